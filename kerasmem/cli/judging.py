@@ -23,7 +23,7 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.from_config import compile_with
-from kerasmem.graph.outputs import as_loss
+from kerasmem.graph.outputs import as_loss, without_preprocessor
 from kerasmem.records import ModelFigures
 from kerasmem.units import format_bytes
 
@@ -107,7 +107,8 @@ def check_judging(model: Any, data: Any, batch_size: int) -> None:
         lambda array: None if array is None else array[:count], tuple(parts.values())
     )
     try:
-        model.evaluate(**fit_arguments(few, count), verbose=0)
+        with without_preprocessor([model]):  # texts were refused before
+            model.evaluate(**fit_arguments(few, count), verbose=0)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(

@@ -97,7 +97,10 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     batch = _batch(model, data, sizes[-1], input_shape)
     # One that cannot be copied has no other forms, nor a file.
     files = {"tolerance": tolerance, "input_shape": input_shape}
-    setup = Setup(clone(model), data, batch, sizes, threads, files)
+    copy = clone(model)
+    if getattr(copy, "preprocessor", None) is not None:
+        copy.preprocessor = None  # the samples are token ids
+    setup = Setup(copy, data, batch, sizes, threads, files)
     figures, runnables = _make(setup, say)
     timed = _time(runnables, setup, say)
     for form, runnable in runnables.items():

@@ -39,7 +39,7 @@ from kerasmem.exporting.interpreters import (
     outputs_of,
 )
 from kerasmem.files.atomic import replacing
-from kerasmem.files.data import sample_count, whole_batch
+from kerasmem.files.data import check_data, sample_count, whole_batch
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
@@ -110,6 +110,7 @@ def export(  # noqa: PLR0913 - the public entry point
     kind = ONNX if is_onnx(path) else scheme
     model = with_named_inputs(model, samples)
     if batch_size is None and samples is not None:
+        check_data(model, samples)
         batch_size = whole_batch(model, samples, sample_count(samples) or 0)
     arguments, arrays = inputs_and_samples(
         model, samples, SAMPLES, batch_size=batch_size, input_shape=input_shape

@@ -88,5 +88,5 @@ def _reason(text: str) -> str:
     """Returns the text without numbers of a run, codes of a terminal, and folders."""
     text = re.sub(r"\x1b\[\d+m", "", text).removeprefix("kerasmem: error: ")
     text = re.sub(r"(?<=[a-z])_\d+\b", "", text)
-    text = re.sub(r"/tmp/[^'\" ]*/", "", text)
+    text = re.sub(r"/[^'\" ]*/", "", text)
     return text.replace("|", "\\|").replace("<", "&lt;").replace("{", "&#123;")
