@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.files.load import first_reason
 from kerasmem.graph.activation_policy import RecomputedSegment
 from kerasmem.graph.calls import Call, Trace, trace, trace_call
@@ -98,6 +98,8 @@ def record(request: Request, how: Framework) -> Record | None:
     shapes = [x.shape for x in part.inputs]
     try:
         traced = trace(request.model, part.batch_size, shapes, opens=forward.opens)
+    except KerasMemError:
+        raise
     except (ValueError, TypeError, RuntimeError) as error:  # depends on the backend
         raise ModelError(
             f"The model {request.model.name!r} does not take inputs of the shapes "
