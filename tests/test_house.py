@@ -44,6 +44,7 @@ FOREIGN = {
     "memory/estimate/scratch.py": {"os"},
     "memory/oom/fitting.py": {"leaf"},
     "memory/pipeline/stages.py": {"value"},
+    "processes/transfer.py": {"layer"},  # a user's layer
 }
 """What `hasattr` may be asked of, by file: nothing that kerasmem itself has made."""
 

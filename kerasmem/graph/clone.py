@@ -73,7 +73,10 @@ def clone(model: Any) -> Any:
         copy = made_of_config(model)
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
-            compile_as(copy, model)
+            lambdas = lambdas_in(model._compile_config.config)
+            settings = settings_of(model.get_compile_config(), objects, lambdas)
+            if not compile_with(copy, settings):
+                set_compiled_attributes(copy, compiled_attributes(model))
     if copy is None:
         copy = reloaded(model)
         restore_lora(model, copy)
@@ -162,19 +165,16 @@ def same_draws(copy: Any, model: Any) -> Any:
     return copy
 
 
-def compile_settings(model: Any) -> dict[str, Any] | None:
+def compile_settings(model: Any, *, complete: bool = True) -> dict[str, Any] | None:
     """Returns fresh arguments for `compile`; None if Keras did not record all."""
-    settings = _recorded_settings(model)
-    return settings if settings and takes(model.compile, settings) else None
-
-
-def _recorded_settings(model: Any) -> dict[str, Any] | None:
     objects = live_objects(model)
     with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
     if not config:
         return None
-    return settings_of(config, objects, lambdas_in(model._compile_config.config))
+    lambdas = lambdas_in(model._compile_config.config)
+    settings = settings_of(config, objects, lambdas)
+    return None if complete and not takes(model.compile, settings) else settings
 
 
 def settings_of(
@@ -190,7 +190,7 @@ def settings_of(
 
 def compile_as(new: Any, model: Any) -> None:
     """Compile `new` as `model` is, with a fresh optimizer; or not, as `model`."""
-    settings = _recorded_settings(model)
+    settings = compile_settings(model, complete=False)
     if settings is not None:
         with keras.saving.custom_object_scope(live_objects(model)):
             if not compile_with(new, settings):

@@ -127,7 +127,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
         load = keras.saving.deserialize_keras_object
         try:
             with ObjectSharingScope():
-                model = _made(sent, jit_compile=jit_compile)
+                model = _model_of(sent, jit_compile=jit_compile)
         except (TypeError, ValueError) as error:
             raise ModelError(
                 "The model cannot be made from its config in another process: "
@@ -160,7 +160,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     return model
 
 
-def _made(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
+def _model_of(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     if sent["config"] is not None:
         # The config comes from a live object of the parent, never from a file.
         return keras.saving.deserialize_keras_object(sent["config"], safe_mode=False)
