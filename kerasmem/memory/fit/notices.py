@@ -165,10 +165,10 @@ class Notices:
 
 
 def _uses_compiled_loss(model: Any) -> bool:
-    """Returns whether a custom `train_step` names `compute_loss`, which is checked."""
+    """Returns whether a custom `train_step` names Keras's or `compute_loss`."""
     code = getattr(type(model).train_step, "__code__", None)
     names = getattr(code, "co_names", ())
-    calls = any("compute_loss" in name for name in names)
+    calls = any("compute_loss" in n or n == "train_step" for n in names)
     return calls and model._compile_loss is not None
 
 
