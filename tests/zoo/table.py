@@ -11,7 +11,6 @@ _HEAD = """# Models
 The kinds of models that kerasmem is tested with, and what works with each. A refusal
 is an error of kerasmem, and the reason is its text. The table below is of TensorFlow.
 {others}
-
     KERAS_BACKEND=tensorflow python -m tests.zoo run zoo.jsonl
     python -m tests.zoo table zoo.jsonl > docs/models.md
 
@@ -55,8 +54,8 @@ def table(results: list[dict[str, Any]]) -> str:
 def _other_backends(results: list[dict[str, Any]]) -> str:
     counts = Counter(row["backend"] for row in results)
     works = Counter(row["backend"] for row in results if row["result"] == WORKS)
-    return "\n".join(
-        f"On {name} {works[name]} of {counts[name]} cells of every fourth kind work."
+    return "".join(
+        f"On {name} {works[name]} of {counts[name]} cells of every fourth kind work.\n"
         for name in ("jax", "torch")
         if counts[name]
     )
@@ -88,5 +87,5 @@ def _reason(text: str) -> str:
     """Returns the text without numbers of a run, codes of a terminal, and folders."""
     text = re.sub(r"\x1b\[\d+m", "", text).removeprefix("kerasmem: error: ")
     text = re.sub(r"(?<=[a-z])_\d+\b", "", text)
-    text = re.sub(r"/[^'\" ]*/", "", text)
+    text = re.sub(r"(?<![\w.])/[^'\" ]*/", "", text)
     return text.replace("|", "\\|").replace("<", "&lt;").replace("{", "&#123;")
