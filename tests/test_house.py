@@ -39,12 +39,11 @@ FOREIGN = {
     "files/data/forms.py": {"value"},
     "files/data/mapped.py": {"mapping"},
     "graph/channels/families/elementwise.py": {"x"},  # an argument of an operation
-    "graph/from_config.py": {"before"},  # a user's layer
+    "graph/from_config.py": {"layer"},  # a user's layer
     "graph/clone.py": {"type(layer)", "value"},  # a user's layer
     "memory/estimate/scratch.py": {"os"},
     "memory/oom/fitting.py": {"leaf"},
     "memory/pipeline/stages.py": {"value"},
-    "processes/transfer.py": {"layer"},  # a user's layer
 }
 """What `hasattr` may be asked of, by file: nothing that kerasmem itself has made."""
 

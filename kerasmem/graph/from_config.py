@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -173,13 +174,39 @@ def copy_saved_state(old: Any, new: Any) -> None:
         is_ours = type(before).load_own_variables.__module__.startswith("kerasmem.")
         if type(before) is not type(after) or shapes[0] != shapes[1] or is_ours:
             continue
-        store: dict[str, Any] = {}
-        before.save_own_variables(store)
-        after.load_own_variables({name: to_numpy(x) for name, x in store.items()})
-        if hasattr(before, "save_assets"):
-            with tempfile.TemporaryDirectory() as folder:
-                before.save_assets(folder)
-                after.load_assets(folder)
+        load_saved_state(after, *saved_state(before))
+
+
+def has_assets(layer: Any) -> bool:
+    """Returns whether a layer saves files, such as an adapted vocabulary."""
+    return hasattr(layer, "save_assets")
+
+
+def saved_state(layer: Any) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
+    """Returns what a layer saves: variables, and the content of files by their path."""
+    store: dict[str, Any] = {}
+    layer.save_own_variables(store)
+    files = {}
+    if has_assets(layer):
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            paths = filter(Path.is_file, Path(folder).rglob("*"))
+            files = {str(x.relative_to(folder)): x.read_bytes() for x in paths}
+    return {name: to_numpy(value) for name, value in store.items()}, files
+
+
+def load_saved_state(
+    layer: Any, store: Mapping[str, np.ndarray], files: Mapping[str, bytes]
+) -> None:
+    """Loads what `saved_state` returned for a layer of the same class."""
+    layer.load_own_variables(dict(store))
+    if has_assets(layer):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            layer.load_assets(folder)
 
 
 def lambdas_in(live: Mapping[str, Any]) -> dict[str, Any]:

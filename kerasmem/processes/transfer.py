@@ -2,7 +2,6 @@
 
 import math
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,20 @@ from kerasmem.graph.activation_policy import apply_policy, policy_settings
 from kerasmem.graph.clone import lambdas_allowed, live_objects
 from kerasmem.graph.from_config import (
     compiled_attributes,
+    has_assets,
     keep_lambdas,
     lambdas_in,
+    load_saved_state,
+    saved_state,
     set_compiled_attributes,
 )
 from kerasmem.graph.full_configs import cause_of, full_configs, kept_arguments
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.lora import enable_lora_inside, lora_inside, note_lora_inside
 from kerasmem.graph.outputs import without_preprocessor
-from kerasmem.graph.values import to_numpy
+
+_PARTS = (keras.Model,)
+"""Arguments of a constructor that are sent as models of their own."""
 
 _DEFAULT_LOSS = "mean_squared_error"
 _SHARED = "shared_object_id"
@@ -70,7 +74,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
         "inside": lora_inside(model),
         "frozen": [n for n, w in enumerate(model.weights) if not w.trainable],
         "activation_policy": policy_settings(model),
-        "states": [_state(layer) for layer in _with_state(model)],
+        "states": [saved_state(layer) for layer in _with_state(model)],
     }
 
 
@@ -89,7 +93,7 @@ def _config_of(model: Any) -> dict[str, Any] | None:
         ):
             return _numbered(keras.saving.serialize_keras_object(model), {})
     except (TypeError, ValueError, NotImplementedError) as error:
-        if _arguments_of(model):
+        if kept_arguments(model, _PARTS):
             return None
         raise ModelError(
             f"The model {model.name!r} cannot go to another process, because its "
@@ -104,10 +108,10 @@ def _arguments_of(model: Any) -> dict[str, Any]:
 
     Empty if one is neither a built model nor plain, or no attribute of its name.
     """
-    kept = kept_arguments(model, (keras.Model,)) or {}
+    kept = kept_arguments(model, _PARTS) or {}
     return {
         name: {"model": pack(value, None, None)}
-        if isinstance(value, keras.Model)
+        if isinstance(value, _PARTS)
         else {"value": value}
         for name, value in kept.items()
     }
@@ -145,7 +149,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
                 f"{_or_analytic(model)}."
             )
         for layer, state in zip(_with_state(model), sent["states"], strict=True):
-            _load_state(layer, *state)
+            load_saved_state(layer, *state)
         for number in sent["frozen"]:
             model.weights[number].trainable = False
         if sent["optimizer"] is not None:
@@ -177,27 +181,8 @@ def _with_state(model: Any) -> list[Any]:
     """Returns the layers with files of their own, such as an adapted vocabulary."""
     preprocessor = getattr(model, "preprocessor", None)  # stays here
     outside = [] if preprocessor is None else sublayers(preprocessor)
-    found = [layer for layer in sublayers(model) if hasattr(layer, "save_assets")]
+    found = filter(has_assets, sublayers(model))
     return [layer for layer in found if layer not in outside]
-
-
-def _state(layer: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
-    store: dict[str, Any] = {}
-    layer.save_own_variables(store)
-    with tempfile.TemporaryDirectory() as folder:
-        layer.save_assets(folder)
-        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    return files, {name: to_numpy(value) for name, value in store.items()}
-
-
-def _load_state(
-    layer: Any, files: Mapping[str, bytes], store: Mapping[str, Any]
-) -> None:
-    layer.load_own_variables(dict(store))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            Path(folder, name).write_bytes(content)
-        layer.load_assets(folder)
 
 
 def send(model: Any, path: Path) -> dict[str, Any]:
