@@ -98,8 +98,9 @@ def check_judging(model: Any, data: Any, batch_size: int) -> None:
     for labels in keras.tree.flatten(parts["y"]):
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "SUO":
             raise DataError(
-                f"Labels are numbers. Received: y of dtype {labels.dtype}. Next: "
-                "number the classes from 0, as in np.unique(y, return_inverse=True)[1]."
+                "Labels are numbers. Received: y with texts such as "
+                f"{str(labels.flat[0])!r}. Next: number the classes from 0, as in "
+                "np.unique(y, return_inverse=True)[1]."
             )
     check_labels(model, tuple(parts.values()), outputs)
     count = size or _odd_count(parts, outputs)

@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = re.compile("OutOfMemoryError|ResourceExhaustedError|MemoryError
 _NO_CAUSE = re.compile(
     r'File "|Detected at node|\[\[\{|\[Op:|Traceback|During handling'
 )
-_LINES, _REASON = 50, 300
+_LINES, _REASON = 50, 1_000
 _LOOK_SECONDS = 0.5
 _SECONDS_TO_END = 30.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}

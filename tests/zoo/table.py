@@ -88,4 +88,6 @@ def _reason(text: str) -> str:
     text = re.sub(r"\x1b\[\d+m", "", text).removeprefix("kerasmem: error: ")
     text = re.sub(r"(?<=[a-z])_\d+\b", "", text)
     text = re.sub(r"(?<![\w.])/[^'\" ]*/", "", text)
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("{", "&#123;")
+    for sign in "|<{]":  # signs of Markdown, HTML, templates and links
+        text = text.replace(sign, f"&#{ord(sign)};")
+    return text

@@ -132,7 +132,7 @@ class Notices:
         self._warn(
             "The losses could not be checked before the batch is split. They are taken "
             "for means or sums over the samples. The check failed with: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"{' '.join(str(error).split())}"
         )
 
     def write(self, report: PostMortem) -> None:
