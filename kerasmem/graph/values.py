@@ -25,10 +25,26 @@ def nbytes(variable: Any) -> int:
 
 
 def held_bytes(model: Any) -> int:
-    """Return the bytes of the variables of a model and of its optimizer, if any."""
-    optimizer = model.optimizer if model.compiled else None
-    held = [*model.variables, *(optimizer.variables if optimizer else ())]
+    """Return the bytes of the variables of a model and of its optimizers, if any."""
+    slots = [v for optimizer in optimizers(model) for v in optimizer.variables]
+    held = [*model.variables, *slots]
     return sum(map(nbytes, {id(variable): variable for variable in held}.values()))
+
+
+def optimizers(model: Any) -> list[Any]:
+    """Return the optimizer of a compiled model, and those of a custom `train_step`."""
+    compiled = [model.optimizer] if model.compiled and model.optimizer else []
+    return [*compiled, *other_optimizers(model).values()]
+
+
+def other_optimizers(model: Any) -> dict[str, Any]:
+    """Return the optimizers in attributes of a model besides `model.optimizer`."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer)
+        and value is not getattr(model, "optimizer", None)  # never compiled
+    }
 
 
 def represents(variable: Any, weight: Any | None) -> None:

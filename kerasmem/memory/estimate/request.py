@@ -11,6 +11,7 @@ import keras
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.trace import Step
 from kerasmem.errors import ConfigError, KerasMemError, ModelError, first_line
+from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
@@ -148,6 +149,13 @@ class Request:
             return None
         return keras.saving.serialize_keras_object(self.model.sampler)
 
+    def builds_optimizer(self) -> bool:
+        """Return whether `fit` makes the slots of `model.optimizer`.
+
+        TensorFlow leaves it alone if the step has other optimizers.
+        """
+        return self.backend != "tensorflow" or not other_optimizers(self.model)
+
     def job(self) -> dict[str, Any]:
         """Return what `request_of` makes the same question of, in another process.
 
@@ -169,9 +177,7 @@ def request_of(job: Mapping[str, Any]) -> Request:
     model = unpack(job["model"], jit_compile=job["jit_compile"])
     if job["sampler"] is not None:
         model.sampler = keras.saving.deserialize_keras_object(job["sampler"])
-    if job["training"]:
-        model.optimizer.build(model.trainable_variables)
-    return Request(
+    request = Request(
         model=model,
         inputs=job["inputs"],
         labels=job["labels"],
@@ -180,6 +186,9 @@ def request_of(job: Mapping[str, Any]) -> Request:
         card=job.get("card"),
         **{name: job[name] for name in _PLAIN},
     )
+    if request.training and request.builds_optimizer():
+        model.optimizer.build(model.trainable_variables)
+    return request
 
 
 def answer_in_child(

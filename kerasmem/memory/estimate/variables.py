@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelError
+from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding, shard_shape
 from kerasmem.records import EstimatePart
@@ -64,15 +65,14 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
 
     Of several devices those of one.
     """
-    model, optimizer, sharding = request.model, request.optimizer, request.sharding
+    model, sharding = request.model, request.sharding
     precision = Precision(model.dtype_policy, request.dtype_policy)
     stored = [_StandIn.of(v, precision.variable_dtype(v)) for v in model.weights]
     for stand_in, variable in zip(stored, model.weights, strict=True):
         stand_in._layout = sharding.layout_of(variable)
     rows = [("parameter", v.path, v.nbytes) for v in stored]
-    if optimizer is not None:
-        trained = [v for v in stored if v.trainable]
-        slots = optimizer_slots(optimizer, trained, request.backend, sharding)
+    if request.optimizer is not None:
+        slots = _slots(request, [v for v in stored if v.trainable])
         rows += [
             ("optimizer_state", slot.variable or "", slot.nbytes) for slot in slots
         ]
@@ -91,6 +91,28 @@ class Slot(NamedTuple):
     name: str
     variable: str | None
     nbytes: int
+
+
+def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
+    """Return the slots of the optimizer, or of all optimizers of a custom step.
+
+    Each optimizer in an attribute of the model trains a part of the weights. Which part
+    is not known before the step runs, so the one with the largest slots is counted for
+    all weights.
+    """
+
+    def slots(optimizer: Any) -> list[Slot]:
+        return optimizer_slots(optimizer, variables, request.backend, request.sharding)
+
+    own = slots(request.optimizer)
+    is_own = request.optimizer is request.model.optimizer
+    others = other_optimizers(request.model).values() if is_own else ()
+    if not others:
+        return own
+    largest = max(
+        map(slots, others), key=lambda parts: sum(slot.nbytes for slot in parts)
+    )
+    return own + largest if request.builds_optimizer() else largest
 
 
 def optimizer_slots(

@@ -9,6 +9,7 @@ import keras
 from kerasmem.errors import KerasMemWarning, without_config
 from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.request import has_own_step
 from kerasmem.records import PostMortem, Remedy
 from kerasmem.units import format_bytes
@@ -27,7 +28,7 @@ def stateful_layers(model: Any) -> list[str]:
 
 def smaller_batches(model: Any) -> Remedy | None:
     """Return what to do instead if batches cannot be split, None if they can."""
-    optimizers = _other_optimizers(model)
+    optimizers = other_optimizers(model)
     if optimizers:
         return Remedy(
             name="smaller batches",
@@ -44,15 +45,6 @@ def smaller_batches(model: Any) -> Remedy | None:
         "of the batch that the model was made for, so a batch cannot go in parts; make "
         "the model for a smaller one",
     )
-
-
-def _other_optimizers(model: Any) -> list[str]:
-    return [
-        name
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-        and value is not model.optimizer
-    ]
 
 
 class Notices:

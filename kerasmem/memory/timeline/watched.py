@@ -9,7 +9,7 @@ import keras
 
 from kerasmem.backends.profile import Followed, Storage
 from kerasmem.graph.layers import own_variables, sublayers
-from kerasmem.graph.values import nbytes
+from kerasmem.graph.values import nbytes, optimizers
 from kerasmem.records import Block
 
 
@@ -130,8 +130,7 @@ def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
             layer = layer_of.get(id(variable), _owner(variable.path))
             is_trained = id(variable) in trained
             yield _known(variable, layer, "parameter", is_trained=is_trained), variable
-    optimizer = _optimizer(model)
-    for variable in optimizer.variables if optimizer else ():
+    for variable in (v for each in optimizers(model) for v in each.variables):
         if id(variable) not in seen:
             seen.add(id(variable))
             layer = _layer_of_slot(variable, model.trainable_variables, layer_of)
@@ -175,13 +174,9 @@ def _layer_of_slot(
     return layer_of.get(id(longest))
 
 
-def _optimizer(model: Any) -> Any | None:
-    # Of a model that was never compiled it is no attribute.
-    return model.optimizer if model.compiled else None
-
-
 def _optimizers(model: Any) -> Iterator[Any]:
-    inner = _optimizer(model)
+    # Of a model that was never compiled it is no attribute.
+    inner = model.optimizer if model.compiled else None
     while inner is not None:
         yield inner
         yield from getattr(inner, "optimizers", ())

@@ -83,6 +83,18 @@ def test_a_step_with_several_optimizers_is_not_split(monkeypatch):
     assert np.isfinite(history.history["d_loss"]).all()
 
 
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX's guide has no GAN")
+def test_the_state_of_several_optimizers_is_that_of_training():
+    model = gan()
+    estimated = km.estimate_memory(model, 24, data=X).by_category()
+    model.fit(X, batch_size=24, verbose=0)
+    optimizers = [model.optimizer, model.d_optimizer, model.g_optimizer]
+    kept = [v for each in optimizers for v in each.variables]
+    measured = sum(keras.ops.size(v) * np.dtype(v.dtype).itemsize for v in kept)
+    # The rate and the number of steps, of each optimizer, are eight bytes each at most.
+    assert abs(estimated["optimizer_state"] - int(measured)) <= 3 * 16
+
+
 def test_a_limit_that_cannot_be_applied_is_reported_before_training(monkeypatch):
     def fail(*_, **__):
         raise ModelError("no estimate.")

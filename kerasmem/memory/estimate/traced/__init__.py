@@ -8,8 +8,10 @@ import keras
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import has_graph, sublayers
+from kerasmem.memory.estimate.inputs import symbolic_batch
 from kerasmem.memory.estimate.request import Request, answer_in_child
 from kerasmem.memory.estimate.traced import on_tensorflow, on_torch, on_xla
+from kerasmem.memory.timeline import watched
 from kerasmem.records import MemoryEstimate
 
 
@@ -70,6 +72,10 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         # A layer may forbid it: Keras says so itself, but only where the device is.
         compiled = tracer().compiles_on_gpu(sublayers(request.model))
         request = replace(request, jit_compile=compiled)
+    if request.training and not request.builds_optimizer():
+        # The first trace makes the slots of the optimizers that the step has.
+        followed, batch = watched(request.model)[1], symbolic_batch(request)
+        tracer().step_graph(followed, batch, step=request.step, on_gpu=False)
     if request.backend == "jax" or (request.backend == "tensorflow" and compiled):
         return on_xla.estimate_in_process(request)
     by_graph = on_torch if request.backend == "torch" else on_tensorflow

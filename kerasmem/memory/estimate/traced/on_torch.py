@@ -9,7 +9,7 @@ import keras
 from kerasmem.backends.profile import MemoryEvent
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ModelError
-from kerasmem.graph.values import nbytes
+from kerasmem.graph.values import nbytes, other_optimizers
 from kerasmem.memory import program as pg
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
 from kerasmem.memory.estimate.request import Request
@@ -80,6 +80,9 @@ def _live(
     found: list[tuple[int, Sequence[MemoryEvent], Program]] = []
     with tracer().Life(fake=fake) as life:
         model = unpack(parcel, jit_compile=False)
+        if request.training and other_optimizers(model):
+            # `fit` builds this one too, and the step may not use it.
+            model.optimizer.build(model.trainable_variables)
         for _ in range(2):
             # Torch frees what is in a cycle only when Python collects it, and how often
             # that is depends on how many objects the process has: it is to see none.
