@@ -105,13 +105,12 @@ def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
         return optimizer_slots(optimizer, variables, request.backend, request.sharding)
 
     own = slots(request.optimizer)
-    is_own = request.optimizer is request.model.optimizer
-    others = other_optimizers(request.model).values() if is_own else ()
+    model = request.model
+    is_own = model.compiled and request.optimizer is model.optimizer
+    others = other_optimizers(model).values() if is_own else ()
     if not others:
         return own
-    largest = max(
-        map(slots, others), key=lambda parts: sum(slot.nbytes for slot in parts)
-    )
+    largest = max(map(slots, others), key=lambda each: sum(s.nbytes for s in each))
     return own + largest if request.builds_optimizer() else largest
 
 
