@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
-from tests.zoo.row import WORKS
+from tests.zoo.row import OF_KERAS, WORKS
 
 _HEAD = """# Models
 
@@ -54,11 +54,18 @@ def table(results: list[dict[str, Any]]) -> str:
 def _other_backends(results: list[dict[str, Any]]) -> str:
     counts = Counter(row["backend"] for row in results)
     works = Counter(row["backend"] for row in results if row["result"] == WORKS)
-    return "".join(
-        f"On {name} {works[name]} of {counts[name]} cells of every fourth kind work.\n"
-        for name in ("jax", "torch")
-        if counts[name]
-    )
+    lines = []
+    for name in ("jax", "torch"):
+        refused = [r for r in results if r["backend"] == name and r["result"] != WORKS]
+        kinds = {r["kind"] for r in refused if r["result"].startswith(OF_KERAS)}
+        if counts[name]:
+            lines.append(
+                f"On {name} {works[name]} of {counts[name]} cells of every fourth kind "
+                "work."
+            )
+        if kinds:
+            lines.append(f"Keras itself cannot train there: {', '.join(kinds)}.")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _errors(rows: list[dict[str, Any]]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.zoo.kinds import KINDS
-from tests.zoo.row import DEFECT, run_cell
+from tests.zoo.row import DEFECT, OF_KERAS, run_cell
 from tests.zoo.table import table
 from tests.zoo.verbs import VERBS
 
@@ -39,6 +39,7 @@ def test_the_page_counts_cells_and_lists_refusals_with_their_reasons():
         ("tensorflow", "b", "Prune", "No 'b_7' in '/tmp/xyz/m.keras'.", None),
         ("tensorflow", "b", dynamic, "works", 0.125),
         ("jax", "a", "Prune", "works", None),
+        ("jax", "texts", "Prune", f"{OF_KERAS}TypeError: no texts", None),
     ]
     names = ("backend", "kind", "verb", "result", "error")
     page = table([dict(zip(names, cell, strict=True)) for cell in cells])
@@ -46,4 +47,5 @@ def test_the_page_counts_cells_and_lists_refusals_with_their_reasons():
     assert "| all | 2 | 1 |" in page
     assert "| b | Prune | No 'b' in 'm.keras'. |" in page
     assert "| b | int8-dynamic | 12.5% |" in page
-    assert "On jax 1 of 1 cells" in page
+    assert "On jax 1 of 2 cells" in page
+    assert "Keras itself cannot train there: texts." in page
