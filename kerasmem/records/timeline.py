@@ -89,6 +89,10 @@ class Timeline:
             phase and category to keep the file small; 0 if every block is here.
         lost_events: number of events that the profiler told of but that are left out,
             because others between them and the rest are missing; 0 if none is.
+
+    Example:
+        >>> Timeline("cpu", "simulation", 0, 1, 64, (0, 5), (96, 64), (), (), ())
+        Timeline('cpu', 'simulation', first_step=0, steps=1, peak_bytes=96, blocks=0)
     """
 
     allocator: str
@@ -103,6 +107,14 @@ class Timeline:
     blocks: tuple[Block, ...]
     folded: int = 0
     lost_events: int = 0
+
+    def __repr__(self) -> str:
+        # The fields of a real step are a million characters long.
+        return (
+            f"Timeline({self.allocator!r}, {self.source!r}, "
+            f"first_step={self.first_step}, steps={self.steps}, "
+            f"peak_bytes={self.peak_bytes}, blocks={len(self.blocks)})"
+        )
 
     @property
     def peak_event(self) -> int | None:
