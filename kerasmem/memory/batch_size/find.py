@@ -26,7 +26,7 @@ from kerasmem.memory.batch_size.trial import (
     limit_in_bytes,
     ran_out_of_memory,
 )
-from kerasmem.memory.estimate.checks import check_model
+from kerasmem.memory.estimate.checks import built_model
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
 from kerasmem.memory.estimate.planned.cards import usable_bytes
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
@@ -98,7 +98,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         >>> int(find_batch_size(model, "8GiB", optimizer="sgd"))  # doctest: +SKIP
         8192
     """
-    check_model(model)
+    model = built_model(model, input_shape, data)
     if type(largest) is not int or largest < 1:
         raise ConfigError(
             f"`largest` is a number of samples from 1. Received: {largest=}."

@@ -97,7 +97,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         data=data,
     )
     if method == "auto":
-        method = "traced" if own_graph(model) is None else "analytic"
+        method = "traced" if own_graph(request.model) is None else "analytic"
     return METHODS[method](request)
 
 
@@ -116,7 +116,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     generate: int | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""
-    checks.check_model(model)
+    model = checks.built_model(model, input_shape, data)
     checks.check_batch_size(batch_size)
     backend = keras.backend.backend() if backend is None else backend
     checks.check_choice("backend", backend, checks.BACKENDS)
