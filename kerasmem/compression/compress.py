@@ -46,6 +46,7 @@ from kerasmem.files.data import (
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import compile_as
+from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
@@ -198,7 +199,6 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     if by_file is not None and validation_data is not None:
         must = low_memory is True
         by_file = by_file if can_go_by_layers(by_file, custom_objects, must) else None
-    fit = _fit_arguments(data, epochs, batch_size)
     is_model = isinstance(model_or_path, keras.Model)
     evaluated = isinstance(job, Request) or any(v is not None for v in asks.values())
     with (
@@ -216,7 +216,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         size_of = partial(needed_batch, original, batch_size=batch_size)
         parts = _in_batches(job, size_of, (data, validation_data))
         data, validation_data = parts
-        fit = _fit_arguments(data, epochs, batch_size)
+        fit = _fit_arguments(original, data, epochs, batch_size)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
@@ -258,11 +258,14 @@ def _in_pieces(
     return None
 
 
-def _fit_arguments(data: Any, epochs: int, batch_size: int) -> dict[str, Any]:
+def _fit_arguments(
+    model: Any, data: Any, epochs: int, batch_size: int
+) -> dict[str, Any]:
     if epochs:
         check_ends(data, "fine-tuning")
     fit = {} if data is None else fit_arguments(data, batch_size)
-    if epochs and is_array_data(data) and fit.get("y") is None:
+    lacks_labels = is_array_data(data) and fit.get("y") is None
+    if epochs and lacks_labels and model.loss is not None and not has_own_step(model):
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
     return fit
 

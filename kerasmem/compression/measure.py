@@ -29,6 +29,7 @@ from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.clone import to_read
 from kerasmem.graph.input_shapes import fixed_batch
+from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
@@ -77,7 +78,10 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
         return {}
     check_ends(data, "the evaluation")
     arguments = fit_arguments(data, batch_size)
-    if sample_count(data) is not None and first_samples(data).get("y") is None:
+    lacks_labels = (
+        sample_count(data) is not None and first_samples(data).get("y") is None
+    )
+    if lacks_labels and not has_own_step(model, "test_step"):
         return {}
     if is_offloaded(model):
         found = evaluate_by_layers(model, data, batch_size)

@@ -309,6 +309,11 @@ def has_weights(model: Any) -> bool:
     return bool(parts) and all(part.built for part in parts)
 
 
+def has_own_step(model: Any, step: str = "train_step") -> bool:
+    """Return whether the class of a model overrides `train_step`, or `test_step`."""
+    return getattr(type(model), step) is not getattr(keras.Model, step)
+
+
 def check_built(model: Any) -> None:
     """Raise unless `model` is a model that has its weights.
 

@@ -18,9 +18,9 @@ from kerasmem.graph.input_shapes import (
     open_lengths,
     with_lengths,
 )
-from kerasmem.graph.layers import own_graph
+from kerasmem.graph.layers import has_own_step, own_graph
 from kerasmem.memory.estimate.generation import generated_shapes
-from kerasmem.memory.estimate.request import Input, Request, has_own_step
+from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.program import Tensor
 from kerasmem.memory.timeline import Watched
 

@@ -11,6 +11,7 @@ import keras
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.trace import Step
 from kerasmem.errors import ConfigError, KerasMemError, ModelError, first_line
+from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
 from kerasmem.processes import ON_THE_CPU, run_in_child
@@ -219,11 +220,6 @@ def answer_job(job: Mapping[str, Any]) -> dict[str, str]:
     module, request = importlib.import_module(job["module"]), request_of(job)
     with custom_step_errors(request):
         return {"estimate": module.estimate_in_process(request).to_json()}
-
-
-def has_own_step(model: Any) -> bool:
-    """Return whether the class of a model overrides `train_step`."""
-    return type(model).train_step is not keras.Model.train_step
 
 
 @contextmanager

@@ -8,9 +8,8 @@ import keras
 
 from kerasmem.errors import KerasMemWarning, without_config
 from kerasmem.files.run_dir import add_post_mortem
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import has_own_step, sublayers
 from kerasmem.graph.values import other_optimizers
-from kerasmem.memory.estimate.request import has_own_step
 from kerasmem.records import PostMortem, Remedy
 from kerasmem.units import format_bytes
 

@@ -9,10 +9,10 @@ from typing import Any
 from kerasmem.backends import device_kind
 from kerasmem.backends.steps import Steps
 from kerasmem.errors import ConfigError
+from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.estimate.request import has_own_step
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.records import MemoryEstimate

@@ -1,0 +1,77 @@
+"""Fine-tuning and judging of models that train on inputs alone."""
+
+import keras
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.errors import DataError
+from tests.train_steps import BACKEND, update
+
+X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("test_without_labels")
+class Autoencoder(keras.Model):
+    """Both steps take inputs alone, as in Keras's guide of the VAE."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner, self.outer = keras.layers.Dense(3), keras.layers.Dense(6)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def call(self, x):
+        return self.outer(self.inner(x))
+
+    def _loss(self, x):
+        return keras.ops.mean(keras.ops.square(self(x) - x))
+
+    def train_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        loss = update(self.optimizer, self.trainable_variables, lambda: self._loss(x))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        self.tracker.update_state(self._loss(x))
+        return {"loss": self.tracker.result()}
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a step of JAX takes the state")
+def test_steps_of_the_models_own_take_inputs_alone():
+    model = Autoencoder()
+    model.compile("adam")
+    model(X[:1])
+    model.fit(X, epochs=2, verbose=0)
+    result = km.compress(
+        model, km.Prune(0.5), data=X, validation_data=X, fine_tune_epochs=3
+    )
+    metrics = result.report.before.metrics
+    assert metrics == pytest.approx(model.evaluate(X, verbose=0, return_dict=True))
+    pruned, _ = km.Prune(0.5).applied(model)
+    pruned.compile("adam")
+    untrained = pruned.evaluate(X, verbose=0, return_dict=True)
+    assert result.report.after.metrics["loss"] < untrained["loss"]
+
+
+def test_a_loss_inside_the_model_takes_no_labels():
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(6, activity_regularizer="l2")(inputs)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam")
+    result = km.compress(model, km.Prune(0.5), data=X, fine_tune_epochs=1)
+    before = keras.ops.convert_to_numpy(model.layers[-1].kernel)
+    after = keras.ops.convert_to_numpy(result.model.layers[-1].kernel)
+    assert (after[after != 0] != before[after != 0]).any()
+
+
+def test_a_loss_of_labels_still_needs_them():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+    model.compile("adam", "mse")
+    with pytest.raises(DataError, match="Fine-tuning needs labels"):
+        km.compress(model, km.Prune(0.5), data=X, fine_tune_epochs=1)
