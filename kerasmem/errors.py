@@ -271,6 +271,8 @@ def first_line(text: str) -> str:
         ('No', 'Exception encountered when calling A.call(). No')
         >>> first_line("It was made\nof wood.\nand so on")
         'It was made of wood.'
+        >>> first_line("No shape. Error encountered:\n\nIt has no call.")
+        'No shape. Error encountered: It has no call.'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     count = 2 if lines and lines[0].startswith(IN_CALL) else 1
@@ -280,7 +282,8 @@ def first_line(text: str) -> str:
 
 
 def _goes_on(line: str, after: str) -> bool:
-    return after[0].islower() and not line.endswith((".", ":"))
+    is_cut = after[0].islower() and not line.endswith((".", ":"))
+    return is_cut or line.endswith("encountered:")
 
 
 def as_received(value: object) -> str:

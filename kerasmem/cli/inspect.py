@@ -66,9 +66,10 @@ def _layers(options: Namespace) -> tuple[list[Any], int | None]:
     from kerasmem.errors import InputError
     from kerasmem.files.described import described_model
     from kerasmem.graph.activations import layer_activations, peak_activation_bytes
+    from kerasmem.graph.layers import has_weights
 
     with described_model(options.model) as model:
-        if not model.built:
+        if not (model.built or has_weights(model)):
             raise InputError(
                 "The model in the file has no weights yet, so there is nothing to "
                 "show. Before it is saved, call it on a batch or give it an Input. "

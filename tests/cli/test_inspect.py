@@ -129,6 +129,15 @@ class Own(keras.Model):
         return self.high(self.block(inputs))
 
 
+@keras.saving.register_keras_serializable("test_inspect")
+class OfParts(keras.Model):
+    """As a VAE whose `train_step` calls its parts and never the model."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.encoder = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
+
+
 @pytest.mark.one_backend
 def test_a_model_without_a_graph_says_what_is_unknown(kerasmem):
     model = Own(name="own")
@@ -145,6 +154,14 @@ def test_a_model_without_a_graph_says_what_is_unknown(kerasmem):
     assert found["activation_peak_bytes"] is None
     text = kerasmem("inspect own.keras").out
     assert "unknown: the model has no graph" in text
+
+
+@pytest.mark.one_backend
+def test_a_model_of_built_parts_is_shown_though_it_was_never_called(kerasmem):
+    with pytest.warns(UserWarning, match="has not yet been built"):
+        OfParts().save("parts.keras")
+    found = kerasmem("inspect parts.keras --json").json
+    assert found["parameters"] == 18
 
 
 @pytest.mark.one_backend

@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 
 from kerasmem.errors import ConfigError, DataError
@@ -34,6 +35,15 @@ def test_arrays_count_in_full_and_once_more_where_fit_copies_them():
         expected["copies that TensorFlow makes"] = 8000
     assert sizes(data) == expected
     assert inspect_data(data, 10, batches=0).batch_bytes == 400
+
+
+def test_a_sparse_matrix_counts_what_it_stores():
+    x = scipy.sparse.random(60, 40, 0.1, format="csr", dtype="float32", random_state=0)
+    figures = inspect_data((x, np.zeros(60, "float32")), batch_size=6, batches=2)
+    stored = x.nnz * (4 + x.indices.itemsize) + 61 * x.indptr.itemsize
+    assert figures.stages[0].nbytes == stored
+    assert figures.batch_bytes == (stored + 60 * 4) // 10
+    assert figures.measured_batches == 2
 
 
 def test_doubles_are_cast_to_what_keras_trains_in():

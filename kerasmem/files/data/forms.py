@@ -307,7 +307,7 @@ def _taken(part: Any, rows: Any) -> Any:
             return None
         if keras.ops.is_tensor(array):
             return keras.ops.convert_to_numpy(keras.ops.take(array, rows, axis=0))
-        if isinstance(array, np.ndarray) or _is_sparse(array):
+        if isinstance(array, np.ndarray) or is_sparse(array):
             return _dense(array[rows])
         return keras.ops.convert_to_numpy(array)[rows]
 
@@ -335,7 +335,7 @@ def _as_array(value: Any) -> Any:
         return value.to_numpy()
     if hasattr(value, "dense_shape"):  # of TensorFlow
         values, shape = value.values, tuple(map(int, value.dense_shape))
-    elif _is_sparse(value):
+    elif is_sparse(value):
         return value if value.format == "csr" else value.tocsr()
     elif hasattr(value, "todense") and hasattr(value, "indices"):  # of JAX
         values, shape = value.data, value.shape
@@ -349,13 +349,14 @@ def _as_array(value: Any) -> Any:
     return csr_matrix((np.asarray(values), tuple(indices.T)), shape)
 
 
-def _is_sparse(value: Any) -> bool:
+def is_sparse(value: Any) -> bool:
+    """Returns whether a value is a sparse matrix of SciPy."""
     return hasattr(value, "toarray") and hasattr(value, "tocsr")
 
 
 def _dense(value: Any) -> Any:
     value = _as_array(value)
-    return value.toarray() if _is_sparse(value) else value
+    return value.toarray() if is_sparse(value) else value
 
 
 def _named(data: Any) -> dict[str, Any]:

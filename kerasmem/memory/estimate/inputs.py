@@ -73,11 +73,16 @@ def checked_inputs(
     shapes = with_lengths(shapes, input_shape, binding=is_read)
     unknown = open_lengths(shapes)
     if unknown:
+        # A custom step may take other parts than the inputs of the model.
+        shape = (
+            f"input_shape= (--input-shape{once_per_input(shapes)}), without the batch "
+            "axis, or "
+        )
         raise ModelError(
             "The memory depends on the length of every axis of the input. Expected: "
-            f"known lengths. Received: {unknown}. Next: pass input_shape= "
-            f"(--input-shape{once_per_input(shapes)}), without the batch axis, or "
-            "data=, some samples; for a bound, the largest one that occurs."
+            f"known lengths. Received: {unknown}. Next: pass "
+            f"{'' if has_own_step(model) else shape}data=, some samples; for a bound, "
+            "the largest one that occurs."
         )
     tokens = shapes.get("token_ids")
     if generate is not None and tokens not in (None, (generate,)):

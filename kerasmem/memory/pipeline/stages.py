@@ -12,7 +12,7 @@ from kerasmem.backends import tf_data
 from kerasmem.backends.tf_data import AUTOTUNE, DatasetStage
 from kerasmem.errors import DataError
 from kerasmem.files.data import is_array_data
-from kerasmem.files.data.forms import first_samples, named_leaves
+from kerasmem.files.data.forms import first_samples, is_sparse, named_leaves
 from kerasmem.files.data.mapped import mapping_of
 from kerasmem.memory.pipeline.stream import Stream
 from kerasmem.records import PipelineStage
@@ -113,6 +113,9 @@ def array_stages(data: Any) -> Iterator[PipelineStage]:
     cast = copied = 0
     for role, part in first_samples(data).items():
         for name, leaf in named_leaves(part).items():
+            if is_sparse(leaf):
+                yield PipelineStage(f"{role} {name}".strip(), leaf_bytes(leaf))
+                continue
             array = _as_array(leaf)
             yield _array_stage(f"{role} {name}".strip(), array)
             size = _in_floatx(array)
@@ -144,7 +147,12 @@ def held_stages(attributes: Mapping[str, Any]) -> Iterator[PipelineStage]:
 
 def leaf_bytes(parts: Any) -> int:
     """Return the bytes of all arrays in a structure."""
-    leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
+    leaves: list[Any] = []
+    for leaf in keras.tree.flatten(parts):
+        if is_sparse(leaf):
+            leaves += leaf.data, leaf.indices, leaf.indptr
+        elif leaf is not None:
+            leaves.append(leaf)
     return sum(x.nbytes if is_array(x) else np.asarray(x).nbytes for x in leaves)
 
 

@@ -55,6 +55,11 @@ def test_a_failed_step_without_example_data_names_the_argument():
         trial.answer({**job, "limit": 1 << 30, "usable": 1 << 30})
 
 
+def test_open_lengths_of_a_model_with_a_step_of_its_own_are_read_from_samples():
+    with pytest.raises(ModelError, match="unknown shape. Next: pass data=, some"):
+        checked_request(gan(), 4)
+
+
 def weights_of(fit, **options):
     keras.utils.set_random_seed(0)
     model = functional(OwnLoss)
