@@ -121,7 +121,7 @@ def test_a_mask_takes_at_most_an_eighth_of_the_weights_at_rest(backend):
     gradual = Gradual(model, km.Prune(0.5))
     weights = sum(w.nbytes for w in gradual.plan.chosen)
     share = 32 if backend != "torch" else 4
-    assert gradual.mask_bytes == weights / share
+    assert gradual._masks.nbytes == weights / share
     gradual.release()
     # At rest there is no mask at all: it is read off the zeros.
     assert all(v.constraint is None for v in model.trainable_variables)

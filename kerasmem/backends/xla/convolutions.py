@@ -25,15 +25,6 @@ class ConvolutionAxes:
     strides: tuple[int, ...]
     groups: int
 
-    def is_channels_last(self) -> bool:
-        """Return whether the image has its channels behind its other axes.
-
-        Example:
-            >>> ConvolutionAxes((1, 2), 3, 0, (1, 1), 1).is_channels_last()
-            True
-        """
-        return self.image_space == tuple(range(1, len(self.image_space) + 1))
-
 
 def read_axes(instruction: Message) -> ConvolutionAxes | None:
     """Return the axes of a convolution, None of any other `HloInstructionProto`."""

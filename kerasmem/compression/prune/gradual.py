@@ -61,11 +61,6 @@ class Gradual:
         """Return the share of the pruned weights that is zero in the end."""
         return self._weighed(self.plan.sparsities)
 
-    @property
-    def mask_bytes(self) -> int:
-        """Return the bytes that the masks take in the step."""
-        return self._masks.nbytes
-
     def keep_zeros(self) -> None:
         """Mask what is zero already: a training that goes on, a model that is sparse.
 

@@ -5,9 +5,9 @@ import numpy as np
 HALF = np.float32(0.5)
 
 
-def fake_quantized(x, low, high, bits=8, narrow_range=False):
+def fake_quantized(x, low, high, bits=8):
     """Return `x` rounded to a range, and where its gradient passes."""
-    first, last = np.float32(int(narrow_range)), np.float32((1 << bits) - 1)
+    first, last = np.float32(0), np.float32((1 << bits) - 1)
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     width = high - low
     scale = width / (last - first)

@@ -11,11 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.compression.quantize.aware.quantizers import (
-    AllValues,
-    LastValue,
-    MovingAverage,
-)
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.rounding import (
     round_affine,
     round_symmetric,
@@ -29,7 +25,6 @@ from tests.compression.aware.gradient import gradient_of
 from tests.compression.aware.oracle import fake_quantized, moving_average
 
 CHILD = Path(__file__).with_name("tfmot_child.py")
-KINDS = {"LastValue": LastValue, "MovingAverage": MovingAverage, "AllValues": AllValues}
 
 
 @pytest.fixture(scope="module")
@@ -52,69 +47,47 @@ def tfmot(tmp_path_factory):
         return dict(found)
 
 
-def quantizer(name):
-    kind, bits, symmetric, narrow, per_channel, _ = name.split()
-    return KINDS[kind](
-        bits=int(bits),
-        symmetric=symmetric == "1",
-        narrow_range=narrow == "1",
-        axis=-1 if per_channel == "1" else None,
-    )
+def quantizer():
+    """Return the layer with a range of [-6, 6], as tfmot's begins."""
+    own = FakeQuantize(decay=0.999)
+    own.range.assign([-6.0, 6.0])
+    return own
 
 
-def run(name, x):
-    """Return outputs and ends of a quantizer after each batch, from [-6, 6] on."""
-    own = quantizer(name)
-    shape = (x.shape[-1],) if own.axis == -1 else ()
-    ends = tuple(keras.ops.full(shape, value, "float32") for value in (-6.0, 6.0))
-    rows = []
+def run(x):
+    """Return outputs and ends of a quantizer after each batch."""
+    own, rows = quantizer(), []
     for batch in x:
-        y, ends = own(keras.ops.convert_to_tensor(batch), ends)
-        rows.append([to_numpy(part) for part in (y, *ends)])
+        y = own(keras.ops.convert_to_tensor(batch), training=True)
+        rows.append([to_numpy(y), *to_numpy(own.range)])
     return [np.stack(part) for part in zip(*rows, strict=True)]
 
 
-def test_quantizers_are_tfmots_to_the_bit(tfmot):
+def test_the_layer_is_tfmots_quantizer_to_the_bit(tfmot):
     for name, x in batches().items():
-        for part, values in zip(("y", "low", "high"), run(name, x), strict=True):
+        for part, values in zip(("y", "low", "high"), run(x), strict=True):
             expected = tfmot[f"{name} {part}"]
             np.testing.assert_array_equal(values, expected, err_msg=f"{name} {part}")
 
 
 def test_gradients_are_tfmots(tfmot):
     for name, x in batches().items():
-        own = quantizer(name)
-        ends = tfmot[f"{name} low"][0], tfmot[f"{name} high"][0]
-        ends = tuple(map(keras.ops.convert_to_tensor, ends))
-        found = gradient_of(lambda t: keras.ops.square(own.rounded(t, ends)), x[0])  # noqa: B023
+        own = quantizer()
+        own.range.assign([tfmot[f"{name} low"][0], tfmot[f"{name} high"][0]])
+        found = gradient_of(lambda t: keras.ops.square(own(t)), x[0])  # noqa: B023
         expected = tfmot[f"{name} gradient"][0]
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
-def test_quantizers_are_those_of_the_oracle():
+def test_the_layer_is_that_of_the_oracle():
     for name, x in batches().items():
-        own = quantizer(name)
-        if own.symmetric:
-            continue
-        axis = tuple(range(x.ndim - 2)) if own.axis == -1 else None
-        low = high = None
-        for batch, y, found_low, found_high in zip(x, *run(name, x), strict=True):
-            seen = np.minimum(batch.min(axis), 0), np.maximum(batch.max(axis), 0)
-            old = (
-                np.float32(-6) if low is None else low,
-                (np.float32(6) if high is None else high),
-            )
-            if isinstance(own, MovingAverage):
-                low, high = (
-                    moving_average(a, b, 0.999) for a, b in zip(old, seen, strict=True)
-                )
-            elif isinstance(own, AllValues):
-                low, high = np.minimum(old[0], seen[0]), np.maximum(old[1], seen[1])
-            else:
-                low, high = seen
-            np.testing.assert_array_equal(found_low, low, err_msg=name)
-            np.testing.assert_array_equal(found_high, high, err_msg=name)
-            expected, _ = fake_quantized(batch, low, high, own.bits, own.narrow_range)
+        ends = np.float32(-6), np.float32(6)
+        for batch, y, low, high in zip(x, *run(x), strict=True):
+            seen = np.minimum(batch.min(), 0), np.maximum(batch.max(), 0)
+            pairs = zip(ends, seen, strict=True)
+            ends = tuple(moving_average(a, b, 0.999) for a, b in pairs)
+            np.testing.assert_array_equal((low, high), ends, err_msg=name)
+            expected, _ = fake_quantized(batch, *ends)
             np.testing.assert_array_equal(y, expected, err_msg=name)
 
 

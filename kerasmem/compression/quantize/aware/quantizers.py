@@ -1,12 +1,6 @@
-"""Fake quantizers, whose ranges follow what they see in training, and their layers.
+"""Fake quantization, whose range follows what it sees in training, and its layers."""
 
-The three ways to find a range are those of tensorflow-model-optimization, on three
-backends and to the bit.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import keras
@@ -15,7 +9,6 @@ import numpy as np
 from kerasmem.compression.quantize.activations import with_zero
 from kerasmem.compression.quantize.aware.rounding import (
     LEAST,
-    divided,
     nudged,
     round_by_steps,
     round_to_range,
@@ -24,131 +17,6 @@ from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import represents, to_numpy
 
-Ends = tuple[Any, ...]
-"""The lower and the upper end of a range: float32 scalars, or vectors with `axis`."""
-
-
-@dataclass(frozen=True)
-class FakeQuantizer(ABC):
-    """Rounds to the codes of a range that it keeps up to date.
-
-    Args:
-        bits: 2 to 8.
-        symmetric: whether the range is as wide below zero as above.
-        narrow_range: whether the lowest code stays unused.
-        axis: the axis along which every place has a range of its own, if any.
-    """
-
-    _: KW_ONLY
-    bits: int = 8
-    symmetric: bool = False
-    narrow_range: bool = False
-    axis: int | None = None
-
-    def __call__(self, x: Any, ends: Ends, *, training: bool = True) -> Any:
-        """Return `x` rounded, and the ends from now on.
-
-        Args:
-            x: a float tensor.
-            ends: those so far.
-            training: False to leave them as they are.
-        """
-        if training:
-            ends = self.updated(ends, self.seen(x))
-        return self.rounded(x, ends), ends
-
-    def rounded(self, x: Any, ends: Ends) -> Any:
-        """Return `x` rounded to the codes of a range."""
-        low, high = ends
-        return round_to_range(
-            x, low, high, self.bits, narrow_range=self.narrow_range, axis=self.axis
-        )
-
-    def seen(self, x: Any, *, never_negative: bool = False) -> Ends:
-        """Return the ends of the range with zero in it that `x` takes.
-
-        Args:
-            x: a float tensor.
-            never_negative: whether nothing below zero needs to be looked for.
-        """
-        ops = keras.ops
-        x = ops.cast(ops.stop_gradient(x), "float32")
-        axis = None if self.axis is None else self.axis % len(x.shape)
-        others = tuple(i for i in range(len(x.shape)) if i != axis)
-        high = ops.max(x, others)
-        low = ops.zeros_like(high) if never_negative else ops.min(x, others)
-        return self._with_zero(low, high)
-
-    @abstractmethod
-    def updated(self, ends: Ends, seen: Ends) -> Ends:
-        """Return the ends from now on.
-
-        Args:
-            ends: those so far.
-            seen: those of the latest tensor.
-        """
-
-    def _with_zero(self, low: Any, high: Any) -> Ends:
-        if self.symmetric:
-            return _mirrored(low, high, self._ratio)
-        return keras.ops.minimum(low, 0.0), keras.ops.maximum(high, 0.0)
-
-    @property
-    def _ratio(self) -> float:
-        """The lower end of a symmetric range over the upper one, or its inverse."""
-        # There is one code more below zero than above, unless it stays unused.
-        codes = 1 << self.bits
-        return -1.0 if self.narrow_range else -(codes - 2) / codes
-
-
-class LastValue(FakeQuantizer):
-    """Takes the range of the latest tensor; the one that suits weights."""
-
-    def updated(self, ends: Ends, seen: Ends) -> Ends:  # noqa: ARG002
-        """Return `seen`."""
-        return seen
-
-
-@dataclass(frozen=True)
-class MovingAverage(FakeQuantizer):
-    """Takes an average of ranges in which late ones count more; suits activations.
-
-    Args:
-        decay: weight of what was before, in [0, 1).
-    """
-
-    _: KW_ONLY
-    decay: float = 0.999
-
-    def updated(self, ends: Ends, seen: Ends) -> Ends:
-        """Return the ends with a part of the way to `seen` gone."""
-        share = 1.0 - self.decay
-        pairs = zip(ends, seen, strict=True)
-        return tuple(old - (old - new) * share for old, new in pairs)
-
-
-class AllValues(FakeQuantizer):
-    """Takes the range of all that was ever seen."""
-
-    def updated(self, ends: Ends, seen: Ends) -> Ends:
-        """Return ends that hold both."""
-        ops = keras.ops
-        return ops.minimum(ends[0], seen[0]), ops.maximum(ends[1], seen[1])
-
-    def _with_zero(self, low: Any, high: Any) -> Ends:
-        if self.symmetric:
-            # The upper end from the new lower one: a last bit may be another one.
-            low, _ = _mirrored(low, high, self._ratio)
-            _, high = _mirrored(low, high, self._ratio)
-        return keras.ops.minimum(low, 0.0), keras.ops.maximum(high, 0.0)
-
-
-def _mirrored(low: Any, high: Any, ratio: float) -> Ends:
-    """Return a range that is wider on one side, if need be, to be symmetric."""
-    ops = keras.ops
-    return ops.minimum(low, divided(high, ratio)), ops.maximum(high, low * ratio)
-
-
 _FIRST, _LAST = 0, 255
 
 
@@ -156,8 +24,10 @@ _FIRST, _LAST = 0, 255
 class FakeQuantize(keras.layers.Layer):
     """Rounds its inputs to the 256 codes of a range that follows them in training.
 
-    The range begins as that of the first batch that is not all zero; until then every
-    batch has its own. Zero is in it, with a code of its own. In inference it stays.
+    It is `MovingAverageQuantizer` of tensorflow-model-optimization, equal to the bit in
+    float32. The range begins as that of the first batch that is not all zero; until
+    then every batch has its own. Zero is in it, with a code of its own. In inference it
+    stays.
 
     Args:
         decay: weight of what was before in the moving average of the ends, in [0, 1).
@@ -186,7 +56,6 @@ class FakeQuantize(keras.layers.Layer):
         self.supports_masking = True
         self.decay, self.learned = decay, learned
         self.never_negative, self.tensors = never_negative, list(tensors)
-        self._quantizer = MovingAverage(decay=decay)
         self.range = self.add_weight(
             (2,),
             "zeros",
@@ -220,17 +89,15 @@ class FakeQuantize(keras.layers.Layer):
         """Return `inputs` rounded, in their own dtype."""
         ops = keras.ops
         before = now = ops.convert_to_tensor(self.range)
-        seen = ops.stack(
-            self._quantizer.seen(inputs, never_negative=self.never_negative)
-        )
+        seen = self._seen(inputs)
         if training and not self.learned:
-            (now,) = self._quantizer.updated((before,), (seen,))
+            now = before - (before - seen) * (1.0 - self.decay)
         now = ops.where(ops.equal(*ops.unstack(before, 2)), seen, now)
         if training:
             self.range.assign(_unless_empty(inputs, now, before))
         low, high = ops.unstack(now, 2)
         if self.change is None:
-            return self._quantizer.rounded(inputs, (low, high))
+            return round_to_range(inputs, low, high)
         start, stop, step = nudged(low, high, _FIRST, _LAST)
         rounded = round_by_steps(
             ops.cast(inputs, "float32"),
@@ -241,6 +108,15 @@ class FakeQuantize(keras.layers.Layer):
             _entries(inputs),
         )
         return ops.cast(rounded, inputs.dtype)
+
+    def _seen(self, x: Any) -> Any:
+        """Return the ends of the range with zero in it that a tensor takes."""
+        ops = keras.ops
+        x = ops.cast(ops.stop_gradient(x), "float32")
+        high = ops.maximum(ops.max(x), 0.0)
+        if self.never_negative:
+            return ops.stack((ops.zeros_like(high), high))
+        return ops.stack((ops.minimum(ops.min(x), 0.0), high))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

@@ -69,15 +69,7 @@ def round_to_type(x: Any, dtype: str) -> Any:
     return _straight_through(lambda x: ops.cast(ops.cast(x, dtype), "float32"), x)
 
 
-def round_to_range(
-    x: Any,
-    low: Any,
-    high: Any,
-    bits: int = 8,
-    *,
-    narrow_range: bool = False,
-    axis: int | None = None,
-) -> Any:
+def round_to_range(x: Any, low: Any, high: Any, bits: int = 8) -> Any:
     """Return floats cut off at a range and rounded to its codes.
 
     The range is moved a little, so that zero gets a code of its own. What is inside of
@@ -86,25 +78,17 @@ def round_to_range(
 
     Args:
         x: of any float type and shape; the arithmetic is float32.
-        low: lower end, at most 0; a float32 scalar, or a vector with `axis`.
-        high: upper end, at least 0, likewise. Where both are 0 all becomes 0.
+        low: lower end, at most 0, a float32 scalar.
+        high: upper end, at least 0. Where both are 0 all becomes 0.
         bits: 2 to 8.
-        narrow_range: whether the lowest code stays unused.
-        axis: the axis along which every place has a range of its own, if any.
     """
     ops = keras.ops
     exact = ops.cast(x, "float32")
     if backends.current().fuses_fake_quantization:
         # One operation of its own: quicker there than the dozen below.
-        rounded = keras.quantizers.fake_quant_with_min_max_vars(
-            exact, low, high, bits, narrow_range, axis
-        )
+        rounded = keras.quantizers.fake_quant_with_min_max_vars(exact, low, high, bits)
         return ops.cast(rounded, x.dtype)
-    if axis is not None:
-        shape = [1] * len(x.shape)
-        shape[axis] = -1
-        low, high = ops.reshape(low, shape), ops.reshape(high, shape)
-    codes = nudged(low, high, int(narrow_range), (1 << bits) - 1)
+    codes = nudged(low, high, 0, (1 << bits) - 1)
     return ops.cast(_rounded_to_codes(exact, *codes), x.dtype)
 
 
