@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem.cli.command import say
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, DataError, as_received
 from kerasmem.files.contents import file_size
 from kerasmem.files.data import (
     check_data,
@@ -23,6 +23,7 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.from_config import compile_with
+from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import as_loss, without_preprocessor
 from kerasmem.records import ModelFigures
 from kerasmem.units import format_bytes
@@ -88,18 +89,18 @@ def check_judging(model: Any, data: Any, batch_size: int) -> None:
     size = needed_batch(model, data, batch_size)
     outputs = outputs_on(model, sample_inputs(data, size or 1))
     parts = {k: part for k, part in first_samples(data).items() if part is not None}
-    if "y" not in parts:
+    if "y" not in parts and not has_own_step(model, "test_step"):
         raise DataError("The data has no labels, and judging a model takes them.")
     if not model.compiled:
         raise ConfigError(
             "The model was loaded without a loss. Next: name one with --loss, and what "
             "to measure with --metric."
         )
-    for labels in keras.tree.flatten(parts["y"]):
+    for labels in keras.tree.flatten(parts.get("y")):
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "SUO":
             raise DataError(
-                "Labels are numbers. Received: y with texts such as "
-                f"{str(labels.flat[0])!r}. Next: number the classes from 0, as in "
+                f"Labels are numbers. Received: y with {as_received(labels.flat[0])}. "
+                "Next: number the classes from 0, as in "
                 "np.unique(y, return_inverse=True)[1]."
             )
     check_labels(model, tuple(parts.values()), outputs)

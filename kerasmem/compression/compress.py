@@ -1,9 +1,9 @@
 """The one verb: a model in, a smaller model and its report out."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,14 @@ from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.written import written
-from kerasmem.errors import ConfigError, DataError, KerasMemWarning
+from kerasmem.errors import (
+    ConfigError,
+    DataError,
+    KerasMemError,
+    KerasMemWarning,
+    first_line,
+    text_of,
+)
 from kerasmem.files.contents import FileSize
 from kerasmem.files.data import (
     check_data,
@@ -221,7 +228,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects)
-        done = job.run(original, context, coding, validation_data)
+        with _labels_named(bool(epochs) and _lacks_labels(data, fit)):
+            done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
         stage("writing the file")
@@ -264,10 +272,33 @@ def _fit_arguments(
     if epochs:
         check_ends(data, "fine-tuning")
     fit = {} if data is None else fit_arguments(data, batch_size)
-    lacks_labels = is_array_data(data) and fit.get("y") is None
-    if epochs and lacks_labels and model.loss is not None and not has_own_step(model):
+    if epochs and _lacks_labels(data, fit) and not _trains_without_labels(model):
         raise DataError("Fine-tuning needs labels: give data=(x, y).")
     return fit
+
+
+def _lacks_labels(data: Any, fit: Mapping[str, Any]) -> bool:
+    return data is not None and is_array_data(data) and fit.get("y") is None
+
+
+def _trains_without_labels(model: Any) -> bool:
+    """Return whether a model may: by a step of its own, or losses of its layers."""
+    return model.loss is None or has_own_step(model)
+
+
+@contextmanager
+def _labels_named(lacks_labels: bool) -> Iterator[None]:  # noqa: FBT001
+    """Raise a `DataError` for an error of training that missing labels explain."""
+    try:
+        yield
+    except Exception as error:
+        if not lacks_labels or isinstance(error, KerasMemError):
+            raise
+        raise DataError(
+            "Fine-tuning without labels failed. Received: "
+            f"{type(error).__name__}: {first_line(text_of(error))} Next: give "
+            "data=(x, y) if the model's loss or `train_step` takes labels."
+        ) from error
 
 
 def _timing(

@@ -86,8 +86,13 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     if is_offloaded(model):
         found = evaluate_by_layers(model, data, batch_size)
     else:
-        with without_preprocessor([model]):  # texts were refused before
-            found = model.evaluate(**arguments, verbose=0, return_dict=True)
+        try:
+            with without_preprocessor([model]):  # texts were refused before
+                found = model.evaluate(**arguments, verbose=0, return_dict=True)
+        except Exception:
+            if lacks_labels:  # which this `test_step` takes
+                return {}
+            raise
     return in_order(model, found)
 
 

@@ -39,11 +39,19 @@ def optimizers(model: Any) -> list[Any]:
 
 def other_optimizers(model: Any) -> dict[str, Any]:
     """Return the optimizers in attributes of a model besides `model.optimizer`."""
+    own = getattr(model, "optimizer", None)  # missing if it was never compiled
+    held: dict[str, Any] = {}
+    for name, value in vars(model).items():
+        if isinstance(value, dict):
+            held |= {f"{name}[{key!r}]": part for key, part in value.items()}
+        elif isinstance(value, (list, tuple)):
+            held |= {f"{name}[{key}]": part for key, part in enumerate(value)}
+        else:
+            held[name] = value
     return {
         name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-        and value is not getattr(model, "optimizer", None)  # never compiled
+        for name, value in held.items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not own
     }
 
 

@@ -110,7 +110,7 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         ),
         (
             "evaluate model.keras --data strings.npz",
-            "numbers. Received: y with texts such as 'cat'",
+            "numbers. Received: y with 'cat' of type str",
         ),
         ("run model.keras", "The script is no Python. Expected: a training script"),
         ("run notes.txt", "The script is no Python."),

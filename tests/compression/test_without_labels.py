@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.errors import DataError
+from kerasmem.errors import DataError, KerasMemWarning
 from tests.train_steps import BACKEND, update
 
 X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
@@ -68,6 +68,37 @@ def test_a_loss_inside_the_model_takes_no_labels():
     before = keras.ops.convert_to_numpy(model.layers[-1].kernel)
     after = keras.ops.convert_to_numpy(result.model.layers[-1].kernel)
     assert (after[after != 0] != before[after != 0]).any()
+
+
+class Labeled(Autoencoder):
+    """Its steps take labels, as most of the guides write them."""
+
+    def train_step(self, data):
+        x, _ = data
+        return super().train_step(x)
+
+    def test_step(self, data):
+        x, _ = data
+        return super().test_step(x)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a step of JAX takes the state")
+def test_steps_that_take_labels_say_so():
+    model = Labeled()
+    model.compile("adam")
+    model(X[:1])
+    with pytest.raises(
+        DataError, match="without labels failed. Received: .* give data"
+    ):
+        km.compress(model, km.Prune(0.5), data=X, fine_tune_epochs=1)
+    with pytest.warns(KerasMemWarning, match="validation_data has no labels"):
+        km.compress(model, km.Prune(0.5), validation_data=X)
+
+
+def test_without_data_nothing_is_asked():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+    model.compile("adam", "mse")
+    assert km.compress(model, km.Prune(0.5)).report.after.nonzero == 18
 
 
 def test_a_loss_of_labels_still_needs_them():

@@ -14,13 +14,13 @@ from tests.zoo.verbs import VERBS, CommandError, WrongResultError
 
 WORKS = "works"
 DEFECT = "DEFECT"
-OF_KERAS = "Keras cannot train this model on this backend: "
+OF_KERAS = "Keras cannot run this model on this backend: "
 
 
 def run_cell(kind: str, verb: str) -> tuple[str, float | None]:
     """Returns "works", the refusal, or a text that begins with "DEFECT".
 
-    An error of another kind is no defect if `model.fit` raises on this backend, too.
+    An error of another kind is no defect if Keras's `fit` and `predict` raise, too.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -38,7 +38,7 @@ def run_cell(kind: str, verb: str) -> tuple[str, float | None]:
         except WrongResultError as error:
             return f"{DEFECT} wrong result: {error}", None
         except Exception as error:  # noqa: BLE001 - every other error is a defect
-            if reason := _error_of_fit(kind):
+            if reason := _error_of_keras(kind):
                 return f"{OF_KERAS}{reason}", None
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())[:300]
@@ -46,14 +46,20 @@ def run_cell(kind: str, verb: str) -> tuple[str, float | None]:
             return f"{DEFECT} {type(error).__name__}: {text} ({place})", None
 
 
-def _error_of_fit(kind: str) -> str | None:
-    """Returns the error of training this kind by Keras alone, None if it trains."""
-    case = build(kind)
-    try:
-        case.model.fit(case.x, case.y, verbose=0)
-    except Exception as error:  # noqa: BLE001 - whatever Keras raises
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return None
+def _error_of_keras(kind: str) -> str | None:
+    """Returns the error if Keras can neither train nor run this kind, else `None`."""
+    case, reason = build(kind), None
+    for call, arguments in (
+        (case.model.fit, (case.x, case.y)),
+        (case.model.predict, (case.x,)),
+    ):
+        try:
+            call(*arguments, batch_size=8, verbose=0)
+        except Exception as error:  # noqa: BLE001 - whatever Keras raises
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        else:
+            return None
+    return reason
 
 
 def run_row(kind: str, verbs: list[str], results: Path) -> None:

@@ -64,7 +64,7 @@ def _other_backends(results: list[dict[str, Any]]) -> str:
                 "work."
             )
         if kinds:
-            lines.append(f"Keras itself cannot train there: {', '.join(kinds)}.")
+            lines.append(f"Keras itself cannot run there: {', '.join(kinds)}.")
     return "".join(f"{line}\n" for line in lines)
 
 

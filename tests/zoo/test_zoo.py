@@ -48,4 +48,4 @@ def test_the_page_counts_cells_and_lists_refusals_with_their_reasons():
     assert "| b | Prune | No 'b' in 'm.keras'. |" in page
     assert "| b | int8-dynamic | 12.5% |" in page
     assert "On jax 1 of 2 cells" in page
-    assert "Keras itself cannot train there: texts." in page
+    assert "Keras itself cannot run there: texts." in page

@@ -4,12 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from kerasmem.errors import ConfigError, ModelError, as_received
-from kerasmem.files.data.forms import sample_inputs
-from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
-from kerasmem.graph.full_configs import cause_of, full_configs, no_copy
 from kerasmem.graph.layers import has_weights, sublayers
 from kerasmem.memory.estimate.planned.cards import CARDS, is_card
 from kerasmem.memory.estimate.variables import unbuilt_copy
@@ -33,54 +29,8 @@ def check_model(model: Any) -> None:
         raise ModelError(
             "The model has no weights yet, so their bytes are unknown. Expected: a "
             f"built model. Received: model={model.name!r}, not built. Next: call "
-            "model.build(input_shape), or the model once on a batch. An estimate also "
-            "takes input_shape= or data=."
+            "model.build(input_shape), or the model once on a batch."
         )
-
-
-def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
-    """Return the model, or a copy that is built if the model has no weights yet.
-
-    Args:
-        model: A Keras model.
-        input_shape: Shape of the inputs without the batch axis; `None` if unknown.
-        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
-
-    Raises:
-        ModelError: If the model cannot be copied, or is not built and neither
-            `input_shape` nor `data` is given.
-    """
-    is_model = isinstance(model, keras.Model)
-    is_given = input_shape is not None or data is not None
-    if not is_model or not is_given or model.built or has_weights(model):
-        check_model(model)
-        return model
-    if data is not None:
-        x = sample_inputs(data, 1)
-    else:
-        shapes = keras.tree.map_shape_structure(lambda s: (1, *s), input_shape)
-        x = keras.tree.map_shape_structure(np.zeros, shapes)
-    objects = keras.saving.custom_object_scope(live_objects(model))
-    with objects, lambdas_allowed(), full_configs(sublayers(model)):
-        try:
-            config = keras.saving.serialize_keras_object(model)
-            config.pop("compile_config", None)
-            copy = keras.saving.deserialize_keras_object(config, safe_mode=False)
-        except Exception as error:
-            raise ModelError(no_copy(model.name, error)) from error
-    try:
-        if isinstance(copy, keras.Sequential) and not keras.tree.is_nested(x):
-            copy.build((None, *x.shape[1:]))
-        else:
-            copy(x)
-    except Exception as error:
-        raise ModelError(
-            f"The model {model.name!r} cannot be built. Received: "
-            f"{cause_of(error).rstrip('.')}. Next: pass the shape of one "
-            "sample in input_shape=, or samples that the model takes in data=."
-        ) from error
-    compile_as(copy, model)
-    return copy
 
 
 def check_batch_size(batch_size: Any) -> None:

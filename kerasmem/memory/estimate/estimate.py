@@ -11,6 +11,7 @@ from kerasmem.memory.estimate.generation import check_generates
 from kerasmem.memory.estimate.inputs import checked_inputs, example_labels
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import sharding_of
+from kerasmem.memory.estimate.unbuilt import built_model
 from kerasmem.records import MemoryEstimate
 
 METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
@@ -116,7 +117,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     generate: int | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""
-    model = checks.built_model(model, input_shape, data)
+    model = built_model(model, input_shape, data)
     checks.check_batch_size(batch_size)
     backend = keras.backend.backend() if backend is None else backend
     checks.check_choice("backend", backend, checks.BACKENDS)

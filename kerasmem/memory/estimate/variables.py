@@ -110,7 +110,10 @@ def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
     others = other_optimizers(model).values() if is_own else ()
     if not others:
         return own
-    largest = max(map(slots, others), key=lambda each: sum(s.nbytes for s in each))
+    candidates = [*map(slots, others)]
+    if not request.builds_optimizer():
+        candidates.append(own)  # in case the step uses it
+    largest = max(candidates, key=lambda each: sum(slot.nbytes for slot in each))
     return own + largest if request.builds_optimizer() else largest
 
 

@@ -10,6 +10,7 @@ from kerasmem.memory.batch_size import trial
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.inputs import run_once, symbolic_batch, zeros
 from kerasmem.memory.estimate.request import request_of
+from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.fit import surviving
 from tests.train_steps import BACKEND, OwnLoss, ThreeParts, TwoParts, functional, gan
 
@@ -98,6 +99,15 @@ def test_the_state_of_several_optimizers_is_that_of_training():
     measured = sum(keras.ops.size(v) * np.dtype(v.dtype).itemsize for v in kept)
     # The rate and the number of steps, of each optimizer, are eight bytes each at most.
     assert abs(estimated["optimizer_state"] - int(measured)) <= 3 * 16
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX's guide has no GAN")
+def test_an_optimizer_of_a_part_does_not_hide_that_of_the_model():
+    model = functional(TwoParts, loss="mse")
+    model.others = [keras.optimizers.SGD(), keras.optimizers.SGD(momentum=0.9)]
+    request = checked_request(model, 8, device="cpu")
+    state = [p for p in persistent_parts(request) if p.category == "optimizer_state"]
+    assert sum(part.nbytes for part in state) >= 2 * 4 * model.count_params()
 
 
 def test_a_limit_that_cannot_be_applied_is_reported_before_training(monkeypatch):

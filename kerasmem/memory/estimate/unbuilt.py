@@ -1,0 +1,78 @@
+"""A built copy of a model that Keras builds in the first `fit`."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.seeding import generators_kept
+from kerasmem.errors import ModelError, first_line, text_of
+from kerasmem.files.data.forms import sample_inputs
+from kerasmem.graph.clone import compile_as, set_alike
+from kerasmem.graph.input_shapes import is_shape, with_lengths
+from kerasmem.graph.layers import has_weights, sublayers
+from kerasmem.memory.estimate.checks import check_model
+from kerasmem.processes.transfer import pack, unpack
+
+
+def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
+    """Return the model, or a copy that is built if the model has no weights yet.
+
+    The copy is made in the memory of the host.
+
+    Args:
+        model: A Keras model.
+        input_shape: Shape of the inputs without the batch axis; `None` if unknown.
+        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
+
+    Raises:
+        ModelError: If the model cannot be copied, or is not built and neither
+            `input_shape` nor `data` is given.
+        ConfigError: If `input_shape` is no shape and has none.
+    """
+    if not isinstance(model, keras.Model) or model.built or has_weights(model):
+        check_model(model)
+        return model
+    if input_shape is None and data is None:
+        raise ModelError(
+            "The model has no weights yet, so their bytes are unknown. Expected: a "
+            "built model, or the shape of its inputs. Received: "
+            f"model={model.name!r}, not built. Next: pass input_shape= or data=."
+        )
+    x = sample_inputs(data, 1) if data is not None else _zeros(input_shape)
+    with keras.device("cpu"), current().replicating(model), generators_kept():
+        copy = unpack(pack(model, None, None), jit_compile=False)
+        _freeze_alike(copy, model)
+        try:
+            if isinstance(copy, keras.Sequential) and not keras.tree.is_nested(x):
+                copy.build((None, *x.shape[1:]))
+            else:
+                copy(x)
+        except Exception as error:
+            raise ModelError(
+                f"The model {model.name!r} cannot be built. Received: "
+                f"{first_line(text_of(error)).rstrip('.')}. Next: call the model on a "
+                "batch of your data, or give it an Input."
+            ) from error
+        _freeze_alike(copy, model)
+        compile_as(copy, model)
+    return copy
+
+
+def _freeze_alike(copy: Any, model: Any) -> None:
+    pairs = zip(sublayers(copy), sublayers(model), strict=False)
+    set_alike([(own, other) for own, other in pairs if type(own) is type(other)])
+
+
+def _zeros(input_shape: Any) -> Any:
+    """Return a batch of one sample for a shape, or for a list or dict of shapes."""
+    if isinstance(input_shape, dict):
+        shapes = with_lengths(dict.fromkeys(input_shape), input_shape)
+        return {name: np.zeros((1, *(shape or ()))) for name, shape in shapes.items()}
+    is_several = isinstance(input_shape, list) and not is_shape(input_shape)
+    count = len(input_shape) if is_several else 1
+    names = [f"input {number}" for number in range(count)]
+    shapes = with_lengths(dict.fromkeys(names), input_shape)
+    arrays = [np.zeros((1, *(shape or ()))) for shape in shapes.values()]
+    return arrays if count > 1 else arrays[0]
