@@ -50,6 +50,7 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
+from kerasmem.files.data.forms import first_samples
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import compile_as
@@ -219,16 +220,16 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         if original is not model_or_path:
             compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
-        _check_samples(original, (data, validation_data), batch_size)
+        _check_samples(original, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)
         parts = _in_batches(job, size_of, (data, validation_data))
         data, validation_data = parts
-        fit = _fit_arguments(original, data, epochs, batch_size)
+        fit = {} if data is None else fit_arguments(data, batch_size)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects)
-        with _labels_named(bool(epochs) and _lacks_labels(data, fit)):
+        with _labels_named(bool(epochs) and _lacks_labels(data)):
             done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
@@ -266,24 +267,8 @@ def _in_pieces(
     return None
 
 
-def _fit_arguments(
-    model: Any, data: Any, epochs: int, batch_size: int
-) -> dict[str, Any]:
-    if epochs:
-        check_ends(data, "fine-tuning")
-    fit = {} if data is None else fit_arguments(data, batch_size)
-    if epochs and _lacks_labels(data, fit) and not _trains_without_labels(model):
-        raise DataError("Fine-tuning needs labels: give data=(x, y).")
-    return fit
-
-
-def _lacks_labels(data: Any, fit: Mapping[str, Any]) -> bool:
-    return data is not None and is_array_data(data) and fit.get("y") is None
-
-
-def _trains_without_labels(model: Any) -> bool:
-    """Return whether a model may: by a step of its own, or losses of its layers."""
-    return model.loss is None or has_own_step(model)
+def _lacks_labels(data: Any) -> bool:
+    return is_array_data(data) and first_samples(data).get("y") is None
 
 
 @contextmanager
@@ -319,7 +304,14 @@ def _check_loss(name: str, is_compiled: bool, epochs: int) -> None:  # noqa: FBT
         )
 
 
-def _check_samples(model: Any, parts: Sequence[Any], batch_size: int) -> None:
+def _check_samples(
+    model: Any, parts: Sequence[Any], batch_size: int, epochs: int
+) -> None:
+    if epochs:
+        check_ends(parts[0], "fine-tuning")
+        needs_labels = model.loss is not None and not has_own_step(model)
+        if needs_labels and _lacks_labels(parts[0]):
+            raise DataError("Fine-tuning needs labels: give data=(x, y).")
     if parts[0] is not None:
         warn_if_unfit(model)
     for samples in parts:

@@ -62,7 +62,8 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     thread. The model stays as it is.
 
     Args:
-        model: a built `keras.Model`.
+        model: a `keras.Model`. If it is not built, `input_shape` or `data` tells the
+            shape of its inputs.
         memory_limit: bytes or a text such as `"8GiB"`; None for what the device has
             free, of a card that is not here 95 % of its memory.
         optimizer: an optimizer or its name; None for the compiled one.
@@ -85,8 +86,8 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
             is wrong.
         DataError: if the data does not fit the model.
         ChildDiedError: if a trial ends by another error than of memory.
-        ModelError: if the model is not built, its batch size is fixed, its input shape
-            is not known, or it cannot go to another process.
+        ModelError: if the model cannot be built, its batch size is fixed, its input
+            shape is not known, or it cannot go to another process.
 
     Example:
         >>> import keras

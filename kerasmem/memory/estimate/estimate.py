@@ -43,7 +43,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     `keras.distribution`, or of replicas, the bytes are those of each device.
 
     Args:
-        model: a built `keras.Model`.
+        model: a `keras.Model`. If it is not built, `input_shape` or `data` tells the
+            shape of its inputs.
         batch_size: samples in the batch, from 1; of all devices together.
         optimizer: of a training step, an optimizer or its name; None for the compiled
             one.
@@ -71,7 +72,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         layer and category; `table()` shows it.
 
     Raises:
-        ModelError: if the model is not built, its input shape is not known, or the
+        ModelError: if the model cannot be built, its input shape is not known, or the
             method cannot do this model.
         ConfigError: if another argument is wrong.
         DataError: if the data does not fit the model.
@@ -117,7 +118,8 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     generate: int | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""
-    model = built_model(model, input_shape, data)
+    if not isinstance(model, keras.Model) or not model.built:
+        model = built_model(model, input_shape, data)
     checks.check_batch_size(batch_size)
     backend = keras.backend.backend() if backend is None else backend
     checks.check_choice("backend", backend, checks.BACKENDS)

@@ -31,8 +31,9 @@ def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
             `input_shape` nor `data` is given.
         ConfigError: If `input_shape` is no shape and has none.
     """
-    if not isinstance(model, keras.Model) or model.built or has_weights(model):
+    if not isinstance(model, keras.Model):
         check_model(model)
+    if model.built or has_weights(model):
         return model
     if input_shape is None and data is None:
         raise ModelError(
@@ -67,12 +68,16 @@ def _freeze_alike(copy: Any, model: Any) -> None:
 
 def _zeros(input_shape: Any) -> Any:
     """Return a batch of one sample for a shape, or for a list or dict of shapes."""
+    names: list[Any] = ["input"]
     if isinstance(input_shape, dict):
-        shapes = with_lengths(dict.fromkeys(input_shape), input_shape)
-        return {name: np.zeros((1, *(shape or ()))) for name, shape in shapes.items()}
-    is_several = isinstance(input_shape, list) and not is_shape(input_shape)
-    count = len(input_shape) if is_several else 1
-    names = [f"input {number}" for number in range(count)]
+        names = list(input_shape)
+    elif isinstance(input_shape, list) and not is_shape(input_shape):
+        names = list(range(len(input_shape)))
     shapes = with_lengths(dict.fromkeys(names), input_shape)
-    arrays = [np.zeros((1, *(shape or ()))) for shape in shapes.values()]
-    return arrays if count > 1 else arrays[0]
+    arrays = {
+        name: np.zeros([1, *(length or 1 for length in shape or ())])
+        for name, shape in shapes.items()
+    }
+    if isinstance(input_shape, dict):
+        return arrays
+    return [*arrays.values()] if len(names) > 1 else arrays[names[0]]
