@@ -113,15 +113,16 @@ def check_judging(model: Any, data: Any, batch_size: int) -> None:
             model.evaluate(**fit_arguments(few, count), verbose=0)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
+        part = "labels" if "y" in parts else "samples, without labels,"
         raise DataError(
-            f"The labels do not fit the model and its loss: {type(error).__name__}: "
+            f"The {part} do not fit the model and its loss: {type(error).__name__}: "
             f"{reason}"
         ) from error
 
 
 def _odd_count(parts: dict[str, Any], outputs: Any) -> int:
     """Return the least number from 2 that is the length of no axis but the first."""
-    arrays = keras.tree.flatten([parts["y"], outputs])
+    arrays = keras.tree.flatten([parts.get("y"), outputs])
     lengths = {n for array in arrays for n in tuple(np.shape(array))[1:]}
     return next(n for n in itertools.count(2) if n not in lengths)
 

@@ -48,6 +48,31 @@ def test_evaluate_measures_on_the_test_split(folder, kerasmem, samples):
     assert found["figures"]["file_bytes"] == Path("model.keras").stat().st_size
 
 
+@keras.saving.register_keras_serializable("test_commands")
+class Reconstructing(keras.Sequential):
+    """Judges itself without labels."""
+
+    def test_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        return {"error": keras.ops.mean(keras.ops.abs(self(x) - x))}
+
+
+@pytest.mark.one_backend
+def test_evaluate_takes_samples_alone_for_a_test_step_without_labels(
+    tmp_path, monkeypatch, kerasmem
+):
+    monkeypatch.chdir(tmp_path)
+    model = Reconstructing([keras.Input((4,)), keras.layers.Dense(4)])
+    model.compile("adam", "mse")
+    model.save("own.keras")
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+    np.savez("x.npz", x=x)
+    found = kerasmem("evaluate own.keras --data x.npz --json").json
+    expected = np.abs(keras.ops.convert_to_numpy(model(x)) - x).mean()
+    metrics = found["figures"]["metrics"]
+    assert metrics["error"] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.one_backend
 def test_evaluate_takes_a_loss_for_a_model_saved_without_one(
     folder, kerasmem, new_network
