@@ -39,7 +39,8 @@ def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
         raise ModelError(
             "The model has no weights yet, so their bytes are unknown. Expected: a "
             "built model, or the shape of its inputs. Received: "
-            f"model={model.name!r}, not built. Next: pass input_shape= or data=."
+            f"model={model.name!r}, not built. Next: pass input_shape= or data=, "
+            "or call the model on a batch to build it."
         )
     x = sample_inputs(data, 1) if data is not None else _zeros(input_shape)
     with keras.device("cpu"), current().replicating(model), generators_kept():
