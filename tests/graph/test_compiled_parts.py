@@ -44,6 +44,17 @@ def test_a_part_that_was_compiled_is_copied_from_its_config(make):
     assert isinstance(copy.optimizer, keras.optimizers.SGD)
 
 
+def test_a_teacher_with_an_input_that_it_does_not_use():
+    used, unused = keras.Input((6,), name="used"), keras.Input((2,), name="unused")
+    outputs = trained_part()(used)
+    models = [keras.Model([used, unused], outputs) for _ in range(2)]
+    for model in models:
+        model.compile("sgd", "mse")
+    x = {"used": X, "unused": X[:, :2]}
+    student = km.distill(*models, (x, X[:, :3]), epochs=1, verbose=0)
+    assert np.isfinite(to_numpy(student(x))).all()
+
+
 def test_a_part_that_was_compiled_is_mapped_from_its_file(tmp_path):
     model = chain((6,), trained_part(), L.Dense(2))
     km.save_model(model, tmp_path / "model.keras", coding="stored")

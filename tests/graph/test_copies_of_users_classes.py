@@ -121,6 +121,23 @@ def test_the_error_has_the_whole_cause_and_a_step_that_applies():
     assert "Example" not in str(raised.value)
 
 
+@keras.saving.register_keras_serializable("test_copies")
+class Wordy(L.Layer):
+    """Cannot be made of its config, for a cause that comes late."""
+
+    def call(self, x):
+        return x
+
+    @classmethod
+    def from_config(cls, config):
+        raise ValueError(f"{'It was looked at. ' * 40}The cause is the last word.")
+
+
+def test_a_long_cause_is_not_cut():
+    with pytest.raises(ModelError, match="The cause is the last word"):
+        clone(chain((6,), Wordy()))
+
+
 SCALE = 3.0
 
 
@@ -136,6 +153,8 @@ def test_a_lambda_loss_keeps_its_globals(layer):
         model, km.Prune(0.5), data=(X, X[:, :2]), fine_tune_epochs=1
     ).model
     assert np.isfinite(tuned.evaluate(X, X[:, :2], verbose=0)[0])
+    aware = km.quantization_aware(model, km.Quantize("int8"))
+    assert np.isfinite(aware.evaluate(X, X[:, :2], verbose=0)[0])
 
 
 def test_a_float_export_needs_no_copy(tmp_path):

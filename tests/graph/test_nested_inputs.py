@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.errors import KerasMemWarning
 from kerasmem.graph.calls import trace
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.values import to_numpy
@@ -66,3 +67,17 @@ def test_techniques_take_a_nested_model_with_a_cast(tmp_path):
         assert error < 0.05 * np.linalg.norm(expected)
     pruned, _ = km.PruneChannels(0.25, of="memory").applied(model)
     assert pruned.count_params() < model.count_params()
+
+
+def test_rounding_estimates_and_checkpointing_take_a_nested_model_with_a_cast():
+    model, x = around((6, 1))
+    expected = to_numpy(model(x))
+    for step in (km.Quantize("int8"), km.Quantize("int8", rounding="gptq")):
+        small = km.compress(model, step, data=x).model
+        error = np.linalg.norm(to_numpy(small(x)) - expected)
+        assert error < 0.03 * np.linalg.norm(expected)
+    with pytest.warns(KerasMemWarning, match="in no table .*LowBits"):
+        estimate = km.estimate_memory(model, 8, method="analytic")
+    assert estimate.by_category()["parameter"] == 4 * model.count_params()
+    lean = km.rematerialize(model)
+    np.testing.assert_allclose(to_numpy(lean(x)), expected, rtol=1e-5)

@@ -114,6 +114,16 @@ def test_tied_weights_are_neither_folded_nor_factorized_nor_equalized():
     np.testing.assert_allclose(to_numpy(equal(x)), expected, atol=1e-5)
 
 
+def test_pruning_in_fit_keeps_them_tied():
+    model, x = autoencoder()
+    model.fit(
+        x, x, epochs=3, verbose=0, callbacks=[km.callbacks.Pruning(km.Prune(0.5))]
+    )
+    check_tied(model)
+    kernel = to_numpy(model.get_layer("second").kernel)
+    assert np.mean(kernel == 0) == pytest.approx(0.5, abs=0.02)
+
+
 def test_int8_static_keeps_the_weights_that_another_layer_reads():
     model, x = autoencoder()
     expected = to_numpy(model(x))

@@ -122,3 +122,14 @@ def test_a_length_is_known_behind_a_product_that_leaves_it_open():
         other = estimate(layers.Dense(16, use_bias=False), length)
         assert one.by_category() == other.by_category()
         assert one.by_category()["activation"] == 64 * length * 16 * 4
+
+
+@pytest.mark.one_backend
+def test_a_model_of_open_lengths_inside_is_rematerialized():
+    inputs = keras.Input((None, 16))
+    x = layers.Activation("relu")(Heads()(layers.Dense(16, "gelu")(inputs)))
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    lean = km.rematerialize(model, segments=2, input_shape=(12, 16))
+    batch = np.ones((2, 12, 16), "float32")
+    np.testing.assert_allclose(*map(np.asarray, (lean(batch), model(batch))), rtol=1e-5)
