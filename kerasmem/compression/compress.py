@@ -20,7 +20,12 @@ from kerasmem.compression.hub_preset import compress_preset
 from kerasmem.compression.hub_preset_files import check_written
 from kerasmem.compression.jobs import Job as FileJob
 from kerasmem.compression.jobs import job_by_file
-from kerasmem.compression.judge import chance_of, check_max_drop, far_worse
+from kerasmem.compression.judge import (
+    chance_of,
+    check_max_drop,
+    far_worse,
+    lacks_labels,
+)
 from kerasmem.compression.measure import Timing, figures
 from kerasmem.compression.offloading import Room, can_go_by_layers, offloading
 from kerasmem.compression.opening import compile_anew, open_given, original_size
@@ -45,12 +50,10 @@ from kerasmem.files.data import (
     check_shared,
     fit_arguments,
     in_fixed_batches,
-    is_array_data,
     needed_batch,
     sample_count,
     sample_inputs,
 )
-from kerasmem.files.data.forms import first_samples
 from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding, check_coding
 from kerasmem.graph.clone import compile_as
@@ -229,7 +232,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects)
-        with _labels_named(bool(epochs) and _lacks_labels(data)):
+        with _labels_named(bool(epochs) and lacks_labels(data)):
             done = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
         compile_as(done.model, original)
@@ -267,17 +270,13 @@ def _in_pieces(
     return None
 
 
-def _lacks_labels(data: Any) -> bool:
-    return is_array_data(data) and first_samples(data).get("y") is None
-
-
 @contextmanager
-def _labels_named(lacks_labels: bool) -> Iterator[None]:  # noqa: FBT001
+def _labels_named(is_unlabeled: bool) -> Iterator[None]:  # noqa: FBT001
     """Raise a `DataError` for an error of training that missing labels explain."""
     try:
         yield
     except Exception as error:
-        if not lacks_labels or isinstance(error, KerasMemError):
+        if not is_unlabeled or isinstance(error, KerasMemError):
             raise
         raise DataError(
             "Fine-tuning without labels failed. Received: "
@@ -310,7 +309,7 @@ def _check_samples(
     if epochs:
         check_ends(parts[0], "fine-tuning")
         needs_labels = model.loss is not None and not has_own_step(model)
-        if needs_labels and _lacks_labels(parts[0]):
+        if needs_labels and lacks_labels(parts[0]):
             raise DataError("Fine-tuning needs labels: give data=(x, y).")
     if parts[0] is not None:
         warn_if_unfit(model)

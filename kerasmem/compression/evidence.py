@@ -8,9 +8,9 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.patching import See
+from kerasmem.compression.judge import lacks_labels
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import (
-    first_samples,
     fit_arguments,
     input_batches,
     sample_count,
@@ -109,8 +109,7 @@ def sums_over_samples(
         ConfigError: if the data is missing, or has no labels.
         ModelError: if the model has no loss.
     """
-    is_counted = data is not None and sample_count(data) is not None
-    if data is None or (is_counted and first_samples(data).get("y") is None):
+    if data is None or lacks_labels(data):
         given = "None" if data is None else "samples without labels"
         raise ConfigError(
             f"The criterion {kind!r} looks at gradients: give samples with labels as "

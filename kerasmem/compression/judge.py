@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import AccuracyDropError, ConfigError
-from kerasmem.files.data import is_array_data
+from kerasmem.files.data import is_array_data, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.outputs import Task, losses_of, task_of
 from kerasmem.records import CompressionReport
@@ -28,6 +28,11 @@ _BETTER_IF_LOWER = re.compile(
     r"(_\d+)?$"
 )
 """The end of a name; what is before may be the name of an output, such as `score`."""
+
+
+def lacks_labels(data: Any) -> bool:
+    """Return whether samples that can be looked at, such as arrays, have no labels."""
+    return sample_count(data) is not None and first_samples(data).get("y") is None
 
 
 def check_max_drop(max_drop: float | None, validation_data: Any) -> None:

@@ -13,15 +13,13 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.compression.judge import in_order
+from kerasmem.compression.judge import in_order, lacks_labels
 from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
 from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
 from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.data import (
     check_ends,
-    first_samples,
     fit_arguments,
-    sample_count,
     sample_inputs,
 )
 from kerasmem.files.weights import Coding
@@ -78,10 +76,8 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
         return {}
     check_ends(data, "the evaluation")
     arguments = fit_arguments(data, batch_size)
-    lacks_labels = (
-        sample_count(data) is not None and first_samples(data).get("y") is None
-    )
-    if lacks_labels and not has_own_step(model, "test_step"):
+    is_unlabeled = lacks_labels(data)
+    if is_unlabeled and not has_own_step(model, "test_step"):
         return {}
     if is_offloaded(model):
         found = evaluate_by_layers(model, data, batch_size)
@@ -90,7 +86,7 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
             with without_preprocessor([model]):  # texts were refused before
                 found = model.evaluate(**arguments, verbose=0, return_dict=True)
         except Exception:
-            if lacks_labels:  # which this `test_step` takes
+            if is_unlabeled:  # which this `test_step` takes
                 return {}
             raise
     return in_order(model, found)

@@ -33,6 +33,7 @@ from kerasmem.graph.layers import (
     has_graph,
     is_trained,
     nodes_in_order,
+    of_one_class,
     own_graph,
     sublayers,
 )
@@ -87,8 +88,7 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer creates weights outside of its `build`."
         )
-    pairs = zip(sublayers(copy), sublayers(model), strict=False)
-    set_alike([(one, other) for one, other in pairs if type(one) is type(other)])
+    set_alike(of_one_class(sublayers(copy), sublayers(model)))
     for weight, like in zip(copy.weights, model.weights, strict=True):
         if weight.trainable != like.trainable:
             weight.trainable = like.trainable

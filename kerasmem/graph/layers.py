@@ -309,6 +309,12 @@ def has_weights(model: Any) -> bool:
     return bool(parts) and all(part.built for part in parts)
 
 
+def of_one_class(layers: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the layers in the same places of two lists that are of one class."""
+    pairs = zip(layers, others, strict=False)
+    return [(one, other) for one, other in pairs if type(one) is type(other)]
+
+
 def has_own_step(model: Any, step: str = "train_step") -> bool:
     """Return whether the class of a model overrides `train_step`, or `test_step`."""
     return getattr(type(model), step) is not getattr(keras.Model, step)

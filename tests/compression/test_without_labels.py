@@ -42,12 +42,17 @@ class Autoencoder(keras.Model):
         return {"loss": self.tracker.result()}
 
 
+def built(kind):
+    model = kind()
+    model.compile("adam")
+    model(X[:1])
+    return model
+
+
 def test_steps_of_the_models_own_take_inputs_alone():
     if BACKEND == "jax":  # whose guide has no such step
         return
-    model = Autoencoder()
-    model.compile("adam")
-    model(X[:1])
+    model = built(Autoencoder)
     model.fit(X, epochs=2, verbose=0)
     result = km.compress(
         model, km.Prune(0.5), data=X, validation_data=X, fine_tune_epochs=3
@@ -86,9 +91,7 @@ class Labeled(Autoencoder):
 def test_steps_that_take_labels_say_so():
     if BACKEND == "jax":  # whose guide has no such step
         return
-    model = Labeled()
-    model.compile("adam")
-    model(X[:1])
+    model = built(Labeled)
     with pytest.raises(
         DataError, match="without labels failed. Received: .* give data"
     ):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.layers import listed_graph, sublayers
+from kerasmem.graph.layers import listed_graph, of_one_class, sublayers
 
 
 class Tied:
@@ -40,8 +40,7 @@ def tied_anew(layer: Any, pairs: Iterable[tuple[Any, Any]]) -> Any:
         id(before): after
         for old, made in pairs
         if isinstance(old, keras.Layer) and isinstance(made, keras.Layer)
-        for before, after in zip(sublayers(old), sublayers(made), strict=False)
-        if type(before) is type(after)
+        for before, after in of_one_class(sublayers(old), sublayers(made))
     }
     for other in layer.tied_to():
         # A model made anew call by call has not the attributes of the old one.

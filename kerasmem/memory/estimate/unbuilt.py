@@ -11,7 +11,7 @@ from kerasmem.errors import ModelError, first_line, text_of
 from kerasmem.files.data.forms import sample_inputs
 from kerasmem.graph.clone import compile_as, set_alike
 from kerasmem.graph.input_shapes import is_shape, with_lengths
-from kerasmem.graph.layers import has_weights, sublayers
+from kerasmem.graph.layers import has_weights, of_one_class, sublayers
 from kerasmem.memory.estimate.checks import check_model
 from kerasmem.processes.transfer import pack, unpack
 
@@ -45,7 +45,7 @@ def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
     x = sample_inputs(data, 1) if data is not None else _zeros(input_shape)
     with keras.device("cpu"), current().replicating(model), generators_kept():
         copy = unpack(pack(model, None, None), jit_compile=False)
-        _freeze_alike(copy, model)
+        set_alike(of_one_class(sublayers(copy), sublayers(model)))
         try:
             if isinstance(copy, keras.Sequential) and not keras.tree.is_nested(x):
                 copy.build((None, *x.shape[1:]))
@@ -57,14 +57,9 @@ def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
                 f"{first_line(text_of(error)).rstrip('.')}. Next: call the model on a "
                 "batch of your data, or give it an Input."
             ) from error
-        _freeze_alike(copy, model)
+        set_alike(of_one_class(sublayers(copy), sublayers(model)))
         compile_as(copy, model)
     return copy
-
-
-def _freeze_alike(copy: Any, model: Any) -> None:
-    pairs = zip(sublayers(copy), sublayers(model), strict=False)
-    set_alike([(own, other) for own, other in pairs if type(own) is type(other)])
 
 
 def _zeros(input_shape: Any) -> Any:

@@ -110,11 +110,13 @@ def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
     others = other_optimizers(model).values() if is_own else ()
     if not others:
         return own
-    candidates = [*map(slots, others)]
-    if not request.builds_optimizer():
-        candidates.append(own)  # in case the step uses it
-    largest = max(candidates, key=lambda each: sum(slot.nbytes for slot in each))
-    return own + largest if request.builds_optimizer() else largest
+
+    def nbytes(parts: list[Slot]) -> int:
+        return sum(slot.nbytes for slot in parts)
+
+    if request.builds_optimizer():
+        return own + max(map(slots, others), key=nbytes)
+    return max(own, *map(slots, others), key=nbytes)  # the step may use its own
 
 
 def optimizer_slots(
