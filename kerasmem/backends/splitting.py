@@ -46,6 +46,22 @@ def split(
     return [cut(batch, begin, end, take) for begin, end in pairwise(borders)]
 
 
+def copy_weights(batch: Any) -> Any:
+    """Return a batch with a copy of its sample weights.
+
+    On torch, Keras (3.15, `apply_mask` in `keras/src/losses/loss.py`) multiplies the
+    sample weights with the mask of the outputs in place, so that a second use of the
+    batch would be weighted wrongly.
+    """
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    if weight is None:
+        return batch
+    weight = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else keras.ops.copy(leaf), weight
+    )
+    return x, y, weight
+
+
 def length_of(batch: Any) -> int:
     """Return the number of samples in a batch.
 

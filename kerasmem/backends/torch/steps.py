@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kerasmem.backends import splitting
 from kerasmem.backends.in_place import InPlaceSteps
 from kerasmem.backends.steps import Count, GradientSum, Part, Step, StepBackend
 
@@ -15,7 +16,7 @@ class TorchSteps(InPlaceSteps):
 
     def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
         """Return logs and state after `function` had one batch."""
-        return function([batch]), state
+        return function([splitting.copy_weights(batch)]), state
 
     def wait(self, logs: Any, state: Any) -> None:
         """Wait until the device has done what it was told."""

@@ -180,7 +180,9 @@ class _Probe:
 
     def _losses(self, values: Sequence[tuple[Any, Any]], data: Any) -> Any:
         (outputs, masks), batch = data
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(
+            splitting.copy_weights(batch)
+        )
         leaves = [
             leaf if mask is None else with_mask(leaf, mask)
             for leaf, mask in zip(keras.tree.flatten(outputs), masks, strict=True)
@@ -193,6 +195,9 @@ class _Probe:
             if self.names:
                 results = losses.apply(model, _value_and_count, y, outputs, weight)
             if type(model).compute_loss is not keras.Model.compute_loss:
+                _, _, weight = keras.utils.unpack_x_y_sample_weight(
+                    splitting.copy_weights(batch)
+                )
                 # Private: Keras's own call of a `compute_loss` with fewer arguments.
                 total = model._compute_loss(x, y, outputs, weight, training=True)
                 results.append(ops.stack([ops.cast(total, "float32"), 1.0]))

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.backends import splitting
+
 Loss = Callable[..., Any]
 _MEANS_OF_ALL = {"sum_over_batch_size", "mean"}
 
@@ -139,6 +141,7 @@ def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
         batch: what its `train_step` is given.
         note_mask: called if anything is masked.
     """
+    batch = splitting.copy_weights(batch)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     counting = functools.partial(count, note_mask=note_mask)
     counts = apply(model, counting, y, model(x, training=False), sample_weight)
