@@ -16,8 +16,8 @@ from rich.console import Console
 
 import kerasmem as km
 from kerasmem.demo.recipe import load_demo_data
-from kerasmem.report.comparison import before_and_after, comparison_table
-from kerasmem.report.weights import changes_table
+from kerasmem.records.comparison import comparison_table
+from kerasmem.records.weight_tables import changes_table
 
 
 def save_trained_model(path: Path, data: tuple) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         accuracy = reloaded.evaluate(*validation_data, verbose=0)[1]
 
     console = Console(width=100)
-    console.print(comparison_table(before_and_after(result.report)))
+    console.print(comparison_table(result.report.by_name()))
     console.print(changes_table(result.changes))
     print(f"accuracy of the saved file, loaded by stock Keras: {accuracy:.4f}")
 

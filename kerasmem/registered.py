@@ -1,6 +1,6 @@
-"""Every class that Keras finds by its name in a saved model."""
+"""Registers the classes of saved models with Keras, and features with the core."""
 
-from kerasmem import layers, optimizers
+from kerasmem import layers, optimizers, optional
 from kerasmem.compression.factorize import inside
 from kerasmem.compression.quantize import layer
 from kerasmem.compression.quantize.aware import quantizers
@@ -19,3 +19,19 @@ __all__ = [
     "products",
     "quantizers",
 ]
+
+optional.register(
+    {
+        "Adam8bit": "kerasmem.extras.optimizers:Adam8bit",
+        "RayExecutor": "kerasmem.extras.ray:RayExecutor",
+        "comparison_plot": "kerasmem.report.stills:comparison_plot",
+        "estimate_plot": "kerasmem.report.stills:estimate_plot",
+        "estimate_by_plan": "kerasmem.extras.plans:estimate",
+        "export": "kerasmem.exporting:export",
+        "load_legacy": "kerasmem.extras.legacy:load_legacy",
+        "log_run": "kerasmem.extras.trackers:log_run",
+        "model_card": "kerasmem.extras.language.card:model_card",
+        "scope": "kerasmem.extras.growth:scope",
+        "watch_growth": "kerasmem.extras.growth:watch_growth",
+    }
+)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.graph.clone import reloaded
 
@@ -294,6 +295,6 @@ def from_origin(model, origin):
 
 def in_place(technique, model, data=None):
     """Apply a technique to a model that the test owns; return what became of it."""
-    result, changes = technique.applied(model, Context(data, owned=True))
+    result, changes = apply_technique(technique, model, Context(data, owned=True))
     assert result is model
     return changes

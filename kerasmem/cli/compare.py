@@ -31,7 +31,7 @@ _OPTIONS = (REQUIRED_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
 )
 def evaluate(options: Namespace) -> Outcome:
     """Return the model's figures on the test split, or on all data without one."""
-    from kerasmem.report.comparison import comparison_table
+    from kerasmem.records.comparison import comparison_table
 
     figures, result = _judged(options, [options.model])
     result = {"model": options.model, **result}
@@ -48,7 +48,7 @@ def evaluate(options: Namespace) -> Outcome:
 )
 def compare(options: Namespace) -> Outcome:
     """Return the figures of two models on the same samples, the first as reference."""
-    from kerasmem.report.comparison import comparison_table
+    from kerasmem.records.comparison import comparison_table
 
     if options.model == options.other:
         raise ConfigError(
@@ -107,7 +107,7 @@ def _on_samples(
 def _on_tokens(
     options: Namespace, models: dict[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    from kerasmem.compression.language import language_figures
+    from kerasmem.extras.language.metrics import language_figures
     from kerasmem.files.data.tokens import check_known, token_samples
     from kerasmem.graph.outputs import without_preprocessor
 

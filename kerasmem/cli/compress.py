@@ -329,12 +329,11 @@ def _no_sensitivity() -> ConfigError:
 
 
 def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> None:
-    from kerasmem.report.comparison import before_and_after
     from kerasmem.report.compression import Page, write_page
 
     page = Page(
         title=f"{Path(options.model).name}, compressed",
-        models=before_and_after(report),
+        models=report.by_name(),
         changes=changes,
         origin=origin_of(options),
         search=report.search,
@@ -363,9 +362,13 @@ def _say_if_untrained(job: Job, report: Any) -> None:
 
 def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
     from kerasmem.cli.judging import file_sentence
-    from kerasmem.report.comparison import before_and_after, comparison_table
+    from kerasmem.records.comparison import comparison_table
+    from kerasmem.records.weight_tables import (
+        left_alone_table,
+        noise_table,
+        worst_first,
+    )
     from kerasmem.report.search import search_table
-    from kerasmem.report.weights import left_alone_table, noise_table, worst_first
 
     data = {
         "model": options.model,
@@ -384,7 +387,7 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
         f"weights changed: {len(changed)}, left alone: {len(left_alone)} (one by one: "
         f"--json, --report). {file}"
     )
-    table = comparison_table(before_and_after(report), str(options.output))
+    table = comparison_table(report.by_name(), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()
     tried = (search_table(report.search),) if report.search else ()
     why = (left_alone_table(changes),) if left_alone else ()

@@ -150,7 +150,7 @@ def _outcome(
     from kerasmem.cli.judging import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
-    from kerasmem.report.comparison import comparison_table
+    from kerasmem.records.comparison import comparison_table
 
     say("measuring teacher and student")
     figures = {

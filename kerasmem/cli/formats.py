@@ -38,8 +38,8 @@ from kerasmem.records.regular import check_output
 def convert(options: Namespace) -> Outcome:
     """Return what was converted, and how far the answers are from those before."""
     from kerasmem.errors import ModelError
+    from kerasmem.extras.legacy import compare, load_converted
     from kerasmem.files import save_model
-    from kerasmem.legacy import compare, load_converted
 
     check_output(options.output, ".keras")
     path = Path(options.model)

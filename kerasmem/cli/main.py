@@ -222,9 +222,7 @@ def start_keras() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
         _import_keras()
-    importlib.import_module("kerasmem.compression.quantize.layer")
-    importlib.import_module("kerasmem.compression.quantize.static.kinds")
-    importlib.import_module("kerasmem.optimizers")
+    importlib.import_module("kerasmem.registered")
 
 
 def _imported_objects(modules: Sequence[str]) -> dict[str, Any]:

@@ -220,9 +220,9 @@ def _enable_lora(model: Any, rank: int) -> None:
 def tune(options: Namespace) -> Outcome:
     """Return what each option costs, and what follows from it."""
     from kerasmem.cli.judging import compile_for
+    from kerasmem.extras.tune import leave_room, plan_options
+    from kerasmem.extras.tune import tune as measure_options
     from kerasmem.files import load_model
-    from kerasmem.memory.tune import leave_room, plan_options
-    from kerasmem.memory.tune import tune as measure_options
     from kerasmem.report.benchmarks import (
         failure_lines,
         odd_sizes_table,

@@ -199,6 +199,7 @@ def _environment(inherited: Mapping[str, str], *, counting: bool) -> dict[str, s
 )
 def report(options: Namespace) -> Outcome:
     """Write the page and return what a reader wants first."""
+    from kerasmem.extras.trackers import TRACKERS, check_trackers, logged
     from kerasmem.files.read_run import read_run
     from kerasmem.records import gravest_first
     from kerasmem.report.run import write_run_page
@@ -209,7 +210,6 @@ def report(options: Namespace) -> Outcome:
         post_mortem_table,
         title,
     )
-    from kerasmem.report.trackers import TRACKERS, check_trackers, logged
     from kerasmem.units import format_bytes
 
     check_output(options.output, ".html")
@@ -275,7 +275,7 @@ def _logged_line(tracker: str, target: object, scalars: int) -> str:
 def demo(options: Namespace) -> Outcome:
     """Run the demo and return what it measured."""
     from kerasmem.demo.run import run_demo
-    from kerasmem.report.comparison import comparison_table
+    from kerasmem.records.comparison import comparison_table
 
     record = run_demo(options.out, options.data, console=progress_console())
     table = comparison_table(record.models, f"accuracy on {record.samples} test images")

@@ -67,7 +67,7 @@ def judged_by_tokens(
     Raises:
         DataError: if the models are no language models.
     """
-    from kerasmem.compression.language import language_figures
+    from kerasmem.extras.language.metrics import language_figures
     from kerasmem.graph.outputs import without_preprocessor
 
     with without_preprocessor(models):

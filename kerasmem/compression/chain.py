@@ -13,7 +13,12 @@ from kerasmem.backends import current
 from kerasmem.compression import batch_norm
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_metric
-from kerasmem.compression.recipe import as_preset
+from kerasmem.compression.recipe import (
+    apply_technique,
+    as_preset,
+    prepare_technique,
+    preserve_technique,
+)
 from kerasmem.compression.technique import Context, Technique, no_samples
 from kerasmem.compression.working import fine_tune, seeded_at
 from kerasmem.errors import ConfigError, KerasMemWarning
@@ -103,7 +108,7 @@ class Chain:
             check_metric(original)
         context = replace(context, original=original)
         ready = [
-            step.ready(replace(context, earlier=self.steps[:number]))
+            prepare_technique(step, replace(context, earlier=self.steps[:number]))
             for number, step in enumerate(self.steps)
         ]
         checkpoints = None
@@ -155,7 +160,9 @@ def run_steps(
         context: their data and training.
         checkpoints: where each step is kept, and which are done already.
     """
-    context = replace(context, original=original, owned=True)
+    context = replace(
+        context, original=original, owned=True, preserve=preserve_technique
+    )
     begun = checkpoints.done() if checkpoints else None
     model, changes, done = original, [], begun or 0
     if begun is None:
@@ -170,7 +177,7 @@ def run_steps(
         with seeded_at(context, 2 * number):
             compile_as(model, original)
             stage(step.name)
-            model, of_step = step.applied(model, context)
+            model, of_step = apply_technique(step, model, context)
             fine_tune(model, step, context)
             changes += of_step
             if _leaves_stale(steps[number - 1 :], of_step, context):

@@ -4,7 +4,7 @@ import json
 import reprlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,59 @@ _TABLE = (
 TECHNIQUES: dict[str, type[Technique]] = {row.config.name: row.config for row in _TABLE}
 
 
-def implementation_of(cls: type[Technique]) -> Implementation:
-    """Return what a technique, or one that is derived from it, does."""
-    return next(row for row in _TABLE if issubclass(cls, row.config))
+def apply_technique(
+    technique: Technique, model: Any, context: Context | None = None
+) -> tuple[Any, list[WeightChange]]:
+    """Apply a technique to a model.
+
+    Args:
+        technique: The technique.
+        model: A built model. It is not changed unless `context.owned` is True.
+        context: Data and settings. Defaults to an empty context.
+
+    Returns:
+        A tuple of the new model and a list of `WeightChange`, one for each weight.
+
+    Raises:
+        ConfigError: If the context lacks something that the technique needs, such as
+            data.
+        ModelError: If nothing in the model can be changed by the technique.
+    """
+    context = replace(context or Context(), preserve=preserve_technique)
+    return _implementation_of(technique).apply(model, technique, context)
+
+
+def prepare_technique(technique: Technique, context: Context) -> Technique:
+    """Load everything that a technique needs, such as a teacher from a file.
+
+    Args:
+        technique: The technique.
+        context: Data and settings.
+
+    Returns:
+        The technique itself, or a copy that holds the loaded objects.
+
+    Raises:
+        InputError: If the context lacks something, or a file cannot be loaded.
+    """
+    return _implementation_of(technique).ready(technique, context)
+
+
+def preserve_technique(
+    technique: Technique, model: Any, trainer: Any
+) -> AbstractContextManager[None]:
+    """Return a scope in which training keeps the work of a technique.
+
+    Args:
+        technique: The technique.
+        model: The model to which it was applied.
+        trainer: The model that `fit` is called on: `model`, or a model that trains it.
+    """
+    return _implementation_of(technique).preserve(technique, model, trainer)
+
+
+def _implementation_of(technique: Technique) -> Implementation:
+    return next(row for row in _TABLE if isinstance(technique, row.config))
 
 
 def from_json(config: dict[str, Any]) -> Technique:

@@ -7,18 +7,17 @@ from typing import Any
 from kerasmem.compression.account import notable_first
 from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
 from kerasmem.compression.measure import Timing
-from kerasmem.compression.model_card import model_card
 from kerasmem.compression.quantize.keras_form import keras_int8
 from kerasmem.compression.written import WrittenFile
 from kerasmem.errors import ConfigError
 from kerasmem.files.save import Coding, save_model
+from kerasmem.optional import feature
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.stages import stage
 from kerasmem.units import format_bytes
 
 SAMPLES = 4
-"""Most that `export` compares the file and its model on."""
-
+"""Most samples that `export` compares the file and its model on."""
 
 FORMATS = ("kerasmem", "keras")
 
@@ -130,8 +129,8 @@ class CompressionResult:
 
         Without latencies if they were not measured yet; `report` measures them.
         """
-        from kerasmem.report.table import as_text
-        from kerasmem.report.weights import left_alone_table
+        from kerasmem.records.table import as_text
+        from kerasmem.records.weight_tables import left_alone_table
 
         has_rest = any(not change.changed for change in self.changes)
         rest = as_text(left_alone_table(self.changes)) if has_rest else ""
@@ -183,9 +182,7 @@ class CompressionResult:
             A picture that a notebook shows; `.save(path)` writes it, `.figure` is
             matplotlib's.
         """
-        from kerasmem.report.stills import comparison_plot
-
-        return comparison_plot(self.report)
+        return feature("comparison_plot")(self.report)
 
     def model_card(self, name: str | None = None, **metadata: str) -> str:
         """Return a model card: Markdown with metadata, as the Hugging Face Hub has it.
@@ -211,7 +208,7 @@ class CompressionResult:
              'license: apache-2.0']
         """
         title = self._name if name is None else name
-        return model_card(title, self.report, self.changes, metadata)
+        return feature("model_card")(title, self.report, self.changes, metadata)
 
     def export(
         self,
@@ -253,12 +250,9 @@ class CompressionResult:
                 not give what the model gives.
             OutputError: if the file cannot be written.
         """
-        # The one door to a room above this one, whose files few results become.
-        from kerasmem.exporting import export
-
         if samples is None and self.samples is not None:
             samples = (self.samples,)  # a tuple of inputs would be inputs and labels
-        return export(
+        return feature("export")(
             self.model,
             path,
             scheme=scheme,

@@ -16,6 +16,7 @@ import keras
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.fields import Real
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.arguments import (
     Pair,
@@ -83,7 +84,7 @@ def make_student(
         Real(least=0, below=1).check(_SHARE.format("depth"), "depth", depth)
         student = _less_deep(student, depth)
     if ratio is not None and ratio < 1:
-        student, _ = PruneChannels(1 - ratio, of=of).applied(student)
+        student, _ = apply_technique(PruneChannels(1 - ratio, of=of), student)
     student = clone(student) if student is teacher else student
     compile_as(student, teacher)
     return student

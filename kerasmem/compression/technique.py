@@ -4,17 +4,20 @@ This module and those of the configs import no Keras: the command line reads its
 from them.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kerasmem.compression.fields import Config
 from kerasmem.errors import ConfigError
-from kerasmem.records import WeightChange
 
-if TYPE_CHECKING:
-    from kerasmem.compression.recipe import Implementation
+
+def _preserve_nothing(
+    technique: "Technique", model: Any, trainer: Any
+) -> AbstractContextManager[None]:
+    del technique, model, trainer
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class Context:
         seed: from which a chain of techniques seeds each of them; None for chance.
         custom_objects: the user's own layers and functions by name.
         original: the model before the first technique of a chain; None for the model
-            that `applied` is given.
+            that the technique is applied to.
         earlier: the techniques before this one, whose work a training preserves.
         owned: True if the model is a copy that may be changed in place.
+        preserve: returns a scope in which training keeps the work of a technique; it
+            takes the technique, the model and the model that `fit` is called on.
     """
 
     data: Any = None
@@ -42,6 +47,9 @@ class Context:
     original: Any = None
     earlier: "tuple[Technique, ...]" = ()
     owned: bool = False
+    preserve: Callable[["Technique", Any, Any], AbstractContextManager[None]] = (
+        _preserve_nothing
+    )
 
 
 @dataclass(frozen=True)
@@ -64,62 +72,6 @@ class Technique(Config):
     trains: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
     undoes: ClassVar[tuple[str, ...]] = ()
-
-    def applied(
-        self, model: Any, context: Context | None = None
-    ) -> tuple[Any, list[WeightChange]]:
-        """Apply the technique to a model.
-
-        Args:
-            model: a built model; it is not changed, unless the context owns it.
-            context: the data and all else to work with; None for an empty one.
-
-        Returns:
-            The new model, and a `WeightChange` for each weight: changed, or left alone
-            and why.
-
-        Raises:
-            ConfigError: if the context lacks what this takes, such as data.
-            ModelError: if there is nothing in the model to apply this to.
-        """
-        return self._implementation.apply(model, self, context or Context())
-
-    def ready(self, context: Context) -> "Technique":
-        """Return this with all that it needs at hand, such as a teacher from a file.
-
-        A chain calls it before the first technique: nothing is found missing after
-        hours.
-
-        Args:
-            context: the data and all else to work with.
-
-        Returns:
-            The technique itself, or a copy that holds what was loaded.
-
-        Raises:
-            InputError: if the context lacks what this takes, or a file cannot be
-                loaded.
-        """
-        return self._implementation.ready(self, context)
-
-    def preserved(self, model: Any, trainer: Any) -> AbstractContextManager[None]:
-        """Return a scope in which training keeps what this did to a model.
-
-        Args:
-            model: the model that this was applied to.
-            trainer: what `fit` is called on: `model`, or one that trains it.
-
-        Returns:
-            A context manager; after it the model trains as ever.
-        """
-        return self._implementation.preserve(self, model, trainer)
-
-    @property
-    def _implementation(self) -> "Implementation":
-        # The one door upwards: a config imports neither Keras nor other rooms.
-        from kerasmem.compression.recipe import implementation_of
-
-        return implementation_of(type(self))
 
 
 def no_samples(step: str) -> ConfigError:

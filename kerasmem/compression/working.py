@@ -32,10 +32,13 @@ def seeded_at(context: Context, place: int) -> Any:
 
 
 @contextmanager
-def preserving(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator[None]:
+def preserving(
+    context: Context, steps: Sequence[Technique], model: Any, trainer: Any
+) -> Iterator[None]:
     """Return a scope in which training keeps what techniques did, and no graph stays.
 
     Args:
+        context: knows how the work of a technique is kept.
         steps: the techniques.
         model: the model that they were applied to.
         trainer: what `fit` is called on.
@@ -44,14 +47,14 @@ def preserving(steps: Sequence[Technique], model: Any, trainer: Any) -> Iterator
         # The model may be one of many that are tried and dropped.
         scopes.callback(current().release_graphs)
         for step in steps:
-            scopes.enter_context(step.preserved(model, trainer))
+            scopes.enter_context(context.preserve(step, model, trainer))
         yield
 
 
 def fine_tune(model: Any, step: Technique, context: Context) -> None:
     """Train a model in place after a step, if the context and the step ask for it."""
     if context.epochs and step.trains_on:
-        with preserving([*context.earlier, step], model, model):
+        with preserving(context, [*context.earlier, step], model, model):
             stage(TRAINING)
             with without_preprocessor([model]):
                 model.fit(**context.fit, epochs=context.epochs)

@@ -13,6 +13,7 @@ import numpy as np
 from kerasmem.compression.measure import size_of
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
 from kerasmem.exporting import export, resident_child
@@ -155,7 +156,7 @@ def _as_it_is(setup: Setup) -> Runnable:
 
 
 def _int8_weights(setup: Setup) -> Runnable:
-    model, _ = Quantize("int8").applied(setup.model)
+    model, _ = apply_technique(Quantize("int8"), setup.model)
     return InKeras(model)
 
 
@@ -168,7 +169,7 @@ def _static(setup: Setup) -> Runnable:
         raise ConfigError(
             "It needs samples to calibrate on. Next: give data= (--data)."
         )
-    model, _ = Quantize(STATIC).applied(setup.model, Context(setup.data))
+    model, _ = apply_technique(Quantize(STATIC), setup.model, Context(setup.data))
     return _exported(model, setup, STATIC)
 
 

@@ -1,6 +1,6 @@
 """Files that Keras 2 wrote: how one knows them, and what Keras 3 reads them with.
 
-What reads them is `kerasmem.legacy`, imported when the first such file comes.
+What reads them is `kerasmem.extras.legacy`, imported when the first such file comes.
 """
 
 import zipfile

@@ -30,6 +30,7 @@ from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
 from kerasmem.graph.skip_sets import skip_sets
+from kerasmem.optional import feature
 
 
 def load_model(
@@ -89,9 +90,7 @@ def load_model(
     if is_legacy(path):
         if memory_map:
             raise _unmappable(path)
-        # The one door to a room above this one, which few files need.
-        from kerasmem.legacy import load_legacy
-
+        load_legacy = feature("load_legacy")
         return load_legacy(path, custom_objects or {}, compile=compile).layer
     mapped = MappedWeights(path) if memory_map else None
     if compile and mapped is not None and mapped.learned:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kerasmem.optional import feature
 from kerasmem.records.plain import JsonRecord
 from kerasmem.records.timeline import CATEGORIES
 from kerasmem.units import format_bytes, parse_bytes
@@ -254,9 +255,7 @@ class MemoryEstimate(OfParts, JsonRecord):
             A picture that a notebook shows; `.save(path)` writes it, `.figure` is
             matplotlib's.
         """
-        from kerasmem.report.stills import estimate_plot
-
-        return estimate_plot(self, layers)
+        return feature("estimate_plot")(self, layers)
 
 
 def _text(buffer: EstimateBuffer) -> str:

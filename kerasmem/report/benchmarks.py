@@ -9,7 +9,7 @@ from kerasmem.records import (
     Tuning,
     VariantFigures,
 )
-from kerasmem.report.table import MISSING, Table, bytes_or_missing, terminal_table
+from kerasmem.records.table import MISSING, Table, bytes_or_missing, terminal_table
 from kerasmem.units import format_bytes, format_ms
 
 _BUSY = 0.2

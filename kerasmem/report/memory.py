@@ -7,7 +7,7 @@ import rich.table
 from kerasmem.graph.activations import LayerActivations
 from kerasmem.records import FileContents, MemoryEstimate
 from kerasmem.records.estimate import NO_LAYER
-from kerasmem.report.table import (
+from kerasmem.records.table import (
     MISSING,
     Table,
     bytes_or_missing,

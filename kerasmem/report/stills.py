@@ -6,8 +6,8 @@ from typing import Any
 
 from kerasmem.errors import ConfigError
 from kerasmem.records import CATEGORIES, CompressionReport, MemoryEstimate, Timeline
+from kerasmem.records.comparison import file_label
 from kerasmem.records.estimate import NO_LAYER
-from kerasmem.report.comparison import file_label
 from kerasmem.report.page.panels import Panel
 from kerasmem.report.plot import COLORS, TEXT, Plot, drawing
 from kerasmem.report.run.timelines import sizes_by_category, timeline_title

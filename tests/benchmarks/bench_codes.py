@@ -7,9 +7,9 @@ Run by hand, half a minute, without Keras:
 4096 gradients whose sizes are spread over two decades; in the second half of the steps
 every other one is 100 times smaller, or larger. Moments are coded after every step: by
 the tree of Dettmers et al. (2022), to its nearest value; by the curve of
-`kerasmem.optimizers.codes` to the nearest; by the same with offsets that move on. What
-is printed: root mean square of the error of the updates over that of exact ones, and
-the largest update, in learning rates.
+`kerasmem.extras.optimizers.codes` to the nearest; by the same with offsets that move
+on. It prints the root mean square of the error of the updates over that of exact ones,
+and the largest update, in learning rates.
 """
 
 import numpy as np

@@ -16,6 +16,7 @@ import statistics
 import keras
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from tests.benchmarks.bench_lenet import (
     DENSE_EPOCHS,
     PENALTY,
@@ -64,7 +65,7 @@ def narrowed(dense, data):
                 for path, size, final in zip(LEFT, now, (5, 10, 16), strict=False)
             }
         choice = km.PruneChannels(0.0, ratios=ratios, criterion="group")
-        model, _ = choice.applied(model)
+        model, _ = apply_technique(choice, model)
         fit(model, EPOCHS_AT_LAST if turn == ROUNDS else EPOCHS_BETWEEN, data)
     sizes = [w.shape[-1] for w in model.weights if w.name == "kernel"]
     assert sizes == [5, 10, 16, 10], sizes

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from kerasmem.errors import ModelError
+from kerasmem.extras.tune import measure
 from kerasmem.memory.estimate import METHODS
-from kerasmem.memory.tune import measure
 from kerasmem.records import Tuning, VariantFigures
 
 pytestmark = pytest.mark.one_backend

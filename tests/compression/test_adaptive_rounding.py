@@ -19,6 +19,7 @@ from kerasmem.compression.quantize.on_data.moments import (
 )
 from kerasmem.compression.quantize.on_data.passes import Passes
 from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
@@ -233,7 +234,7 @@ def test_every_layer_makes_less_error_and_so_does_the_model():
 def test_zeros_of_pruning_stay_and_groups_have_their_own_scales():
     model = network()
     choice = km.Quantize("int4", granularity="group", group_size=9, rounding="adaptive")
-    pruned, _ = km.Prune(0.5).applied(model)
+    pruned, _ = apply_technique(km.Prune(0.5), model)
     kernels = [to_numpy(x.kernel) for x in pruned.layers if hasattr(x, "kernel")]
     result = km.compress(pruned, choice, data=X[:32])
     for (values, _), kernel in zip(codes_of(result.model), kernels, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
 from tests.models import BuiltByConstructor, Subclassed, chain, subclassed
@@ -99,9 +100,11 @@ def inputs_of(model):
 def twice(model, folder):
     """In two calls, the second on the file of the first."""
     most = km.Quantize("int8-dynamic", exclude=("embedding|last",))
-    first, _ = most.applied(clone(model))
+    first, _ = apply_technique(most, clone(model))
     km.save_model(first, folder / "once.keras")
-    second, _ = INT4.applied(km.load_model(folder / "once.keras", compile=False))
+    second, _ = apply_technique(
+        INT4, km.load_model(folder / "once.keras", compile=False)
+    )
     return second
 
 
@@ -113,7 +116,7 @@ def in_steps(model, folder):
 
 
 def by(technique):
-    return lambda model, _: technique.applied(clone(model))[0]
+    return lambda model, _: apply_technique(technique, clone(model))[0]
 
 
 WAYS = {

@@ -9,7 +9,13 @@ import yaml
 
 import kerasmem as km
 from kerasmem.compression.chain import run_steps
-from kerasmem.compression.recipe import TECHNIQUES, from_json, read_recipe
+from kerasmem.compression.recipe import (
+    TECHNIQUES,
+    apply_technique,
+    from_json,
+    prepare_technique,
+    read_recipe,
+)
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
@@ -134,7 +140,7 @@ def results(model, data):
         key = repr(technique)
         if key not in made:
             keras.utils.set_random_seed(1)
-            made[key] = technique.applied(model, context(data))
+            made[key] = apply_technique(technique, model, context(data))
         return made[key]
 
     return result_of
@@ -184,7 +190,7 @@ def test_a_copy_that_is_owned_is_changed_in_place_where_that_can_be(
         return  # the others on a model that was read from a file
     own = clone(model) if copied == "cloned" else keras.models.load_model(file)
     keras.utils.set_random_seed(1)
-    result, changes = technique.applied(own, context(data, owned=True))
+    result, changes = apply_technique(technique, own, context(data, owned=True))
     in_place = technique.name in IN_PLACE or technique.trains
     in_place |= technique.name == "quantize" and technique.scheme != "int8-static"
     in_place &= not getattr(technique, "replace_relu6", False)
@@ -198,7 +204,7 @@ def test_a_copy_that_is_owned_is_changed_in_place_where_that_can_be(
 def test_a_seed_gives_the_same_model_again_and_another_one_another(name, model, data):
     def chained(seed):
         given = context(data, seed=seed, epochs=int(name == "prune"), original=model)
-        return run_steps(model, [TABLE[name].ready(given)], given)
+        return run_steps(model, [prepare_technique(TABLE[name], given)], given)
 
     (one, changes), (again, same), (other, _) = map(chained, (3, 3, 4))
     assert_equal(values(one), values(again))
@@ -214,7 +220,7 @@ def test_a_model_with_nothing_to_do_is_an_error(technique, data):
         return  # a training takes any model that has a loss
     model = chain(SHAPE, L.LayerNormalization())
     with pytest.raises(ModelError, match=r"model .* has no|nothing to"):
-        technique.applied(model, context(data))
+        apply_technique(technique, model, context(data))
 
 
 @pytest.mark.one_backend
@@ -230,7 +236,7 @@ def test_a_regular_expression_that_matches_no_weight_is_an_error(
         return  # it takes none
     config = from_json({**described, field: ["haed"]})
     with pytest.raises(ConfigError, match="match.*Received: .*'haed'"):
-        config.applied(model, context(data))
+        apply_technique(config, model, context(data))
 
 
 @pytest.mark.one_backend

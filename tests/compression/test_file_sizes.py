@@ -16,7 +16,7 @@ from rich.console import Console
 import kerasmem as km
 from kerasmem.cli import main
 from kerasmem.files.contents import file_size
-from kerasmem.report.comparison import comparison_table
+from kerasmem.records.comparison import comparison_table
 from kerasmem.report.compression.page import Page, page_content
 from kerasmem.report.stills import comparison_plot
 

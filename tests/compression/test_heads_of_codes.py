@@ -11,8 +11,8 @@ import kerasmem as km
 from kerasmem.compression.quantize import apply
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.variable import QuantizedVariable
+from kerasmem.extras.chunked.chunks import Table, crossentropy
 from kerasmem.graph.values import to_numpy
-from kerasmem.layers.chunks import Table, crossentropy
 from tests.compression.aware.gradient import gradient_of
 from tests.models import L
 

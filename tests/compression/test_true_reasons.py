@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError
 
 L = keras.layers
@@ -27,7 +28,7 @@ def test_channels_of_recurrent_layers_stay_for_the_stated_reason(layer, shape, r
     inputs = keras.Input(batch_shape=shape)
     outputs = L.Dense(2)(L.Flatten()(layer(inputs)))
     with pytest.raises(ModelError, match=f"no channels.*{reason}"):
-        km.PruneChannels(0.25).applied(keras.Model(inputs, outputs))
+        apply_technique(km.PruneChannels(0.25), keras.Model(inputs, outputs))
 
 
 @pytest.mark.one_backend

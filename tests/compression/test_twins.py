@@ -7,6 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.evidence import sums_over_samples
 from kerasmem.compression.prune.masks import Masks
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 from tests.models import L, chain
@@ -82,7 +83,7 @@ def test_each_moving_average_has_its_own_mask():
 
 def test_each_goes_on_with_its_own_moments():
     model = trained()
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     for old, before, new, after in zip(
         (*kernels(model), model.layers[-1].kernel),
         slots(model, "momentum"),
@@ -98,7 +99,7 @@ def test_each_goes_on_with_its_own_moments():
 
 def test_a_bias_that_folding_makes_is_told_with_its_model():
     dense = lambda: L.Dense(6, use_bias=False, name="dense")  # noqa: E731
-    _, changes = km.FoldBatchNorm().applied(twins(dense, L.BatchNormalization))
+    _, changes = apply_technique(km.FoldBatchNorm(), twins(dense, L.BatchNormalization))
     made = [change.weight for change in changes if change.detail == "made anew"]
     assert made == ["left/dense/bias", "right/dense/bias"]
 
@@ -107,7 +108,7 @@ def test_equalizing_names_the_one_that_it_cannot():
     model = twins()
     kernels(model)[1].assign(np.full((6, 6), np.inf))
     with pytest.raises(ModelError, match="'right/dense/kernel'"):
-        km.Equalize().applied(model)
+        apply_technique(km.Equalize(), model)
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import DataError, KerasMemWarning
 from tests.train_steps import BACKEND, update
 
@@ -59,7 +60,7 @@ def test_steps_of_the_models_own_take_inputs_alone():
     )
     metrics = result.report.before.metrics
     assert metrics == pytest.approx(model.evaluate(X, verbose=0, return_dict=True))
-    pruned, _ = km.Prune(0.5).applied(model)
+    pruned, _ = apply_technique(km.Prune(0.5), model)
     pruned.compile("adam")
     untrained = pruned.evaluate(X, verbose=0, return_dict=True)
     assert result.report.after.metrics["loss"] < untrained["loss"]

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.records import ModelFigures
-from kerasmem.report.comparison import comparison_table
+from kerasmem.records.comparison import comparison_table
 from tests.demo.check_readme import (
     README,
     differences,

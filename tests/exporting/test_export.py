@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
@@ -284,7 +285,7 @@ def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path)
     with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):
         export(model, path, input_shape=(3, 4), samples=np.zeros((2, 6, 4)))
     x = np.random.default_rng(0).normal(size=(32, 5, 4)).astype("float32")
-    integers, _ = Quantize("int8-static").applied(model, Context(x))
+    integers, _ = apply_technique(Quantize("int8-static"), model, Context(x))
     with pytest.raises(ConfigError, match="those of its model.*before km.compress"):
         export(integers, path, input_shape=(3, 4))
 

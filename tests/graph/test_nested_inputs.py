@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import KerasMemWarning
 from kerasmem.graph.calls import trace
 from kerasmem.graph.flat_calls import flatten
@@ -65,7 +66,7 @@ def test_techniques_take_a_nested_model_with_a_cast(tmp_path):
     for one in (small, loaded):
         error = np.linalg.norm(to_numpy(one(x)) - expected)
         assert error < 0.05 * np.linalg.norm(expected)
-    pruned, _ = km.PruneChannels(0.25, of="memory").applied(model)
+    pruned, _ = apply_technique(km.PruneChannels(0.25, of="memory"), model)
     assert pruned.count_params() < model.count_params()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
@@ -154,7 +155,7 @@ def test_techniques_keep_an_adapted_vocabulary():
     expected = to_numpy(model.layers[1](keras.ops.convert_to_tensor(IDS)))
     for smaller in (
         km.compress(model, km.FoldBatchNorm()).model,
-        km.PruneChannels(0.25, of="memory").applied(model)[0],
+        apply_technique(km.PruneChannels(0.25, of="memory"), model)[0],
         km.compress(model, km.Quantize("int8-static"), data=np.tile(IDS, (2, 1))).model,
         km.quantization_aware(model, km.Quantize("int8-static")),
         km.make_student(model, 0.6),

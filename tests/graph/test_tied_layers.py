@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ModelError
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
@@ -92,7 +93,7 @@ def test_channels_of_the_others_go_and_tied_weights_stay():
     model, _ = language_model()
     model.optimizer.build(model.trainable_variables)
     for smaller in (
-        km.PruneChannels(0.25, of="channels").applied(model)[0],
+        apply_technique(km.PruneChannels(0.25, of="channels"), model)[0],
         km.make_student(model, 0.75, of="channels"),
     ):
         check_tied(smaller)
@@ -105,7 +106,7 @@ def test_tied_weights_are_neither_folded_nor_factorized_nor_equalized():
     expected = to_numpy(model(x))
     with pytest.raises(ModelError, match="'first', whose weights 'reader' reads too"):
         km.compress(model, km.FoldBatchNorm())
-    smaller, changes = km.Factorize(0.3).applied(model)
+    smaller, changes = apply_technique(km.Factorize(0.3), model)
     check_tied(smaller)
     reasons = [c.detail for c in changes if c.layer in ("first", "second")]
     assert reasons[0] == "is read by 'reader' too"

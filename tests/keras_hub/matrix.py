@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import KerasMemError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
@@ -194,7 +195,7 @@ def factorize(s: Subject) -> None:
 def heads_and_width(s: Subject) -> str | None:
     """Half as many of each; outputs and tokens are those with the others zero."""
     model = randomized(clone(s.model))
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     s.saved("narrow", small)
     assert small.count_params() < model.count_params()
     if type(small) is not type(model):

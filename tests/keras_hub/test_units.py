@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
@@ -47,7 +48,7 @@ def assert_computes_what_is_left(model, small):
 
 def test_heads_and_hidden_units_of_gemma():
     model = gemma()
-    small, changes = km.PruneChannels(0.5).applied(model)
+    small, changes = apply_technique(km.PruneChannels(0.5), model)
     assert type(small) is M.GemmaCausalLM
     backbone = small.backbone
     sizes = backbone.num_query_heads, backbone.num_key_value_heads
@@ -65,7 +66,7 @@ def test_heads_and_hidden_units_of_gemma():
 @pytest.mark.one_backend
 def test_as_many_query_heads_go_of_each_key_where_no_key_can():
     model = gemma()
-    small, _ = km.PruneChannels(0.25).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.25), model)
     backbone = small.backbone
     assert (backbone.num_query_heads, backbone.num_key_value_heads) == (6, 2)
     old, new = (
@@ -82,14 +83,14 @@ def test_as_many_query_heads_go_of_each_key_where_no_key_can():
 def test_what_is_left_of_a_family(family):
     # Mistral's config leaves the width of a head open.
     model = randomized(FAMILIES[family]())
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     assert type(small) is type(model)
     assert_computes_what_is_left(model, small)
 
 
 @pytest.mark.one_backend
 def test_heads_whose_width_follows_from_their_number_stay_and_why_is_told():
-    small, changes = km.PruneChannels(0.5).applied(FAMILIES["Llama3"]())
+    small, changes = apply_technique(km.PruneChannels(0.5), FAMILIES["Llama3"]())
     assert small.backbone.num_query_heads == 2
     assert small.backbone.intermediate_dim == 32
     (why,) = {c.detail for c in changes if c.weight.endswith("attention/query/kernel")}
@@ -108,7 +109,7 @@ def test_gradients_rank_heads():
     data = (x, np.zeros((2, 8), "int32"))
     config = km.PruneChannels(0.5, criterion="taylor")
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    small, _ = config.applied(model, Context(data=data))
+    small, _ = apply_technique(config, model, Context(data=data))
     new = small.backbone.get_layer("decoder_block_0").attention.query_dense.kernel
     old = attention.query_dense.kernel
     assert kept_places(to_numpy(old), to_numpy(new))[0].tolist() == [1, 3, 5, 7]
@@ -119,7 +120,7 @@ def test_lora_is_refused():
     model = gemma()
     model.backbone.enable_lora(2)
     with pytest.raises(ModelError, match="before km.Quantize, km.Factorize and LoRA"):
-        km.PruneChannels(0.5).applied(model)
+        apply_technique(km.PruneChannels(0.5), model)
 
 
 @pytest.mark.one_backend

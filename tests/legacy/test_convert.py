@@ -44,7 +44,7 @@ def test_what_answers_otherwise_is_not_written(written, convert, monkeypatch):
         assert [array.shape for array in inputs] == [(4, 6)]
         return [np.full((4, 3), 0.5, "float32")]
 
-    monkeypatch.setattr("kerasmem.legacy.comparison.answers_of_keras_2", answers)
+    monkeypatch.setattr("kerasmem.extras.legacy.comparison.answers_of_keras_2", answers)
     code, _, err, out = convert(written / "dense.h5")
     assert code == 2
     assert "answers otherwise" in err

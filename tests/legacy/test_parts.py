@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kerasmem.extras.legacy.keras_archive import Part, snake_case
+from kerasmem.extras.legacy.operators import _NAMES, operator
+from kerasmem.extras.legacy.tfmot import clustered, masked
 from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
 from kerasmem.graph.values import to_numpy
-from kerasmem.legacy.keras_archive import Part, snake_case
-from kerasmem.legacy.operators import _NAMES, operator
-from kerasmem.legacy.tfmot import clustered, masked
 
 X = np.random.default_rng(0).uniform(0.1, 0.9, (2, 3, 4)).astype("float32")
 Y = np.random.default_rng(1).uniform(1.0, 2.0, (2, 3, 4)).astype("float32")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ModelFileError
+from kerasmem.extras.legacy.layers import make_layer
+from kerasmem.extras.legacy.read import compile_arguments
 from kerasmem.graph.values import to_numpy
-from kerasmem.legacy.layers import make_layer
-from kerasmem.legacy.read import compile_arguments
 
 LOGITS = np.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]], "float32")
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import ConfigError
+from kerasmem.extras.optimizers.adafactor import factored_shape
 from kerasmem.optimizers import Adafactor
-from kerasmem.optimizers.adafactor import factored_shape
 from tests.optimizers.reference import adafactor_step
 
 Keras = keras.optimizers.Adafactor

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from kerasmem.optimizers import codes
+from kerasmem.extras.optimizers import codes
 
 ENTRIES = 32
 NEAREST = np.float32(0.5)

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from kerasmem.records import WeightChange
+from kerasmem.records.weight_tables import noise_table, worst_first
 from kerasmem.report.plots import plot_noise
-from kerasmem.report.weights import noise_table, worst_first
 
 pytestmark = pytest.mark.one_backend
 

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from kerasmem.errors import OutputError
+from kerasmem.extras.trackers import logged
 from kerasmem.records import HostReading, MemoryRecord, Run
-from kerasmem.report.trackers import logged
 from kerasmem.units import MIB
 from tests.report.runs import gradient_records, memory_records
 

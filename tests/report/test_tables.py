@@ -8,9 +8,9 @@ from rich.console import Console
 
 from kerasmem.graph.activations import layer_activations
 from kerasmem.records import ModelFigures, WeightChange
-from kerasmem.report.comparison import comparison_table, models_table
+from kerasmem.records.comparison import comparison_table, models_table
+from kerasmem.records.weight_tables import changes_table, left_alone_table
 from kerasmem.report.memory import layer_table
-from kerasmem.report.weights import changes_table, left_alone_table
 
 pytestmark = pytest.mark.one_backend
 

@@ -9,9 +9,9 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError
+from kerasmem.extras.trackers.mlflow import _allowed as mlflow_name
 from kerasmem.records import HostReading, MemoryRecord
 from kerasmem.report.run.scalars import run_scalars
-from kerasmem.report.trackers.mlflow import _allowed as mlflow_name
 from kerasmem.units import MIB
 from tests.report import tracker_libraries
 from tests.report.runs import gradient_records, memory_records

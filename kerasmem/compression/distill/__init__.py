@@ -282,7 +282,7 @@ def train_step(
     )
     distiller.compile(**student_settings(model, data))
     fit = context.fit or {**fit_arguments(data), "verbose": 0}
-    with preserving(context.earlier, model, distiller):
+    with preserving(context, context.earlier, model, distiller):
         distiller.fit(**fit, epochs=config.epochs)
     return model, []
 

@@ -26,8 +26,8 @@ from kerasmem.memory.batch_size.trial import (
     limit_in_bytes,
     ran_out_of_memory,
 )
+from kerasmem.memory.estimate.cards import usable_bytes
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
-from kerasmem.memory.estimate.planned.cards import usable_bytes
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.sharding import ONE_DEVICE
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process

@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import has_weights, sublayers
-from kerasmem.memory.estimate.planned.cards import CARDS, is_card
+from kerasmem.memory.estimate.cards import CARDS, is_card
 from kerasmem.memory.estimate.variables import unbuilt_copy
 
 BACKENDS = ("tensorflow", "jax", "torch")

@@ -6,18 +6,24 @@ from typing import Any
 import keras
 
 from kerasmem.graph.layers import own_graph
-from kerasmem.memory.estimate import analytic, checks, planned, traced
+from kerasmem.memory.estimate import analytic, checks, traced
 from kerasmem.memory.estimate.generation import check_generates
 from kerasmem.memory.estimate.inputs import checked_inputs, example_labels
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import sharding_of
 from kerasmem.memory.estimate.unbuilt import built_model
+from kerasmem.optional import feature
 from kerasmem.records import MemoryEstimate
+
+
+def _estimate_by_plan(request: Request) -> MemoryEstimate:
+    return feature("estimate_by_plan")(request)
+
 
 METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
     "analytic": analytic.estimate,
     "traced": traced.estimate,
-    "plan": planned.estimate,
+    "plan": _estimate_by_plan,
 }
 """Cheapest first."""
 

@@ -18,7 +18,7 @@ from kerasmem.memory.oom.fitting import Room
 from kerasmem.memory.rematerialize.plan import recorded_step
 from kerasmem.memory.rematerialize.rematerialize import policy_for
 from kerasmem.memory.rematerialize.search import by_limit
-from kerasmem.optimizers import Adam8bit
+from kerasmem.optional import feature
 from kerasmem.records import Cause, MemoryEstimate, Remedy
 
 _POOL_REMEDIES = (
@@ -214,9 +214,13 @@ def _may_change_activations(step: FailedStep) -> bool:
     return step.estimate.training and has_graph(step.model) and untreated
 
 
+def _adam_8bit() -> Any:
+    return feature("Adam8bit")()
+
+
 _OPTIMIZERS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "8-bit Adam": (
-        Adam8bit,
+        _adam_8bit,
         "km.optimizers.Adam8bit(...) in the place of the optimizer",
     ),
     "Adafactor": (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasmem.records import ModelFigures, WeightChange
-from kerasmem.report.comparison import file_label
+from kerasmem.records.comparison import file_label
 from kerasmem.report.page.packing import Packer
 from kerasmem.units import format_bytes, format_ms
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from kerasmem.compression.prune.analysis import Sensitivity
+from kerasmem.records.table import Table, evenly, number_text
 from kerasmem.report.page.panels import Line, Panel
-from kerasmem.report.table import Table, evenly, number_text
 
 _STYLES = ("peak", "current", "validation", "largest", "within", "pool", "card")
 """Looks of lines; a chart has no more lines than there are."""

@@ -18,7 +18,8 @@ from kerasmem.records import (
     SearchReport,
     WeightChange,
 )
-from kerasmem.report.comparison import models_table
+from kerasmem.records.comparison import models_table
+from kerasmem.records.weight_tables import weight_table
 from kerasmem.report.compression.bars import layer_bars, model_bars, packed_bars
 from kerasmem.report.compression.curves import (
     history_panels,
@@ -33,7 +34,6 @@ from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradients import gradient_flow, norm_panel, norm_table
 from kerasmem.report.run.memory import memory_panels, memory_tables
 from kerasmem.report.search import packed_trials, search_chart, trial_table
-from kerasmem.report.weights import weight_table
 
 
 @dataclass(frozen=True)

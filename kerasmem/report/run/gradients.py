@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kerasmem.records import GradientRecord
+from kerasmem.records.table import Table, evenly, number_text, share_text
 from kerasmem.report.page.panels import Lines, Panel
 from kerasmem.report.run.epochs import continued
-from kerasmem.report.table import Table, evenly, number_text, share_text
 from kerasmem.units import format_bytes
 
 _MOST_CELLS = 150_000

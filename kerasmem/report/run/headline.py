@@ -13,9 +13,9 @@ from kerasmem.records.post_mortem import (
     moment_words,
     remedy_words,
 )
+from kerasmem.records.table import MISSING, Table, terminal_table
 from kerasmem.report.run.epochs import IN_FIT, continued, later_fits, numbered
 from kerasmem.report.run.timelines import allocator_words
-from kerasmem.report.table import MISSING, Table, terminal_table
 from kerasmem.units import format_bytes
 
 

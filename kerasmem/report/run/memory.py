@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kerasmem.records import DeviceReading, MemoryRecord
+from kerasmem.records.table import Table, bytes_or_missing, evenly, share_text
 from kerasmem.report.page.panels import Line, Lines, Panel
 from kerasmem.report.run.epochs import numbered, placed
-from kerasmem.report.table import Table, bytes_or_missing, evenly, share_text
 from kerasmem.units import format_bytes
 
 _FAR_ABOVE = 3  # a pool so many times the peak would flatten every other line

@@ -7,6 +7,7 @@ from typing import Any
 
 from kerasmem.records import GradientRecord, MemoryRecord, Run, gravest_first
 from kerasmem.records.post_mortem import remedy_words
+from kerasmem.records.table import Table, evenly, number_text
 from kerasmem.report.page.html import html_page, write_html
 from kerasmem.report.page.packing import Packer
 from kerasmem.report.page.panels import Lines, Panel, packed_panels
@@ -29,7 +30,6 @@ from kerasmem.report.run.timelines import (
     timeline_columns,
     timeline_title,
 )
-from kerasmem.report.table import Table, evenly, number_text
 
 
 def loss_panel(run: Run) -> Panel | None:

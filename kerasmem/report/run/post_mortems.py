@@ -11,8 +11,8 @@ from kerasmem.records.post_mortem import (
     moment_words,
     peak_words,
 )
+from kerasmem.records.table import MOST_ROWS, Table, share_text
 from kerasmem.report.run.headline import Figure
-from kerasmem.report.table import MOST_ROWS, Table, share_text
 from kerasmem.units import format_bytes
 
 MOST_SHOWN = 12

@@ -6,6 +6,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.math import dequantize, quantize
+from kerasmem.compression.recipe import apply_technique, preserve_technique
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.kernels import reduced_axes
 from kerasmem.graph.layers import sublayers, weights
@@ -195,7 +196,7 @@ def check_each_weight_is_read_rounded(model, x):
     choice = km.Quantize("int4")
     found = forward(aware(model, choice), x)()
     outputs = forward(model, x)
-    _, changes = choice.applied(model)
+    _, changes = apply_technique(choice, model)
     pairs = zip(weights(model), changes, strict=True)
     chosen = [weight for weight, change in pairs if change.changed]
     floats = [to_numpy(weight.variable) for weight in chosen]
@@ -382,7 +383,7 @@ def test_clusters_and_zeros_stay_what_they_are():
     before = to_numpy(model.get_layer("side").kernel)
     choice = km.Quantize("int8", granularity="tensor")
     trained = aware(model, choice)
-    with km.Cluster(8).preserved(trained, trained):
+    with preserve_technique(km.Cluster(8), trained, trained):
         fit(trained, epochs=2)
     small = km.compress(trained, choice).model
     for each in (trained, small):

@@ -7,6 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.channels.scores import class_scores
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.channels import label_channels
@@ -61,7 +62,7 @@ def test_the_channels_that_the_loss_feels_least_go():
     model.set_weights([kernel, bias, second, end])
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     choice = km.PruneChannels(0.4, criterion="taylor")
-    small, _ = choice.applied(model, Context((x, np.ones((64, 2), "float32"))))
+    small, _ = apply_technique(choice, model, Context((x, np.ones((64, 2), "float32"))))
     np.testing.assert_array_equal(
         to_numpy(small.layers[1].kernel), np.delete(kernel, [1, 4], 1)
     )
@@ -132,9 +133,9 @@ def test_missing_samples_labels_or_loss_are_errors():
     taylor = km.PruneChannels(0.5, criterion="taylor")
     for data, given in ((None, "None"), (x, "samples without labels")):
         with pytest.raises(ConfigError, match=f"labels as .*Received: data={given}"):
-            taylor.applied(two_layers(), Context(data))
+            apply_technique(taylor, two_layers(), Context(data))
     with pytest.raises(ConfigError, match="'activation' looks at .* data=None"):
-        km.PruneChannels(0.5, criterion="activation").applied(two_layers())
+        apply_technique(km.PruneChannels(0.5, criterion="activation"), two_layers())
     bare = chain((4,), L.Dense(6), L.Dense(2))
     with pytest.raises(ModelError, match="has no loss, so it has no gradients"):
-        taylor.applied(bare, Context((x, x[:, :2])))
+        apply_technique(taylor, bare, Context((x, x[:, :2])))

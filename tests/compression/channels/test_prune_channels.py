@@ -8,6 +8,7 @@ from keras import ops
 import kerasmem as km
 from kerasmem.compression.channels import verify
 from kerasmem.compression.channels.apply import prune_channels
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.channels.call import ChannelSubset, Family
 from kerasmem.graph.channels.cost import flops
@@ -77,7 +78,7 @@ def test_the_channels_with_the_smallest_kernels_go_from_every_weight():
     model = convolutional()
     kernel = to_numpy(model.get_layer("first").kernel)
     stay = np.sort(np.argsort(np.square(kernel).sum((0, 1, 2)))[4:])
-    small, _ = km.PruneChannels(0.5, ignore="second").applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5, ignore="second"), model)
     expected = {
         "first/kernel": kernel[..., stay],
         "norm/moving_mean": to_numpy(model.get_layer("norm").moving_mean)[stay],
@@ -118,7 +119,7 @@ def test_all_ranked_together_the_weak_layer_loses_more():
     values[..., :3] = 1e-3
     second.kernel.assign(values)
     model.get_layer("first").kernel.assign(np.ones((3, 3, 3, 8), "float32"))
-    small, _ = km.PruneChannels(0.2, scope="global").applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.2, scope="global"), model)
     assert small.get_layer("first").filters == 8
     assert small.get_layer("second").filters == 4
 
@@ -148,7 +149,7 @@ def test_as_many_channels_go_as_it_takes(scope):
         ("parameters", lambda m: m.count_params()),
         ("multiplications", multiplications),
     ):
-        small, _ = km.PruneChannels(0.6, of=of, scope=scope).applied(model)
+        small, _ = apply_technique(km.PruneChannels(0.6, of=of, scope=scope), model)
         assert 0.34 < count(small) / count(model) <= 0.4
 
 
@@ -158,7 +159,7 @@ def test_the_optimizer_goes_on_with_the_moments_of_what_stays():
     x = np.random.default_rng(0).normal(size=(16, 8, 8, 3)).astype("float32")
     y = np.zeros((16, 4), "float32")
     model.fit(x, y, epochs=1, verbose=0)
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     assert int(small.optimizer.iterations) == int(model.optimizer.iterations) == 1
     # After one step Adam's first moment is a tenth of the gradient, and a channel's
     # entries are those of the original at the same place.
@@ -181,12 +182,12 @@ def test_the_optimizer_goes_on_with_the_moments_of_what_stays():
 def test_frozen_layers_stay_frozen():
     model = convolutional()
     model.get_layer("first").trainable = False
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     assert [layer.trainable for layer in small.layers] == [
         layer.trainable for layer in model.layers
     ]
     model.trainable = False
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     assert small.trainable_variables == []
 
 
@@ -309,7 +310,7 @@ def test_both_directions_of_a_layer_lose_equally_many_units(scope, merge_mode):
     # One direction that is left alone keeps the other, too.
     alone = km.PruneChannels(0.5, scope=scope, ignore="forward")
     with pytest.warns(KerasMemWarning, match="others that must lose as many stay"):
-        kept, _ = alone.applied(model)
+        kept, _ = apply_technique(alone, model)
     assert kept.count_params() == model.count_params()
 
 
@@ -665,9 +666,9 @@ def test_a_share_that_rounds_to_no_channel_warns(rounds):
     model = chain((6,), L.Dense(8), L.Dense(4))
     choice = km.PruneChannels(0.1, rounds=rounds)
     with pytest.warns(KerasMemWarning, match=r"removed nothing.* largest has 8, "):
-        same, changes = choice.applied(model)
+        same, changes = apply_technique(choice, model)
     assert same.count_params() == model.count_params()
     assert not any(change.changed for change in changes)
-    km.PruneChannels(0.0).applied(model)  # nothing was asked for
-    smaller, _ = km.PruneChannels(0.25, rounds=2).applied(model)
+    apply_technique(km.PruneChannels(0.0), model)  # nothing was asked for
+    smaller, _ = apply_technique(km.PruneChannels(0.25, rounds=2), model)
     assert smaller.layers[1].units == 6

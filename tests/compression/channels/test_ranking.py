@@ -10,6 +10,7 @@ import kerasmem as km
 from kerasmem.compression.channels import choose
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.channels.choose import latency_left, memory_left
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels import ChannelSubset, label_channels
@@ -62,7 +63,7 @@ def test_blocks_that_are_built_alike_are_ranked_together_and_nothing_else(ratio)
     limit = np.sort(np.concatenate(relative))[int(ratio * 36) - 1]
     expected = [int((each > limit).sum()) for each in relative]
     choice = km.PruneChannels(ratio, scope="isomorphic", verify=False)
-    small, _ = choice.applied(model)
+    small, _ = apply_technique(choice, model)
     assert [small.get_layer(f"inner_{n}").filters for n in range(3)] == expected
     assert small.get_layer("stem").filters == 6 - int(ratio * 6)
     assert small.get_layer("hidden").units == 10 - int(ratio * 10)
@@ -108,8 +109,8 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origi
 @pytest.mark.parametrize("scope", ["layer", "global", "isomorphic"])
 def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
     model = residual()
-    small, _ = km.PruneChannels(0.4, of="memory", scope=scope, verify=False).applied(
-        model
+    small, _ = apply_technique(
+        km.PruneChannels(0.4, of="memory", scope=scope, verify=False), model
     )
     share = peak_activation_bytes(small) / peak_activation_bytes(model)
     assert 0.45 < share <= 0.6
@@ -119,16 +120,16 @@ def test_as_many_channels_go_as_it_takes_to_save_memory(scope):
 def test_more_memory_than_there_is_in_channels_is_an_error():
     model = chain((100,), L.Dense(8), L.Dense(90))
     with pytest.raises(ModelError, match=r"leaves 9\d% of the memory"):
-        km.PruneChannels(0.5, of="memory").applied(model)
+        apply_technique(km.PruneChannels(0.5, of="memory"), model)
 
 
 @pytest.mark.one_backend
 def test_memory_of_axes_without_a_length_is_an_error():
     model = chain((None, 4), L.Dense(8), L.Dense(2))
     with pytest.raises(ConfigError, match="axes of unknown length"):
-        km.PruneChannels(0.5, of="memory").applied(model)
+        apply_technique(km.PruneChannels(0.5, of="memory"), model)
     with pytest.raises(ConfigError, match="latency cannot be measured. Give samples"):
-        km.PruneChannels(0.5, of="latency").applied(model)
+        apply_technique(km.PruneChannels(0.5, of="latency"), model)
 
 
 @pytest.mark.one_backend
@@ -141,13 +142,13 @@ def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
 
     monkeypatch.setattr(choose, "latencies", by_parameters)
     model = chain((4,), L.Dense(40), L.Dense(60), L.Dense(2))
-    small, _ = km.PruneChannels(0.5, of="latency").applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5, of="latency"), model)
     assert 0.3 < small.count_params() / model.count_params() <= 0.5
     assert small.count_params() in timed
     assert len(timed) == 5
     monkeypatch.setattr(choose, "latencies", lambda m, d: [{"latency_ms": 1.0}] * 2)
     with pytest.raises(ModelError, match="leaves 100% of the latency"):
-        km.PruneChannels(0.5, of="latency").applied(model)
+        apply_technique(km.PruneChannels(0.5, of="latency"), model)
 
 
 def test_the_time_that_is_left_is_measured_on_models_that_are_made():
@@ -171,8 +172,8 @@ def test_rounds_leave_what_one_round_leaves(sizes, data):
     layers = [L.Dense(size) for size in sizes]
     model = chain((3,), *layers, L.Dense(9, name="dense_own"), L.Dense(2))
     model = from_origin(model, data.draw(st.sampled_from(ORIGINS)))
-    at_once, _ = km.PruneChannels(ratio, **limits).applied(model)
-    slowly, _ = km.PruneChannels(ratio, rounds=rounds, **limits).applied(model)
+    at_once, _ = apply_technique(km.PruneChannels(ratio, **limits), model)
+    slowly, _ = apply_technique(km.PruneChannels(ratio, rounds=rounds, **limits), model)
     units = [[layer.units for layer in m.layers[1:]] for m in (at_once, slowly)]
     assert units[0] == units[1]
 
@@ -184,7 +185,8 @@ def test_heads_and_shared_widths_go_in_rounds_too():
     model = keras.Model(x, L.Dense(2)(L.Concatenate()([y, L.Dense(5)(x)])))
     randomize(model)
     found = [
-        km.PruneChannels(0.6, rounds=n, verify=False).applied(model)[0] for n in (1, 3)
+        apply_technique(km.PruneChannels(0.6, rounds=n, verify=False), model)[0]
+        for n in (1, 3)
     ]
     shapes = [[tuple(v.shape) for v in small.weights] for small in found]
     assert shapes[0] == shapes[1]
@@ -195,7 +197,9 @@ def test_heads_and_shared_widths_go_in_rounds_too():
 def test_rounds_reach_a_budget(of):
     model = residual()
     count = {"parameters": lambda m: m.count_params(), "memory": peak_activation_bytes}
-    small, _ = km.PruneChannels(0.5, of=of, rounds=2, verify=False).applied(model)
+    small, _ = apply_technique(
+        km.PruneChannels(0.5, of=of, rounds=2, verify=False), model
+    )
     assert 0.3 < count[of](small) / count[of](model) <= 0.5
 
 
@@ -223,6 +227,6 @@ def test_km_compress_trains_after_every_round():
 def test_a_round_is_verified_and_told_of():
     found = prune_channels(residual(), km.PruneChannels(0.5, scope="isomorphic"))
     assert found.error <= 1e-5
-    _, changes = km.PruneChannels(0.5, rounds=2).applied(residual())
+    _, changes = apply_technique(km.PruneChannels(0.5, rounds=2), residual())
     told = [c.detail for c in changes if c.weight == "stem/kernel"]
     assert told == ["(1, 1, 3, 6) to (1, 1, 3, 5)", "(1, 1, 3, 5) to (1, 1, 3, 3)"]

@@ -8,6 +8,7 @@ from keras import layers
 import kerasmem as km
 from kerasmem.compression.channels.units import labels, stays
 from kerasmem.compression.channels.widths import find_widths
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.clone import clone
@@ -26,7 +27,7 @@ def net(kind="plain", **options):
 def test_what_stays_computes_what_the_original_does_without_the_rest(kind):
     model = net(kind)
     before = [np.array(to_numpy(w)) for w in model.weights]
-    small, changes = km.PruneChannels(0.5).applied(model)
+    small, changes = apply_technique(km.PruneChannels(0.5), model)
     assert type(small) is Net
     assert small.intermediate_dim == 4
     gates = 2 if kind == "gated" else 1
@@ -43,7 +44,7 @@ def test_what_stays_computes_what_the_original_does_without_the_rest(kind):
 
 def test_each_block_keeps_the_units_of_the_largest_norm():
     model = net()
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     chosen = []
     for number in range(2):
         hidden, bias, out, _ = map(to_numpy, model.get_layer(f"block_{number}").weights)
@@ -57,7 +58,7 @@ def test_each_block_keeps_the_units_of_the_largest_norm():
 @pytest.mark.one_backend
 def test_blocks_that_share_a_table_lose_the_same_units():
     model = net("shared")
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     expected = called(masked(model, small, clone(model)), X)
     np.testing.assert_allclose(called(small, X), expected, rtol=1e-5, atol=1e-6)
     kernels = [
@@ -71,13 +72,13 @@ def test_blocks_that_share_a_table_lose_the_same_units():
 @pytest.mark.one_backend
 def test_units_that_change_what_others_do_stay():
     with pytest.raises(ModelError, match="a unit that goes changes what others do, by"):
-        km.PruneChannels(0.5).applied(net("normalized"))
+        apply_technique(km.PruneChannels(0.5), net("normalized"))
 
 
 @pytest.mark.one_backend
 def test_others_go_all_the_same_and_why_these_stay_is_told():
     model = net(mlp_dim=8)
-    small, changes = km.PruneChannels(0.5).applied(model)
+    small, changes = apply_technique(km.PruneChannels(0.5), model)
     assert (small.intermediate_dim, small.mlp_dim) == (4, 8)
     expected = called(masked(model, small, clone(model)), X)
     np.testing.assert_allclose(called(small, X), expected, rtol=1e-5, atol=1e-6)
@@ -95,12 +96,12 @@ def test_a_model_that_lists_its_layers_has_no_such_width():
 @pytest.mark.one_backend
 def test_a_share_of_the_parameters_goes_and_no_more_than_it_takes():
     model = net(intermediate_dim=64)
-    small, _ = km.PruneChannels(0.3, of="parameters").applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.3, of="parameters"), model)
     unit = 2 * (7 + 6)
     left = small.count_params() / model.count_params()
     assert 0.7 - unit / model.count_params() < left <= 0.7
     with pytest.raises(ModelError, match="as can go leaves .* of which 1% are to stay"):
-        km.PruneChannels(0.99, of="parameters").applied(net())
+        apply_technique(km.PruneChannels(0.99, of="parameters"), net())
 
 
 @pytest.mark.one_backend
@@ -117,17 +118,17 @@ def test_a_share_of_the_parameters_goes_and_no_more_than_it_takes():
     ],
 )
 def test_as_many_units_stay_as_the_config_says(options, left):
-    small, _ = km.PruneChannels(0.5, **options).applied(net())
+    small, _ = apply_technique(km.PruneChannels(0.5, **options), net())
     assert small.intermediate_dim == left
 
 
 @pytest.mark.one_backend
 def test_what_is_ignored_stays_in_all_blocks():
     with pytest.warns(KerasMemWarning, match="PruneChannels removed nothing"):
-        small, _ = km.PruneChannels(0.5, ignore="block_0/out").applied(net())
+        small, _ = apply_technique(km.PruneChannels(0.5, ignore="block_0/out"), net())
     assert small.intermediate_dim == 8
     with pytest.raises(ConfigError, match="No weight with channels has a path"):
-        km.PruneChannels(0.5, ignore="head").applied(net())
+        apply_technique(km.PruneChannels(0.5, ignore="head"), net())
 
 
 @pytest.mark.one_backend
@@ -137,21 +138,21 @@ def test_what_is_ignored_stays_in_all_blocks():
 )
 def test_what_takes_a_graph_is_refused(field, value):
     with pytest.raises(ConfigError, match=f"Expected: {field} in .*'{value}'"):
-        km.PruneChannels(0.5, **{field: value}).applied(net())
+        apply_technique(km.PruneChannels(0.5, **{field: value}), net())
 
 
 @pytest.mark.one_backend
 def test_codes_are_refused():
     model = km.compress(net(), km.Quantize("int8")).model
     with pytest.raises(ModelError, match="before km.Quantize"):
-        km.PruneChannels(0.5).applied(model)
+        apply_technique(km.PruneChannels(0.5), model)
 
 
 def test_the_optimizer_goes_on_where_it_was():
     model = net()
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
     model.fit(X, X[:, :2], verbose=0)
-    small, _ = km.PruneChannels(0.5).applied(model)
+    small, _ = apply_technique(km.PruneChannels(0.5), model)
     slots = {v.path: to_numpy(v) for v in small.optimizer.variables}
     old = {v.path: to_numpy(v) for v in model.optimizer.variables}
     assert slots.keys() == old.keys()
@@ -169,8 +170,8 @@ def test_gradients_rank_units_too():
         to_numpy(model.get_layer("block_0").out.kernel)
         * (np.arange(8) % 2 == 0)[:, None]
     )
-    small, _ = km.PruneChannels(0.5, criterion="taylor").applied(
-        model, Context(data=(X, X[:, :2]))
+    small, _ = apply_technique(
+        km.PruneChannels(0.5, criterion="taylor"), model, Context(data=(X, X[:, :2]))
     )
     kernels = [m.get_layer("block_0").hidden.kernel for m in (model, small)]
     assert kept_places(*map(to_numpy, kernels))[1].tolist() == [0, 2, 4, 6]

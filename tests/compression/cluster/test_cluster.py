@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.compression.recipe import preserve_technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 
@@ -106,7 +107,7 @@ def test_one_step_moves_a_value_by_the_mean_of_what_its_entries_would_do(optimiz
         if name == "free":
             model.fit(X, Y, batch_size=64, verbose=0)
         else:
-            with km.Cluster(4).preserved(model, model):
+            with preserve_technique(km.Cluster(4), model, model):
                 model.fit(X, Y, batch_size=64, verbose=0)
         steps[name] = values(model)
     pairs = zip(start.values(), *(steps[n].values() for n in steps), strict=True)
@@ -125,7 +126,7 @@ def test_means_of_many_entries_are_exact():
     layer.kernel.assign(np.where(np.arange(1500) % 2, 0.3, -0.1) * np.ones((1000, 1)))
     model.compile("sgd", "mse")
     choice = km.Cluster(2)
-    with choice.preserved(model, model):
+    with preserve_technique(choice, model, model):
         moved = to_numpy(layer.kernel) * 1.01 + np.float32(1e-4)
         tied = to_numpy(layer.kernel.constraint(keras.ops.convert_to_tensor(moved)))
     expected = np.where(np.arange(1500) % 2, 0.3 * 1.01 + 1e-4, -0.1 * 1.01 + 1e-4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError, ModelFileError
 from kerasmem.graph.values import to_numpy
 
@@ -127,7 +128,7 @@ def test_what_cannot_work_is_refused_before_it_begins(teacher):
     with pytest.raises(ConfigError, match="put 'distill' before it"):
         km.compress(teacher, [km.Quantize("int8"), km.Distill()], data=X)
     with pytest.raises(ConfigError, match="'distill' learns from samples"):
-        km.Distill().applied(teacher)
+        apply_technique(km.Distill(), teacher)
     with pytest.raises(ModelError, match="outputs of the same shape"):
         km.compress(
             teacher,

@@ -9,6 +9,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.on_data import output_error, passes
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.graph.clone import clone
@@ -416,7 +417,7 @@ def test_in_static_int8_corrected_biases_leave_less_of_a_mean_error():
         choice = Quantize(
             "int8-static", granularity="tensor", bias_correction=corrected
         )
-        made, _ = choice.applied(model, Context(x))
+        made, _ = apply_technique(choice, model, Context(x))
         return np.abs((outputs(made, x) - exact).mean(0))[1:].mean()
 
     assert mean_error(corrected=True) < 0.5 * mean_error(corrected=False)
@@ -430,7 +431,7 @@ def test_in_static_int8_outputs_are_compared_with_those_of_the_float_model():
     )  # fmt: skip
     randomize(model)
     x = data((6, 6, 2), 60)
-    made, changes = Quantize("int8-static").applied(model, Context(x))
+    made, changes = apply_technique(Quantize("int8-static"), model, Context(x))
     exact = outputs(model, x)
     expected = decibels(exact, outputs(made, x))
     found = {c.weight: c.output_sqnr_db for c in changes if c.technique == "quantize"}

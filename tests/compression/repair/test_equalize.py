@@ -15,6 +15,7 @@ from kerasmem.compression.quantize.balance import (
     balance,
     largest_by,
 )
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
@@ -219,7 +220,7 @@ def test_a_relu6_is_in_the_way_unless_it_is_to_be_replaced(kind):
     model = bounded(kind)
     with pytest.raises(ModelError, match="no two layers to equalize.*ReLU6"):
         in_place(Equalize(), model)
-    made, changes = Equalize(replace_relu6=True).applied(model)
+    made, changes = apply_technique(Equalize(replace_relu6=True), model)
     assert made is not model
     assert sum(change.changed for change in changes) == 3
     x = samples(model)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import kerasmem as km
 from kerasmem.compression.quantize import FoldBatchNorm
 from kerasmem.compression.quantize.fold import fold_batch_norm
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
@@ -232,7 +233,7 @@ def test_what_cannot_be_folded_stays_and_is_told(reason):
     if "training" not in reason:
         assert_same_function(model, folded)
     with pytest.raises(ModelError, match=f"no BatchNormalization.*{reason}"):
-        FoldBatchNorm().applied(two_norms(STAYS[reason]))
+        apply_technique(FoldBatchNorm(), two_norms(STAYS[reason]))
 
 
 def test_a_frozen_norm_is_folded_whatever_training_says():
@@ -376,4 +377,4 @@ def test_it_is_a_step_of_compress_and_what_is_frozen_stays_so():
 def test_a_model_without_norms_is_an_error():
     model = chain((5,), L.Dense(8))
     with pytest.raises(ModelError, match="Received: a model without"):
-        FoldBatchNorm().applied(model)
+        apply_technique(FoldBatchNorm(), model)

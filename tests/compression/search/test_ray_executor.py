@@ -7,8 +7,8 @@ from concurrent.futures import BrokenExecutor, Future
 
 import pytest
 
-from kerasmem.compression.search.parallel import RayExecutor
 from kerasmem.errors import ConfigError
+from kerasmem.extras.ray import RayExecutor
 
 pytestmark = pytest.mark.one_backend
 

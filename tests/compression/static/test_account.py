@@ -6,6 +6,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.static.apply import integer_model
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context
 from kerasmem.graph.values import nbytes
@@ -64,7 +65,7 @@ MODELS = {
 def test_the_bytes_are_those_of_the_arrays_in_the_model(name):
     make, shape = MODELS[name]
     model = make()
-    made, changes = STATIC.applied(model, Context(pictures(40, shape)))
+    made, changes = apply_technique(STATIC, model, Context(pictures(40, shape)))
     told = [change for change in changes if change.technique == "quantize"]
     assert sum(change.after_bytes for change in told) == sum(map(nbytes, made.weights))
     own = [change.weight for change in told if change.before_bytes]
@@ -73,7 +74,7 @@ def test_the_bytes_are_those_of_the_arrays_in_the_model(name):
 
 @pytest.mark.one_backend
 def test_each_kernel_of_a_separable_convolution_has_its_own_bytes():
-    _, changes = STATIC.applied(separable(), Context(pictures(40, (8, 8, 4))))
+    _, changes = apply_technique(STATIC, separable(), Context(pictures(40, (8, 8, 4))))
     told = {c.weight.partition("/")[2]: c for c in changes if "sep" in c.layer}
     # A channel has a scale, a mantissa and an exponent; the depthwise one a bias, too.
     assert told["depthwise_kernel"].after_bytes == 36 + 4 * (4 + 4 + 1 + 4)
@@ -83,7 +84,7 @@ def test_each_kernel_of_a_separable_convolution_has_its_own_bytes():
 
 @pytest.mark.one_backend
 def test_a_factor_per_channel_has_bytes_though_its_layer_has_no_weights():
-    _, changes = STATIC.applied(scaled(), Context(pictures(40, (6,))))
+    _, changes = apply_technique(STATIC, scaled(), Context(pictures(40, (6,))))
     (rescaling,) = [c for c in changes if c.layer.startswith("rescaling")]
     assert rescaling.changed
     assert (rescaling.before_bytes, rescaling.after_bytes) == (
@@ -95,7 +96,7 @@ def test_a_factor_per_channel_has_bytes_though_its_layer_has_no_weights():
 @pytest.mark.filterwarnings("ignore:With 'int8-static'")
 def test_a_layer_that_stays_float_has_its_weights_in_int8_and_says_why(tmp_path):
     model, x = with_floats(), pictures(40, (6, 8))
-    made, changes = STATIC.applied(model, Context(x))
+    made, changes = apply_technique(STATIC, model, Context(x))
     told = {c.weight: c for c in changes}
     kernel = told["lstm/lstm_cell/kernel"]
     assert kernel.changed
@@ -124,7 +125,12 @@ def test_it_is_not_larger_than_with_int8_weights_alone(name):
     )
     x = np.tile(kind.inputs(), (14, *(1 for _ in kind.shape)))
     sizes = [
-        sum(map(nbytes, km.Quantize(scheme).applied(clone, Context(x))[0].weights))
+        sum(
+            map(
+                nbytes,
+                apply_technique(km.Quantize(scheme), clone, Context(x))[0].weights,
+            )
+        )
         for scheme, clone in (
             ("int8", keras.models.clone_model(wide)),
             ("int8-static", wide),
@@ -138,8 +144,8 @@ def test_it_is_not_larger_than_with_int8_weights_alone(name):
 @pytest.mark.one_backend
 def test_what_is_excluded_is_not_touched_at_all():
     model, x = with_floats(), pictures(40, (6, 8))
-    made, changes = km.Quantize("int8-static", exclude="lstm").applied(
-        model, Context(x)
+    made, changes = apply_technique(
+        km.Quantize("int8-static", exclude="lstm"), model, Context(x)
     )
     lstm = [c for c in changes if c.layer == "lstm"]
     assert [c.detail for c in lstm] == ["stays float: is excluded"] * 3

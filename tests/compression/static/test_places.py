@@ -7,6 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static.base import IntegerLayer
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers, weights
@@ -46,7 +47,7 @@ def test_the_path_of_a_weight_has_the_models_around_it():
 def test_one_of_two_layers_of_one_name_is_excluded(side):
     model, x = twins(), pictures(40, (6,))
     choice = km.Quantize("int8-static", exclude=f"{side}/", bias_correction=True)
-    made, changes = choice.applied(model, Context(x))
+    made, changes = apply_technique(choice, model, Context(x))
     told = {c.weight: c.changed for c in changes}
     other = {"left": "right", "right": "left"}[side]
     assert not told[f"{side}/dense/kernel"]
@@ -102,7 +103,7 @@ def test_a_normalization_that_is_folded_away_may_be_excluded(correct):
     choice = km.Quantize(
         "int8-static", exclude="BatchNormalization", bias_correction=correct
     )
-    made, changes = choice.applied(model, Context(x))
+    made, changes = apply_technique(choice, model, Context(x))
     assert any("folded into 'conv'" in change.detail for change in changes)
     assert sum(isinstance(layer, IntegerLayer) for layer in sublayers(made)) >= 3
     exact = outputs(model, x)
@@ -116,7 +117,7 @@ def test_a_normalization_that_stays_is_left_float_if_it_is_excluded():
     x = L.BatchNormalization(name="norm")(L.Add()([x, L.ReLU()(x)]))
     model = keras.Model(inputs, L.Dense(2)(L.Flatten()(x)))
     choice = km.Quantize("int8-static", exclude="norm", bias_correction=True)
-    made, changes = choice.applied(model, Context(pictures(40, (6, 6, 2))))
+    made, changes = apply_technique(choice, model, Context(pictures(40, (6, 6, 2))))
     assert type(made.get_layer("norm")) is L.BatchNormalization
     gamma = next(c for c in changes if c.weight == "norm/gamma")
     assert gamma.detail == "stays float: is excluded"
@@ -140,8 +141,10 @@ class Unnamed(L.Layer):
 @pytest.mark.one_backend
 def test_what_is_excluded_stays_float_under_whatever_name_its_copy_has():
     model = chain((6,), L.Dense(6, name="first"), Unnamed(name="block"), L.Dense(2))
-    made, changes = km.Quantize("int8-static", exclude="Unnamed").applied(
-        model, Context(pictures(40, (6,)))
+    made, changes = apply_technique(
+        km.Quantize("int8-static", exclude="Unnamed"),
+        model,
+        Context(pictures(40, (6,))),
     )
     assert [type(w) for w in made.get_layer("block").weights] == [keras.Variable] * 2
     assert not quantized_variables(made.get_layer("block"))
@@ -153,8 +156,10 @@ def test_what_is_excluded_stays_float_under_whatever_name_its_copy_has():
 def test_a_layer_is_excluded_by_any_of_its_weights():
     layers = [L.Conv2D(4, 3, name="conv"), L.Flatten(), L.Dense(2, name="top")]
     model = chain((6, 6, 2), *layers)
-    made, _ = km.Quantize("int8-static", exclude="conv/bias").applied(
-        model, Context(pictures(40, (6, 6, 2)))
+    made, _ = apply_technique(
+        km.Quantize("int8-static", exclude="conv/bias"),
+        model,
+        Context(pictures(40, (6, 6, 2))),
     )
     np.testing.assert_array_equal(
         keras.ops.convert_to_numpy(made.get_layer("conv").kernel),

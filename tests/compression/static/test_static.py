@@ -8,6 +8,7 @@ import kerasmem as km
 from kerasmem.compression.quantize.static.apply import integer_model
 from kerasmem.compression.quantize.static.base import IntegerLayer, ToCodes
 from kerasmem.compression.quantize.static.calls import split
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
@@ -56,7 +57,9 @@ def pictures(count=64, shape=(12, 12, 3)):
 
 def static(model, x, **choice):
     """Return the model with codes, and the result of a compression around it."""
-    made, changes = km.Quantize("int8-static", **choice).applied(model, Context(x))
+    made, changes = apply_technique(
+        km.Quantize("int8-static", **choice), model, Context(x)
+    )
     return CompressionResult(made, None, tuple(changes))
 
 
@@ -206,7 +209,7 @@ def test_data_that_cannot_be_read_again_after_the_work_is_no_loss():
 
     class Last(km.Quantize):
         def applied(self, model, context=None):
-            done = super().applied(model, context)
+            done = apply_technique(super(), model, context)
             context.data.is_over = True
             return done
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.compression.channels import apply as channels
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from tests.fuzz.graphs.case import Case, UnfitError, WrongValueError, flat_weights
@@ -36,7 +37,7 @@ def _channels(case: Case) -> None:
 
     channels.kept_channels = remembering
     try:
-        smaller, _ = choice.applied(case.model)
+        smaller, _ = apply_technique(choice, case.model)
     finally:
         channels.kept_channels = rebuild
     (graph, kept) = seen[-1]
@@ -151,7 +152,7 @@ def _factorize(case: Case) -> None:
     choice = km.Factorize(case.draw.choice((0.01, 0.3, 0.6)), method=method)
     expected = outputs(case.model, case.x)
     noise = case.noise_of(case.model, case.x, expected)
-    smaller, changes = choice.applied(case.model)
+    smaller, changes = apply_technique(choice, case.model)
     _check_account(case.model, changes)
     if noise < 0.1:
         case.check_equal(expected, outputs(smaller, case.x), noise, method)
@@ -159,7 +160,7 @@ def _factorize(case: Case) -> None:
 
 def _fold(case: Case) -> None:
     """The same without BatchNormalization."""
-    folded, changes = km.FoldBatchNorm().applied(case.model)
+    folded, changes = apply_technique(km.FoldBatchNorm(), case.model)
     _check_account(case.model, changes)
     case.check_equal(case.y, outputs(folded, case.x), case.noise, "folded")
 

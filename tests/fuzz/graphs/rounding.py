@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.values import to_numpy
@@ -33,7 +34,7 @@ def check_quantized(case: Case, scheme: str) -> None:
         more = {"granularity": granularity, "symmetric": draw.flag(0.7)}
         more |= {"group_size": 4} if granularity == "group" else {}
     before = [to_numpy(w.variable) for w in weights(case.model)]
-    model, _ = km.Quantize(scheme, **more).applied(case.model)
+    model, _ = apply_technique(km.Quantize(scheme, **more), case.model)
     plain = km.dequantize(model)
     _check_weights(before, plain, (scheme, more))
     if scheme == "int8-dynamic":
@@ -123,7 +124,7 @@ def _check_static(case: Case) -> None:
     """Integers run, at other batch sizes too, and are near where they were found."""
     data = case.batch(8)
     answers = [(x, outputs(case.model, x)) for x in (data, case.batch(1))]
-    found, _ = km.Quantize("int8-static").applied(case.model, Context(data))
+    found, _ = apply_technique(km.Quantize("int8-static"), case.model, Context(data))
     for x, expected in answers:
         y = outputs(found, x)
         if not all(np.isfinite(a).all() for a in y):

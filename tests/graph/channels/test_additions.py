@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import kerasmem as km
 from kerasmem.compression.channels.apply import prune_channels
+from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import KerasMemWarning
 from kerasmem.graph.channels.additions import wrong_axis
 from kerasmem.graph.values import to_numpy
@@ -96,7 +97,7 @@ def test_a_sample_means_the_same_in_a_batch_of_every_size(added, steps, units, s
     model = keras.Model(inputs, L.Dense(2)(added(L.Dense(units)(inputs))))
     randomize(model)
     choice = km.PruneChannels(0.5, scope=scope, round_to=1)
-    small, _ = choice.applied(model)
+    small, _ = apply_technique(choice, model)
     x = np.random.default_rng(0).normal(size=(7, steps, 4)).astype("float32")
     whole = to_numpy(small(x))
     for size in range(1, 7):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import keras
 
+from kerasmem.extras.plans import compiler
+from kerasmem.memory.estimate.cards import CARDS
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.estimate.planned import compiler
-from kerasmem.memory.estimate.planned.cards import CARDS
 from tests.memory.estimate.test_measured import cnn, mlp, transformer
 
 FOLDER = Path(__file__).parents[2] / "data" / "plans"

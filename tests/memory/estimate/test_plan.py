@@ -15,13 +15,13 @@ from kerasmem.backends.xla.convolutions import ConvolutionAxes
 from kerasmem.backends.xla.hlo import Instruction
 from kerasmem.backends.xla.plan import Block, Planned
 from kerasmem.errors import ConfigError, InputError, ModelError
+from kerasmem.extras.plans import cache, compiler
+from kerasmem.extras.plans.workspaces import library_calls
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import METHODS, planned
-from kerasmem.memory.estimate.planned import cache, compiler
-from kerasmem.memory.estimate.planned.cards import CARDS, description_of
-from kerasmem.memory.estimate.planned.pool import block_bytes
-from kerasmem.memory.estimate.planned.workspaces import library_calls
+from kerasmem.memory.estimate.cards import CARDS, description_of
+from kerasmem.memory.estimate.pool import block_bytes
 from kerasmem.records import MemoryEstimate
 from tests.memory.estimate import recorded_plans
 from tests.memory.estimate.test_measured import ROWS

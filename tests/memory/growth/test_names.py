@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.memory.growth.names import names
+from kerasmem.extras.growth.names import names
 
 pytestmark = pytest.mark.one_backend
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.tune.advice import combined, noise, recommendation
+from kerasmem.extras.tune.advice import combined, noise, recommendation
 from kerasmem.records import VariantFigures
 from kerasmem.units import MIB
 

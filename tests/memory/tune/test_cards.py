@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasmem.memory.tune import advice
+from kerasmem.extras.tune import advice
 
 pytestmark = pytest.mark.one_backend
 

@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras import layers
 
-from kerasmem.memory.tune.retracing import odd_sizes
+from kerasmem.extras.tune.retracing import odd_sizes
 from kerasmem.records import OddSize
 
 pytestmark = pytest.mark.one_backend

@@ -7,11 +7,11 @@ import pytest
 from keras import layers
 
 import kerasmem as km
+from kerasmem.extras.tune import measure
+from kerasmem.extras.tune.measure import answer, attempt
+from kerasmem.extras.tune.variants import changed, variants
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.rematerialize import plan_of
-from kerasmem.memory.tune import measure
-from kerasmem.memory.tune.measure import answer, attempt
-from kerasmem.memory.tune.variants import changed, variants
 
 BATCH = 64
 

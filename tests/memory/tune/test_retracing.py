@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras import layers
 
-from kerasmem.memory.tune.retracing import last_batch, retraces, traced_steps
+from kerasmem.extras.tune.retracing import last_batch, retraces, traced_steps
 from kerasmem.records import TracedStep
 
 

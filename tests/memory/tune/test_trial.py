@@ -5,9 +5,9 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import ChildDiedError
-from kerasmem.memory.tune import measure
-from kerasmem.memory.tune.measure import answer, attempt
-from kerasmem.memory.tune.variants import AS_COMPILED, Variant
+from kerasmem.extras.tune import measure
+from kerasmem.extras.tune.measure import answer, attempt
+from kerasmem.extras.tune.variants import AS_COMPILED, Variant
 from kerasmem.processes import run_in_child
 from tests.two_devices import TWO_DEVICES
 

@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.memory.tune import measure, tune
+from kerasmem.extras.tune import measure, tune
 from kerasmem.records import Tuning
 from kerasmem.report.benchmarks import retracing_lines
 

@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 
 from kerasmem.errors import ConfigError
-from kerasmem.memory.tune.variants import Variant, changed, variants
+from kerasmem.extras.tune.variants import Variant, changed, variants
 
 
 def names(request, devices=1):

@@ -13,7 +13,7 @@ from kerasmem.memory.estimate.analytic.generation import (
 )
 from kerasmem.memory.estimate.analytic.layers.recurrent import CELL_LOOP
 from kerasmem.memory.estimate.analytic.record import record
-from kerasmem.memory.estimate.planned.pool import block_bytes
+from kerasmem.memory.estimate.pool import block_bytes
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.program import (

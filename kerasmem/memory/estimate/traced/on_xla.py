@@ -17,9 +17,8 @@ from kerasmem.backends.trace import tracer
 from kerasmem.backends.xla.hlo import Flat, Value, read_flat
 from kerasmem.graph.values import nbytes
 from kerasmem.memory import program as pg
-from kerasmem.memory.estimate import scratch
+from kerasmem.memory.estimate import pool, scratch
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
-from kerasmem.memory.estimate.planned import pool
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.program import Op, Program, Tensor
 from kerasmem.memory.timeline import Watched, watched

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
+from kerasmem.graph.chunk_sizes import PARTS, rows_of_chunk
 from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.kernels import class_of_call, einsum_parts
 from kerasmem.graph.layer_table import class_name
 from kerasmem.graph.lora import has_lora, has_low_rank_product
-from kerasmem.layers.chunks import PARTS, rows_of_chunk
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.tape import Site, Tape

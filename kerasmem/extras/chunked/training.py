@@ -1,0 +1,122 @@
+"""The loss of a head whose logits are never whole, which tells its accuracy too."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem.errors import ConfigError
+from kerasmem.extras.chunked.chunks import crossentropy
+from kerasmem.extras.chunked.vocabulary import head_and_states
+from kerasmem.graph.masks import mask_of
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class ChunkedCrossentropy(keras.losses.Loss):
+    """Cross-entropy of integer labels and what `ChunkedVocabulary` gives.
+
+    Gradients come with the loss, some rows at a time, and so does the head's accuracy.
+    Without such a head it is `SparseCategoricalCrossentropy(from_logits=True)`.
+
+    Args:
+        label_smoothing: share of each label that goes to all words alike, from 0 to 1.
+        ignore_class: a label that does not count, or None.
+        name: of the loss.
+
+    Raises:
+        ConfigError: if an argument is out of its range, or labels are no integers, one
+            for each state.
+
+    Example:
+        >>> loss = ChunkedCrossentropy()
+        >>> print(f"{float(loss(np.array([[1]]), np.array([[[0.0, 0.0]]]))):.4f}")
+        0.6931
+    """
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        ignore_class: int | None = None,
+        name: str = "chunked_crossentropy",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        if (
+            not isinstance(label_smoothing, int | float)
+            or not 0 <= label_smoothing <= 1
+        ):
+            raise ConfigError(
+                "A share of each label goes to all words alike. Expected: a number "
+                f"from 0 to 1. Received: label_smoothing={label_smoothing!r}."
+            )
+        if ignore_class is not None and type(ignore_class) is not int:
+            raise ConfigError(
+                "Labels are integers, and one of them may not count. Expected: an int "
+                f"or None. Received: ignore_class={ignore_class!r}."
+            )
+        self.label_smoothing, self.ignore_class = label_smoothing, ignore_class
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Return the mean over what counts, a float32 scalar."""
+        head, states = head_and_states(y_pred)
+        labels, weights, counts = _flat(
+            y_true, y_pred, sample_weight, self.ignore_class
+        )
+        rows = ops.reshape(states, (-1, states.shape[-1]))
+        count = ops.maximum(ops.sum(counts), 1.0)
+        if head is None:
+            logits = ops.cast(rows, "float32")
+            # A label that does not count may be any number.
+            valid = ops.where(ops.equal(weights, 0), 0, labels)
+            own = ops.sparse_categorical_crossentropy(valid, logits, from_logits=True)
+            others = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
+            share = self.label_smoothing
+            lost = (1 - share) * own + share * others
+            return ops.sum(lost * weights) / count
+        total, hits = crossentropy(
+            rows, head.table, labels, weights, counts, self.label_smoothing
+        )
+        head.accuracy.update_state(hits / count, sample_weight=ops.sum(counts))
+        return total / count
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {
+            **super().get_config(),
+            "label_smoothing": self.label_smoothing,
+            "ignore_class": self.ignore_class,
+        }
+
+
+def _flat(
+    y_true: Any, y_pred: Any, sample_weight: Any, ignored: int | None
+) -> tuple[Any, Any, Any]:
+    """Return labels, weights of the loss, and what counts, of all rows."""
+    y_true = ops.convert_to_tensor(y_true)
+    if keras.backend.standardize_dtype(y_true.dtype) != "int64":
+        y_true = ops.cast(y_true, "int32")
+    if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] in (1, None):
+        y_true = ops.squeeze(y_true, axis=-1)
+    if len(y_true.shape) != len(y_pred.shape) - 1:
+        shapes = tuple(y_true.shape), tuple(y_pred.shape)
+        raise ConfigError(
+            "Labels are integers, one for each state. Expected: the shape of the "
+            f"predictions without the last axis. Received: labels of {shapes[0]}, "
+            f"predictions of {shapes[1]}. Next: np.argmax of labels that are one-hot."
+        )
+    counts = ops.ones_like(y_true, "float32")
+    mask = mask_of(y_pred)
+    if mask is not None:
+        counts = counts * ops.cast(mask, "float32")
+    if ignored is not None:
+        counts = counts * ops.cast(ops.not_equal(y_true, ignored), "float32")
+    weights = counts
+    if sample_weight is not None:
+        own = ops.cast(ops.convert_to_tensor(sample_weight), "float32")
+        missing = len(y_true.shape) - len(own.shape)
+        if missing < 0:
+            own = ops.squeeze(own, axis=-1)
+        own = ops.reshape(own, (*ops.shape(own), *(1 for _ in range(missing))))
+        weights = counts * own
+    labels, *both = (ops.reshape(x, (-1,)) for x in (y_true, weights, counts))
+    return labels, *both

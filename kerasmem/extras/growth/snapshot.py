@@ -1,0 +1,157 @@
+"""What a process holds at one moment: memory, objects of Keras, arrays, traces."""
+
+import gc
+import multiprocessing
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress
+from types import CellType
+from typing import Any
+
+import keras
+import psutil
+
+from kerasmem import backends
+from kerasmem.backends.heap import CHeap, c_heap
+from kerasmem.backends.steps import Traced, traced_functions
+from kerasmem.extras.growth.names import local_variables
+from kerasmem.memory.held_arrays import arrays_of
+from kerasmem.memory.kinds import KindTable, is_of_program, is_own
+from kerasmem.processes.host import resident_bytes
+from kerasmem.records import own_allocators
+
+OF_KERAS = (
+    keras.Model,
+    keras.layers.Layer,
+    keras.Variable,
+    keras.optimizers.Optimizer,
+    keras.callbacks.Callback,
+    keras.metrics.Metric,
+    keras.KerasTensor,
+)
+"""Kinds of objects that Keras makes."""
+
+_BUILT_IN = frozenset({dict, frozenset, list, set, tuple, CellType})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What there is at one moment.
+
+    Args:
+        device_bytes: bytes in use by device.
+        host_bytes: resident bytes of the process.
+        heap: what the C library's heap has; None where it does not tell.
+        objects: Keras's objects and arrays by identity, without holding them.
+        traced: compiled functions that live, by identity.
+        graphs: bytes of variables by identity of each graph that no function needs.
+        threads: names by identity.
+        files: paths of open files.
+        children: process ids of child processes, and of those of a fork server.
+    """
+
+    device_bytes: Mapping[str, int]
+    host_bytes: int
+    heap: CHeap | None
+    objects: Mapping[int, "weakref.ref[Any]"]
+    traced: Mapping[int, Traced]
+    graphs: Mapping[int, int]
+    threads: Mapping[int, str]
+    files: frozenset[str]
+    children: frozenset[int]
+
+    def new_traces(self, later: "Snapshot") -> list[tuple[str, int]]:
+        """Return name and new traces of each function that was traced since.
+
+        Args:
+            later: one of the same process.
+        """
+        found = []
+        for key, one in later.traced.items():
+            before = self.traced.get(key)
+            is_same = before is not None and before.function() is one.function()
+            more = one.traces - (before.traces if before and is_same else 0)
+            if more > 0:
+                found.append((one.name, more))
+        return found
+
+    def new(self, later: "Snapshot") -> list["weakref.ref[Any]"]:
+        """Return what a later snapshot has and this one had not, as far as it lives.
+
+        Args:
+            later: one of the same process.
+        """
+
+        def was_there(key: int, reference: "weakref.ref[Any]") -> bool:
+            before = self.objects.get(key)
+            return before is not None and before() is reference()
+
+        return [
+            reference
+            for key, reference in later.objects.items()
+            if reference() is not None and not was_there(key, reference)
+        ]
+
+
+def take_snapshot(*, collected: bool) -> Snapshot:
+    """Return what the process holds now.
+
+    Takes about two tenths of a second, and Python's own collection as much again.
+
+    Args:
+        collected: whether all garbage is collected before, or the youngest alone: what
+            is garbage then may die later, and counts as there.
+    """
+    gc.collect(2 if collected else 1)
+    objects = gc.get_objects()
+    others = KindTable(lambda kind: kind not in _BUILT_IN and not is_of_program(kind))
+    instances = [*compress(objects, map(others.__getitem__, map(type, objects)))]
+    process = psutil.Process()
+    return Snapshot(
+        device_bytes={
+            device.name: device.current_bytes
+            for device in own_allocators(backends.current().device_memory())
+        },
+        host_bytes=resident_bytes(),
+        heap=c_heap(),
+        objects=dict(_references(objects, instances)),
+        traced=traced_functions(instances),
+        graphs=backends.current().orphaned_graphs(instances),
+        threads={t.ident or 0: t.name for t in threading.enumerate()},
+        files=frozenset(file.path for file in process.open_files()),
+        children=frozenset(filter(runs, _process_ids(process))),
+    )
+
+
+def _process_ids(process: psutil.Process) -> Iterator[int]:
+    # Not all below: what a child that was there before begins, this process did not.
+    yield from (child.pid for child in process.children())
+    # Processes of a fork server are its children, though this process began them.
+    yield from (child.pid or 0 for child in multiprocessing.active_children())
+
+
+def runs(number: int) -> bool:
+    """Return whether a process has not ended; one may wait to be asked how it did."""
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _references(
+    objects: list[Any], instances: list[Any]
+) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
+    kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
+    for each in compress(instances, map(kinds.__getitem__, map(type, instances))):
+        yield id(each), weakref.ref(each)
+    # A plain dict of arrays that a local variable holds is unknown to the collector.
+    held = [link.object for link in local_variables()]
+    for array in arrays_of(objects + held):
+        if isinstance(array, OF_KERAS):
+            continue
+        try:
+            yield id(array), weakref.ref(array)
+        except TypeError:  # a kind that cannot be referred to weakly
+            continue

@@ -1,0 +1,1 @@
+"""Figures and model cards of language models."""

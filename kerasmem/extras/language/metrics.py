@@ -1,0 +1,196 @@
+"""How well a model foretells text, and how near it comes to another one.
+
+Perplexity is the exponential of the mean cross-entropy of the next token. Logits are
+there for one batch at a time.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.compression.measure import figures, latencies
+from kerasmem.compression.quantize.variable import StandIn
+from kerasmem.errors import DataError
+from kerasmem.extras.chunked.vocabulary import ChunkedVocabulary
+from kerasmem.files.contents import FileSize
+from kerasmem.files.data import outputs_on, sample_inputs
+from kerasmem.files.data.forms import labeled_batches
+from kerasmem.graph.divergence import kl_divergence, log_probabilities
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.records import ModelFigures
+
+_LOGIT_BYTES = 1 << 28
+"""So many bytes may the logits of a batch take."""
+
+_NEAR = 1e-3
+"""By so much may what a causal model says differ by rounding, as a share."""
+
+
+def language_figures(
+    models: dict[str, Any], data: Any, batch_size: int = 32
+) -> dict[str, ModelFigures]:
+    """Return the figures of language models on the same rows, the first as reference.
+
+    The metrics are `perplexity`; of every model but the first also `kl_divergence`, the
+    mean of KL(first || other) over tokens in nats, and `top1_agreement`, the share of
+    tokens where both have the same likeliest one.
+
+    Args:
+        models: built models by name; their files are not looked at (`file_bytes` is 0).
+        data: rows of token ids with the ids behind them, see `files.data.tokens`.
+        batch_size: most rows in a batch; fewer where logits take more than 256 MiB.
+
+    Raises:
+        DataError: if a model gives no logits for each token, if it sees tokens that it
+            is to foretell, or if models know different tokens.
+    """
+    found, rows = {}, batch_size
+    for model in models.values():
+        rows = min(rows, _rows_within(model, data, batch_size))
+    times = latencies(list(models.values()), data, rows)
+    first = next(iter(models.values()))
+    length = keras.tree.flatten(sample_inputs(data, 1))[0].shape[1]
+    for (name, model), latency in zip(models.items(), times, strict=True):
+        own = replace(figures(model, None, rows, FileSize(0)), **latency)
+        tokens = own.latency_batch_size and length * own.latency_batch_size
+        found[name] = replace(
+            own,
+            metrics=language_metrics(model, data, rows, model is not first and first),
+            tokens_per_second=tokens
+            and own.latency_ms
+            and 1e3 * tokens / own.latency_ms,
+            token_bytes=token_bytes(model),
+        )
+    return found
+
+
+def language_metrics(
+    model: Any, data: Any, batch_size: int, reference: Any = None
+) -> dict[str, float]:
+    """Return the perplexity of a model, and how near it comes to a reference.
+
+    Args:
+        model: gives logits or probabilities, (batch, length, tokens).
+        data: as for `language_figures`.
+        batch_size: rows in a batch.
+        reference: another model; None for none.
+    """
+    sums, total = np.zeros(3), 0.0
+    with current().inference():
+        for own, other, y, weight in _batches(model, reference, data, batch_size):
+            found = _of_tokens(own, other, y)
+            sums += [(to_numpy(x).astype(np.float64) * weight).sum() for x in found]
+            total += weight.sum(dtype=np.float64)
+    loss, divergence, agreement = (sums / total).tolist()
+    metrics = {"perplexity": math.exp(min(loss, 700.0))}
+    if reference:
+        metrics |= {"kl_divergence": divergence, "top1_agreement": agreement}
+    return metrics
+
+
+def _batches(
+    model: Any, reference: Any, data: Any, batch_size: int
+) -> Iterator[tuple[Any, Any, Any, np.ndarray]]:
+    """Yield log-probabilities of both models, the next ids and their weights."""
+    for x, y, weight in labeled_batches(data, batch_size):
+        own = log_probabilities(outputs_on(model, x))
+        other = log_probabilities(outputs_on(reference, x)) if reference else own
+        if own.shape[-1] != other.shape[-1]:
+            raise DataError(
+                "The models know different tokens, so their answers cannot be "
+                f"compared. Received: {other.shape[-1]} in {reference.name!r}, "
+                f"{own.shape[-1]} in {model.name!r}."
+            )
+        ids = keras.ops.convert_to_tensor(to_numpy(y), "int32")
+        yield own, other, ids, to_numpy(weight)
+
+
+def _of_tokens(own: Any, other: Any, ids: Any) -> tuple[Any, Any, Any]:
+    """Return of each token the cross-entropy, KL divergence and agreement."""
+    ops = keras.ops
+    loss = -ops.take_along_axis(own, ids[..., None], axis=-1)[..., 0]
+    agreement = ops.equal(ops.argmax(own, axis=-1), ops.argmax(other, axis=-1))
+    return loss, kl_divergence(other, own), ops.cast(agreement, "float32")
+
+
+def _rows_within(model: Any, data: Any, batch_size: int) -> int:
+    """Return how many rows may go through a model at once; raise if it is none.
+
+    Raises:
+        DataError: see `language_figures`.
+    """
+    x = sample_inputs(data, 1)
+    flat = keras.tree.flatten(x)
+    length = flat[0].shape[1]
+    outputs = outputs_on(model, x)
+    if (
+        not keras.ops.is_tensor(outputs)
+        or len(outputs.shape) != 3
+        or outputs.shape[1] != length
+    ):
+        shapes = [tuple(y.shape) for y in keras.tree.flatten(outputs)]
+        raise DataError(
+            f"The model {model.name!r} is no language model. Expected: logits or "
+            f"probabilities of the next token, (batch, {length}, tokens). Received: "
+            f"outputs of shape {', '.join(map(str, shapes))}."
+        )
+    _check_is_causal(model, x, outputs)
+    return max(1, min(batch_size, _LOGIT_BYTES // (4 * length * outputs.shape[-1])))
+
+
+def _check_is_causal(model: Any, x: Any, outputs: Any) -> None:
+    def changed(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind == "b":  # the mask
+            return array
+        others = array.copy()
+        others[:, -1] = np.where(array[:, -1] == 0, 1, 0)
+        return others
+
+    def whole(array: np.ndarray) -> np.ndarray:
+        return np.ones_like(array) if array.dtype.kind == "b" else array
+
+    leaves = keras.tree.flatten(x)
+    if not all(leaf.all() for leaf in leaves if leaf.dtype.kind == "b"):
+        x = keras.tree.map_structure(whole, x)  # what is padding is not looked at
+        outputs = outputs_on(model, x)
+    again = outputs_on(model, keras.tree.map_structure(changed, x))
+    before, after = (
+        to_numpy(keras.ops.cast(y, "float32"))[:, :-1] for y in (outputs, again)
+    )
+    if not np.isfinite(before).all():
+        raise DataError(f"The model {model.name!r} gives NaN or infinity for tokens.")
+    if not np.allclose(before, after, rtol=_NEAR, atol=_NEAR * np.abs(before).max()):
+        raise DataError(
+            f"The model {model.name!r} sees the tokens that it is to foretell: with "
+            "another last token it says something else of those before. Perplexity is "
+            "of causal language models alone."
+        )
+
+
+def token_bytes(model: Any) -> int:
+    """Return the bytes of weights that are read for one token.
+
+    These are all weights, but a single row of a table that is looked up alone.
+    """
+    total = sum(map(nbytes, model.weights))
+    layers = sublayers(model)
+    heads = [
+        layer.embedding if isinstance(layer, ChunkedVocabulary) else layer
+        for layer in layers
+        if isinstance(layer, ChunkedVocabulary)
+        or (isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights)
+    ]
+    for layer in layers:
+        is_table = isinstance(layer, keras.layers.Embedding)
+        if is_table and not any(layer is head for head in heads):
+            table = vars(layer)["_embeddings"]
+            parts = table.parts if isinstance(table, StandIn) else [table]
+            size = sum(map(nbytes, parts))
+            total -= size - size // layer.input_dim
+    return total

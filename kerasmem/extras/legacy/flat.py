@@ -1,0 +1,214 @@
+"""Weights of a file that lists those of each layer, with their names.
+
+So do `.h5` files and SavedModels: those that are trained first, then the others; of a
+model within the model, all of its layers' in one list.
+
+The functions of TensorFlow in them are neither read nor run. What Keras put beside them
+is: the config in `keras_metadata.pb`, and the weights in the checkpoint.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.protobuf import fields
+from kerasmem.backends.tensorflow_files import Checkpoint, Node
+from kerasmem.errors import ModelFileError
+from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile
+from kerasmem.extras.legacy.tfmot import Named, without_wrappers
+from kerasmem.records.plain import MOST_BYTES, read_json
+from kerasmem.records.regular import open_regular, read_regular
+
+Layers = Mapping[str, "Sequence[Named] | Layers"]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Variables of one layer that a file lists one after another."""
+
+    layer: Any
+    variables: list[Any]
+
+
+def fill_by_layer(
+    layers: Layers, model: ConvertedLayer, assignment: Assignment
+) -> None:
+    """Put the weights of a file into the layers of a model.
+
+    Args:
+        layers: `(name, array)` pairs by the name of a layer of the model; of a model
+            within it such pairs too, or another mapping.
+        model: gets them.
+        assignment: notes them.
+
+    Raises:
+        ModelFileError: if one is superfluous or of another shape.
+    """
+    for made in model.layers:
+        entries = layers.get(made.name, ())
+        if isinstance(entries, Mapping):
+            fill_by_layer(entries, made, assignment)
+        elif made.layer is not None:
+            entries = without_wrappers(entries) if made.is_wrapped else entries
+            _fill(made, entries, assignment)
+
+
+def _fill(
+    converted: ConvertedLayer, entries: Sequence[Named], assignment: Assignment
+) -> None:
+    trained, others = _order(converted)
+    at, seen = 0, set()
+    for run in (*trained, *others):
+        variables = [v for v in run.variables if id(v) not in seen]
+        seen.update(map(id, variables))
+        stored = entries[at : at + len(variables)]
+        at += len(variables)
+        if len(stored) < len(variables):
+            raise ModelFileError(
+                f"The file has too few weights for the layer {run.layer.name!r}. "
+                f"Expected: {len(variables)}. Received: {len(stored)}."
+            )
+        for variable, array in _pairs(run.layer.name, variables, stored):
+            assignment.put(variable, array, run.layer.name)
+    if at < len(entries):
+        raise ModelFileError(
+            f"The file has a weight {entries[at][0]!r} that the layer "
+            f"{converted.name!r} has not."
+        )
+
+
+def _pairs(
+    layer: str, variables: Sequence[Any], entries: Sequence[Named]
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield every variable with its array: that of its name, else that of its place."""
+    by_name = {_within(layer, name): array for name, array in entries}
+    names = [_within(layer, variable.path) for variable in variables]
+    if set(names) == set(by_name) and len(by_name) == len(variables):
+        yield from ((v, by_name[n]) for v, n in zip(variables, names, strict=True))
+    else:
+        yield from ((v, a) for v, (_, a) in zip(variables, entries, strict=True))
+
+
+def _within(layer: str, path: str) -> tuple[str, ...]:
+    """Return a path from behind the name of its layer."""
+    parts = path.removesuffix(":0").split("/")
+    after = len(parts) - parts[::-1].index(layer) if layer in parts else 0
+    return tuple(parts[after:])
+
+
+def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
+    """Return what is trained, and what is not, in the order of Keras 2."""
+    if not converted.layers:
+        trained, others = _order_within(converted.layer)
+        return [_Run(converted.layer, trained)], [_Run(converted.layer, others)]
+    inner = [_order(child) for child in converted.layers if child.layer is not None]
+    trained = [run for runs, _ in inner for run in runs]
+    others = [run for _, runs in inner for run in runs]
+    if converted.layer.trainable:
+        return trained, others
+    return [], [*trained, *others]
+
+
+def _order_within(layer: Any) -> tuple[list[Any], list[Any]]:
+    own = ([*layer._trainable_variables], [*layer._non_trainable_variables])
+    inner = [_order_within(child) for child in _children(layer)]
+    trained = [variable for variables, _ in inner for variable in variables]
+    others = [variable for _, variables in inner for variable in variables]
+    if isinstance(layer, keras.Model):  # which lists its own behind those within
+        trained, others = [*trained, *own[0]], [*others, *own[1]]
+    else:
+        trained, others = [*own[0], *trained], [*own[1], *others]
+    if layer.trainable:
+        return trained, others
+    if isinstance(layer, keras.Model):
+        return [], [*trained, *others]
+    return [], [*own[0], *own[1], *(v for t, n in inner for v in (*t, *n))]
+
+
+def _children(layer: Any) -> Sequence[Any]:
+    if isinstance(layer, keras.Model):
+        return layer.layers
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+_METADATA = "keras_metadata.pb"
+_ROOT = "root"
+
+
+def read_saved_model(path: Path) -> LegacyFile:
+    """Return what the folder of a SavedModel holds.
+
+    Raises:
+        ModelFileError: if Keras 2 did not write it, or it is damaged.
+    """
+    metadata = _metadata(path)
+    config = metadata.get("config")
+    if not (isinstance(config, dict) and "layers" in config):
+        raise ModelFileError(
+            f"the model {metadata.get('name')!r} ({metadata.get('class_name')}) is a "
+            "subclass, of which the file has functions of TensorFlow but no layers. "
+            "Next: load it where its code is, and save it with Keras 3."
+        )
+    folder = path / "variables"
+    try:
+        for file in folder.iterdir():  # TensorFlow would wait for a fifo
+            open_regular(file, follow_link=True).close()
+        checkpoint = Checkpoint(folder / "variables")
+        layers = _layers(checkpoint, checkpoint.root, config)
+    except (ValueError, KeyError, IndexError, OSError) as error:
+        raise ModelFileError(f"its weights are missing or damaged ({error})") from error
+    fill = partial(fill_by_layer, layers)
+    return LegacyFile(metadata, metadata.get("training_config"), fill)
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    if not (path / _METADATA).is_file():
+        raise ModelFileError(
+            f"there is no {_METADATA} in the folder. Expected: what model.save of "
+            "Keras 2 wrote. Next: keras.layers.TFSMLayer runs any other SavedModel."
+        )
+    try:
+        content = read_regular(path / _METADATA, MOST_BYTES, follow_link=True)
+        for number, value in fields(memoryview(content)):
+            if number == 1 and isinstance(value, memoryview):
+                found: dict[int, Any] = dict(fields(value))
+                if bytes(found[3]).decode() == _ROOT:
+                    text = bytes(found[5]).decode()
+                    return read_json(text, object_hook=_without_wrapping)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ModelFileError(f"{_METADATA} is damaged") from error
+    raise ModelFileError(f"{_METADATA} tells of no model")
+
+
+def _without_wrapping(value: dict[str, Any]) -> Any:
+    if value.get("class_name") in ("__tuple__", "TensorShape") and "items" in value:
+        return value["items"]
+    return value
+
+
+def _layers(checkpoint: Checkpoint, node: Node, config: dict[str, Any]) -> Layers:
+    """Return the weights of a model by layer, models within it opened."""
+    layers = config["layers"]
+    if "output_layers" not in config:
+        # A Sequential does not count its input.
+        layers = [layer for layer in layers if layer["class_name"] != "InputLayer"]
+    found: dict[str, Sequence[Named] | Layers] = {}
+    for index, layer in enumerate(layers):
+        inner, place = layer["config"], checkpoint.child(node, f"layer-{index}")
+        if "layers" in inner:
+            found[inner["name"]] = _layers(checkpoint, place, inner)
+        elif "variables" in place.children:
+            listed = checkpoint.child(place, "variables")
+            found[inner["name"]] = list(_arrays(checkpoint, listed))
+    return found
+
+
+def _arrays(checkpoint: Checkpoint, listed: Node) -> Iterator[Named]:
+    for number in range(len(listed.children)):
+        variable = checkpoint.child(listed, str(number))
+        yield variable.name, checkpoint.array(variable)

@@ -1,0 +1,261 @@
+"""A model of Keras 2, made anew of Keras 3's layers from its config.
+
+A config names a tensor that goes into a call by a reference, `[layer, call, output]`.
+The first one of a call has its keyword arguments behind that; a value that is no tensor
+stands in the place of `output`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ModelFileError
+from kerasmem.extras.legacy.file import ConvertedLayer
+from kerasmem.extras.legacy.layers import (
+    Config,
+    is_graph,
+    known_name,
+    make_layer,
+    reason,
+    refusal,
+)
+from kerasmem.extras.legacy.operators import operator
+from kerasmem.extras.legacy.tfmot import inner_layer, is_quantizer
+from kerasmem.graph.layers import node_of
+
+_CONSTANT = "_CONSTANT_VALUE"
+
+_RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
+"""What Keras 2 calls on a list: the sequence, and the states to begin with."""
+_OPERATORS = ("TFOpLambda", "SlicingOpLambda")
+
+
+def is_operator(stored: Config) -> bool:
+    """Return True for a function of TensorFlow, such as `a + b`."""
+    return stored["class_name"] in _OPERATORS
+
+
+def make(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
+    """Return the Keras 3 layer or model that a file of Keras 2 tells of.
+
+    Raises:
+        ModelFileError: if there is no such layer; it is named, with the reason.
+    """
+    if is_operator(stored) or is_quantizer(stored):
+        return ConvertedLayer(stored, None)
+    if not is_graph(stored):
+        layer = _with_models_made(inner_layer(stored), custom_objects)
+        return ConvertedLayer(stored, make_layer(layer, custom_objects))
+    try:
+        if "output_layers" in stored["config"]:
+            return _functional(stored, custom_objects)
+        return _sequential(stored, custom_objects)
+    except (KeyError, IndexError, TypeError) as error:
+        raise refusal(stored, f"its config is damaged ({error!r})") from error
+
+
+def _with_models_made(stored: Config, custom_objects: Mapping[str, Any]) -> Config:
+    """Return the config of a layer, a model within it written as Keras 3 does."""
+    inner = stored["config"].get("layer")
+    if not (isinstance(inner, dict) and is_graph(inner)):
+        return stored
+    model = keras.saving.serialize_keras_object(make(inner, custom_objects).layer)
+    return {**stored, "config": {**stored["config"], "layer": model}}
+
+
+def _functional(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
+    config = stored["config"]
+    layers = {layer["name"]: make(layer, custom_objects) for layer in config["layers"]}
+    model = Functional(stored, layers).model()
+    _set_trainable(model, config)
+    return ConvertedLayer(stored, model, list(layers.values()))
+
+
+def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
+    config = stored["config"]
+    for layer in config["layers"]:
+        if is_operator(layer):
+            raise refusal(layer, "it is a function of TensorFlow in a Sequential")
+    layers = [make(layer, custom_objects) for layer in config["layers"]]
+    own = [made.layer for made in layers if made.layer is not None]
+    if not (own and isinstance(own[0], keras.layers.InputLayer)):
+        own.insert(0, keras.Input(batch_shape=_input_shape(stored)))
+    model = keras.Sequential(own, name=known_name(config["name"]))
+    _set_trainable(model, config)
+    # As `model.layers` does, the file counts them without the input.
+    listed = [m for m in layers if not isinstance(m.layer, keras.layers.InputLayer)]
+    return ConvertedLayer(stored, model, listed)
+
+
+def _input_shape(stored: Config) -> tuple[int | None, ...]:
+    config = stored["config"]
+    first = inner_layer(config["layers"][0])["config"] if config["layers"] else {}
+    shape = (
+        first.get("batch_input_shape")
+        or config.get("build_input_shape")
+        or stored.get("build_config", {}).get("input_shape")
+    )
+    if shape is None:
+        raise refusal(stored, "it was saved before it was built, without weights")
+    return tuple(shape)
+
+
+def _set_trainable(model: Any, config: Config) -> None:
+    # Set to True, it would thaw the layers within.
+    if config.get("trainable") is False:
+        model.trainable = False
+
+
+def check_is_model(converted: ConvertedLayer) -> None:
+    """Raise unless a model was made, rather than a layer.
+
+    Raises:
+        ModelFileError: if there is none.
+    """
+    if not isinstance(converted.layer, keras.Model):
+        raise ModelFileError("There is no model in the file.")
+
+
+class Functional:
+    """The calls of a graph, made one after another as their inputs come to be.
+
+    Args:
+        stored: the model in the file.
+        layers: what was made of its layers, by name.
+    """
+
+    def __init__(self, stored: Config, layers: dict[str, ConvertedLayer]) -> None:
+        self._stored = stored
+        self._layers = layers
+        self._outputs: dict[str, list[Any]] = {name: [] for name in self._layers}
+
+    def model(self) -> Any:
+        """Return the model.
+
+        Raises:
+            ModelFileError: if a call cannot be made; its layer is named.
+        """
+        config = self._stored["config"]
+        waiting = {
+            layer["name"]: list(layer["inbound_nodes"]) for layer in config["layers"]
+        }
+        for name, made in self._layers.items():
+            if isinstance(made.layer, keras.layers.InputLayer):
+                self._outputs[name].append(made.layer.output)
+        while any(waiting.values()):
+            advanced = [self._advance(*layer) for layer in waiting.items()]
+            if not any(advanced):
+                names = sorted(name for name, nodes in waiting.items() if nodes)
+                raise refusal(self._stored, f"what goes into {names[0]!r} is missing")
+        return keras.Model(
+            _unpacked(self._tensors(config["input_layers"])),
+            _unpacked(self._tensors(config["output_layers"])),
+            name=known_name(config["name"]),
+        )
+
+    def _advance(self, name: str, nodes: list[Any]) -> bool:
+        """Make the calls of a layer that can be made; say whether there was one."""
+        before = len(nodes)
+        while nodes and all(self._is_there(r) for r in _references(nodes[0])):
+            self._outputs[name].append(self._call(name, nodes.pop(0)))
+        return len(nodes) < before
+
+    def _is_there(self, reference: Any) -> bool:
+        return self._call_number(reference) < len(self._outputs[reference[0]])
+
+    def _call_number(self, reference: Any) -> int:
+        # Keras 2 counts the call in which a model was made as the first one.
+        return reference[1] - bool(self._layers[reference[0]].layers)
+
+    def _call(self, name: str, node: Any) -> Any:
+        made = self._layers[name]
+        x, arguments = self._tensors(_without_arguments(node)), _keyword_arguments(node)
+        arguments = {k: self._tensors(v) for k, v in arguments.items()}
+        if is_operator(made.stored):
+            return _operate(made.stored, x, arguments)
+        x = _unpacked(x)
+        if made.layer is None:
+            return x
+        if isinstance(x, list) and isinstance(made.layer, _RECURRENT):
+            x, *states = x
+            arguments["initial_state"] = _unpacked(states)
+        told = {k: v for k, v in arguments.items() if v is not None}
+        try:
+            return made.layer(x, **told)
+        except Exception as error:
+            raise refusal(made.stored, f"its call fails: {reason(error)}") from error
+
+    def _tensors(self, structure: Any) -> Any:
+        """Return a structure with tensors in the place of references to them."""
+        if _is_reference(structure):
+            if structure[0] == _CONSTANT:
+                return structure[2]
+            made = self._outputs[structure[0]][self._call_number(structure)]
+            return keras.tree.flatten(made)[structure[2]]
+        if isinstance(structure, list):
+            return [self._tensors(value) for value in structure]
+        if isinstance(structure, dict):
+            return {key: self._tensors(value) for key, value in structure.items()}
+        return structure
+
+
+def _unpacked(tensors: Any) -> Any:
+    """Return a list, or the one thing in it: Keras 2 does not tell them apart."""
+    is_one = isinstance(tensors, list) and len(tensors) == 1
+    return tensors[0] if is_one else tensors
+
+
+def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
+    symbol = stored["config"].get("function", "__operators__.getitem")
+    function = operator(symbol)
+    if function is None:
+        raise refusal(stored, f"tf.{symbol} has no counterpart here")
+    try:
+        outputs = function(x, **arguments)
+    except Exception as error:
+        raise refusal(stored, f"tf.{symbol} fails: {reason(error)}") from error
+    if outputs is not x:
+        # Keras names operations anew in every process, and layers may have the name.
+        operation = node_of(keras.tree.flatten(outputs)[0]).operation
+        operation.name = re.sub(r"[._/]+", "_", stored["config"]["name"])
+    return outputs
+
+
+def _is_reference(value: Any) -> bool:
+    """Return True for the name of a layer with the numbers of a call and an output."""
+    if not (isinstance(value, list) and len(value) in (3, 4)):
+        return False
+    name, call, output = value[:3]
+    is_place = isinstance(call, int) and isinstance(output, int)
+    return name == _CONSTANT or (isinstance(name, str) and is_place)
+
+
+def _references(structure: Any) -> Iterator[Any]:
+    """Yield all references to tensors, in keyword arguments too."""
+    if _is_reference(structure):
+        if structure[0] != _CONSTANT:
+            yield structure
+        structure = structure[3:]
+    if isinstance(structure, dict):
+        structure = list(structure.values())
+    if isinstance(structure, list):
+        for value in structure:
+            yield from _references(value)
+
+
+def _keyword_arguments(node: Any) -> dict[str, Any]:
+    """Return the keyword arguments, which stand behind the first tensor."""
+    while isinstance(node, dict) or (node and isinstance(node[0], list)):
+        node = next(iter(node.values())) if isinstance(node, dict) else node[0]
+    return node[3] if len(node) > 3 else {}
+
+
+def _without_arguments(node: Any) -> Any:
+    """Return what goes in first, without the keyword arguments."""
+    if isinstance(node, dict):
+        return {key: _without_arguments(value) for key, value in node.items()}
+    if node and isinstance(node[0], list):
+        return [_without_arguments(value) for value in node]
+    return node[:3]

@@ -1,0 +1,190 @@
+"""`.keras` files that Keras 2 wrote, which number the weights of each object.
+
+The arrays of a wrapper of tfmot have numbers only. First come the weights that it took
+out of its layer or shares with it, then what it keeps beside them.
+"""
+
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from kerasmem.errors import ModelFileError
+from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile
+from kerasmem.extras.legacy.tfmot import clustered, masked, wrapper_kind
+from kerasmem.files.archive import WEIGHTS, opened_weights
+from kerasmem.files.datasets import check_declared, whole_array
+from kerasmem.graph.layers import own_variables
+from kerasmem.records.plain import read_json
+
+Config = dict[str, Any]
+
+
+def read_archive(path: Path) -> LegacyFile:
+    """Return what a `.keras` file of Keras 2 holds.
+
+    Raises:
+        ModelFileError: if it has no weights.
+    """
+    with zipfile.ZipFile(path) as archive:
+        config = read_json(archive.read("config.json"))
+    with opened_weights(path) as file:
+        if file is None:
+            raise ModelFileError(f"{str(path)!r} has no weights: {WEIGHTS} is missing.")
+        check_declared(path, file)
+        root = _part(file)
+    return LegacyFile(config, config.get("compile_config"), partial(_fill_model, root))
+
+
+@dataclass
+class Part:
+    """The arrays of one object, and those of the objects that it holds.
+
+    Args:
+        arrays: by name, or by their number where the file keeps no names.
+        parts: by the name of the attribute; of a list, by class or number.
+    """
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    parts: dict[str, "Part"] = field(default_factory=dict)
+
+    def listed(self, classes: Sequence[str]) -> list["Part"]:
+        """Return the parts of a list of objects, given their classes.
+
+        A `.keras` file counts the objects of each class by itself, a SavedModel all of
+        them. What keeps nothing has an empty part.
+
+        Example:
+            >>> Part(parts={"dense_1": Part({"0": 5})}).listed(["Dense", "Dense"])[1]
+            Part(arrays={'0': 5}, parts={})
+        """
+        seen: Counter[str] = Counter()
+        found = []
+        for index, name in enumerate(map(snake_case, classes)):
+            by_class = f"{name}_{seen[name]}" if seen[name] else name
+            seen[name] += 1
+            part = self.parts.get(by_class) or self.parts.get(str(index))
+            found.append(part or Part())
+        return found
+
+
+def snake_case(name: str) -> str:
+    """Return the name that Keras 2 makes of the name of a class.
+
+    Example:
+        >>> snake_case("Custom>SeparableConv2D")
+        'separable_conv2d'
+    """
+    words = re.sub(r"\W+", "", name.rpartition(">")[2])
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", words)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+
+
+def _part(group: Any) -> Part:
+    arrays = group.get("vars", {})
+    names = sorted(arrays, key=int)
+    numbered = {name: whole_array(arrays[name], group.file) for name in names}
+    inner = {
+        name: _part(item)
+        for name, item in group.items()
+        if name != "vars" and isinstance(item, h5py.Group)
+    }
+    return Part(numbered, inner)
+
+
+def _fill_model(part: Part, model: ConvertedLayer, assignment: Assignment) -> None:
+    classes = [made.stored["class_name"] for made in model.layers]
+    parts = part.parts.get("layers", Part()).listed(classes)
+    for made, inner in zip(model.layers, parts, strict=True):
+        if made.layers:
+            _fill_model(inner, made, assignment)
+        elif made.layer is not None:
+            waiting = _taken_out(made.stored, inner)
+            _fill(made.layer, _unwrapped(made.stored, inner), waiting, assignment)
+
+
+def _fill(
+    layer: Any, part: Part, waiting: list[np.ndarray], assignment: Assignment
+) -> None:
+    """Fill a layer and those within.
+
+    Args:
+        layer: of Keras 3.
+        part: what the file keeps of it.
+        waiting: weights that tfmot took out of the layer, in its order; emptied.
+        assignment: what is done.
+    """
+    variables, arrays = own_variables(layer), list(part.arrays.values())
+    if len(arrays) > len(variables):
+        raise ModelFileError(
+            f"The layer {layer.name!r} has {len(variables)} weights. Received: "
+            f"{len(arrays)} in the file."
+        )
+    for i, variable in enumerate(variables):
+        is_short = len(arrays) < len(variables) - i
+        if is_short and waiting and waiting[0].shape == tuple(variable.shape):
+            assignment.put(variable, waiting.pop(0), layer.name)
+        elif arrays:
+            assignment.put(variable, arrays.pop(0), layer.name)
+    for child in layer._flatten_layers(include_self=False, recursive=False):
+        _fill(child, _part_of(child, layer, part), waiting, assignment)
+
+
+def _part_of(child: Any, layer: Any, part: Part) -> Part:
+    """Return what the file keeps of a layer within a layer."""
+    for name, found in part.parts.items():
+        value = getattr(layer, name, None)
+        if value is child:
+            return found
+        if isinstance(value, Sequence) and any(v is child for v in value):
+            classes = [type(v).__name__ for v in value]
+            index = next(i for i, v in enumerate(value) if v is child)
+            return found.listed(classes)[index]
+    return Part()
+
+
+def _unwrapped(stored: Config, part: Part) -> Part:
+    """Return what the file keeps of the layer in the wrappers, pruned by its masks."""
+    while (kind := wrapper_kind(stored)) is not None:
+        stored, inner = stored["config"]["layer"], part.parts.get("layer", Part())
+        part = _pruned(inner, part) if kind == "prune" else inner
+    return part
+
+
+def _taken_out(stored: Config, part: Part) -> list[np.ndarray]:
+    """Return the weights that a wrapper took out of its layer, in the layer's order."""
+    kind, own = wrapper_kind(stored), list(part.arrays.values())
+    if kind == "cluster":
+        # Weight and centroids in turn, then the indices of each.
+        pairs, indices = own[: len(own) * 2 // 3], own[len(own) * 2 // 3 :]
+        triples = zip(pairs[::2], pairs[1::2], indices, strict=True)
+        return [clustered(*triple) for triple in triples]
+    if kind == "quantize":
+        return [array for array in own if array.ndim]
+    if kind is None:
+        return []
+    return _taken_out(stored["config"]["layer"], part.parts.get("layer", Part()))
+
+
+def _pruned(part: Part, wrapper: Part) -> Part:
+    """Return a layer's part with the masks of its wrapper applied, where it has any."""
+    arrays = [array for array in wrapper.arrays.values() if array.ndim]
+    masks = iter(arrays[len(arrays) // 2 :])
+    waiting = list(masks)
+    return _masked(part, waiting)
+
+
+def _masked(part: Part, waiting: list[np.ndarray]) -> Part:
+    before = list(part.arrays.values())
+    found = masked(before, waiting)
+    used = sum(a is not b for a, b in zip(before, found, strict=True))
+    del waiting[:used]
+    arrays = dict(zip(part.arrays, found, strict=True))
+    return Part(arrays, {n: _masked(p, waiting) for n, p in part.parts.items()})

@@ -1,0 +1,247 @@
+"""The config of one layer of Keras 2 as one that Keras 3 makes the same layer of."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from kerasmem.errors import ModelFileError
+from kerasmem.extras.legacy.tfmot import inner_activation
+from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
+
+Config = dict[str, Any]
+
+_RENAMED: Mapping[str, Mapping[str, str]] = {
+    "LeakyReLU": {"alpha": "negative_slope"},
+    "ThresholdedReLU": {"theta": "threshold"},
+    "InputLayer": {"batch_input_shape": "batch_shape"},
+}
+_OTHER_CLASS = {"ThresholdedReLU": "ReLU"}
+_INNER = ("layer", "backward_layer", "cell")
+_GRAPHS = ("Functional", "Sequential", "Model")
+
+
+def is_graph(layer: Config) -> bool:
+    """Return True for a model whose config lists its layers."""
+    return layer["class_name"] in _GRAPHS and "layers" in layer["config"]
+
+
+def make_layer(layer: Config, custom_objects: Mapping[str, Any]) -> Any:
+    """Return the Keras 3 layer of a layer in a file of Keras 2.
+
+    Args:
+        layer: `class_name` and `config`, perhaps `registered_name`.
+        custom_objects: the user's own classes by name.
+
+    Raises:
+        ModelFileError: if Keras 3 has no such layer; it is named, with the reason.
+    """
+    translation = translate(layer, custom_objects)
+    try:
+        return keras.saving.deserialize_keras_object(
+            translation, custom_objects=dict(custom_objects), safe_mode=True
+        )
+    except Exception as error:
+        raise refusal(layer, reason(error)) from error
+
+
+def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
+    """Return what Keras 3 would have written of a layer in a file of Keras 2.
+
+    Raises:
+        ModelFileError: as `make_layer`.
+    """
+    class_name: str = layer["class_name"]
+    if class_name.rpartition(">")[2] == "Lambda":
+        raise refusal(
+            layer, "it holds a Python lambda, and code in a file is never run"
+        )
+    own = _own_class(layer, custom_objects)
+    config = {key: _plain(value) for key, value in layer["config"].items()}
+    if "name" in config:
+        config["name"] = known_name(config["name"])
+    if own is not None:
+        config.pop("batch_input_shape", None)
+        return _serialized(None, class_name, config, own)
+    class_name = _OTHER_CLASS.get(class_name, class_name)
+    made = getattr(keras.layers, class_name, None)
+    if not (isinstance(made, type) and issubclass(made, keras.Layer)):
+        raise refusal(
+            layer,
+            f"the class {class_name!r} is not known here. Name the module that defines "
+            "it with --import, or give custom_objects= in Python",
+        )
+    renamed = _RENAMED.get(layer["class_name"], {})
+    config = {renamed.get(key, key): value for key, value in config.items()}
+    try:
+        config = accepted(made, config)
+    except ValueError as error:
+        raise refusal(layer, str(error)) from error
+    return _serialized("keras.layers", class_name, _inner(config, custom_objects), None)
+
+
+def _inner(config: Config, custom_objects: Mapping[str, Any]) -> Config:
+    """Return a config with the layers in it translated."""
+    found = dict(config)
+    for key in _INNER:
+        if isinstance(config.get(key), dict) and not is_graph(config[key]):
+            found[key] = translate(config[key], custom_objects)
+    if "cells" in config:
+        found["cells"] = [translate(cell, custom_objects) for cell in config["cells"]]
+    return found
+
+
+def reason(error: Exception) -> str:
+    """Return the one line of an error that says what is wrong."""
+    text = str(error).rpartition("Exception encountered: ")[2].strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def refusal(layer: Config, why: str) -> ModelFileError:
+    """Return the error that says which layer cannot be had, and why."""
+    return ModelFileError(
+        f"The layer {layer['config'].get('name')!r} ({layer['class_name']}) cannot be "
+        f"converted to Keras 3: {why.removesuffix('.')}."
+    )
+
+
+def _serialized(module: Any, class_name: str, config: Config, own: Any) -> Config:
+    return {
+        "module": module,
+        "class_name": class_name,
+        "config": config,
+        "registered_name": own,
+    }
+
+
+def _own_class(layer: Config, custom_objects: Mapping[str, Any]) -> str | None:
+    """Return the name under which a class of the user's is known, None for none."""
+    class_name = layer["class_name"]
+    short = class_name.rpartition(">")[2]
+    for name in (layer.get("registered_name"), class_name, f"Custom>{short}", short):
+        if name and keras.saving.get_registered_object(name, dict(custom_objects)):
+            return name
+    return None
+
+
+def known_name(name: str) -> str:
+    """Return a name that Keras 3 takes: without slashes, as in "Conv/BatchNorm"."""
+    return name.replace("/", "_")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without what Keras 2 wraps it in."""
+    if not isinstance(value, dict):
+        return value
+    name, config = value.get("class_name"), value.get("config")
+    if name in ("Policy", "PolicyV1"):
+        return value["config"]["name"]
+    if value.get("type") == "ndarray" or name == "__ndarray__":
+        return value.get("value", config)
+    return {k: v for k, v in value.items() if k != "shared_object_id"}
+
+
+_CHANGED = {"hard_sigmoid": hard_sigmoid_of_keras_2}
+"""Activations that mean something else in Keras 3 than under the same name before."""
+
+_OF_EVERY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
+_HARMLESS: Mapping[str, Any] = {
+    "groups": 1,
+    "time_major": False,
+    "ragged": False,
+    "sparse": False,
+    "renorm": False,
+}
+"""What Keras 3 lacks is left out where it says this, None or False."""
+_WITHOUT_EFFECT = {
+    "batch_input_shape",
+    "build_input_shape",
+    "implementation",
+    "input_dim",
+    "input_length",
+    "fused",
+    "autocast",
+    "experimental_autocast",
+    "shared_object_id",
+    "query_shape",
+    "rng_type",
+    "key_shape",
+    "value_shape",
+    "vocabulary_size",
+    "trainable",
+}
+_WITHOUT_EFFECT_ENDINGS = ("_initializer", "_regularizer", "_constraint")
+
+
+def accepted(layer_class: type, config: Config) -> Config:
+    """Return the arguments that a class of Keras 3 takes, in its meaning.
+
+    Args:
+        layer_class: the class of the layer.
+        config: of Keras 2.
+
+    Raises:
+        ValueError: if one of the others is more than its default.
+    """
+    if config.get("vocabulary_size") and config.get("vocabulary") is None:
+        raise ValueError(
+            "its vocabulary, which adapt learned, is not in its config. Next: give it "
+            "to the layer as vocabulary= where tf_keras is, and save the model anew"
+        )
+    known = _parameters(layer_class)
+    for key, value in config.items():
+        if key not in known and not _is_without_effect(key, value):
+            raise ValueError(f"Keras 3 has no {key}={value!r} there")
+    return {k: _value(layer_class, k, v) for k, v in config.items() if k in known}
+
+
+def _is_without_effect(key: str, value: Any) -> bool:
+    if key in _WITHOUT_EFFECT or key.endswith(_WITHOUT_EFFECT_ENDINGS):
+        return True
+    return (
+        value is None
+        or value is False
+        or (key in _HARMLESS and value == _HARMLESS[key])
+    )
+
+
+def _value(layer_class: type, key: str, value: Any) -> Any:
+    if key.endswith("activation"):
+        return _translated(value)
+    if key == "axis" and layer_class is keras.layers.BatchNormalization:
+        axes = value if isinstance(value, list) else [value]
+        if len(axes) > 1:
+            raise ValueError(f"Keras 3 normalizes one axis. Received: {axes}")
+        return axes[0]
+    return value
+
+
+def _translated(activation: Any) -> Any:
+    """Return an activation of a config of Keras 2 as one of Keras 3.
+
+    Args:
+        activation: a name, or a dict with `class_name`.
+    """
+    activation = inner_activation(activation)
+    name = activation
+    if isinstance(activation, dict):
+        inner = activation.get("config")
+        name = inner if isinstance(inner, str) else activation.get("class_name")
+    if name in _CHANGED:
+        return keras.saving.serialize_keras_object(_CHANGED[name])
+    return activation
+
+
+def _parameters(layer_class: type) -> set[str]:
+    """Return what a layer's `__init__` takes, those that it hands on included."""
+    names = set()
+    for base in inspect.getmro(layer_class):
+        if base is keras.Layer:
+            return names | set(_OF_EVERY_LAYER)
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters
+            names |= set(parameters) - {"self", "kwargs"}
+            if "kwargs" not in parameters:
+                break
+    return names

@@ -1,0 +1,220 @@
+"""A model of Keras 2 in a file, as a model of Keras 3."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+
+from kerasmem.errors import KerasMemWarning, ModelFileError
+from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile
+from kerasmem.extras.legacy.flat import fill_by_layer, read_saved_model
+from kerasmem.extras.legacy.graph import check_is_model, make
+from kerasmem.extras.legacy.keras_archive import read_archive
+from kerasmem.extras.legacy.tfmot import Named
+from kerasmem.files.archive import DAMAGED
+from kerasmem.files.datasets import bounded_weights, whole_array
+from kerasmem.files.keras_2 import is_legacy, text_of
+from kerasmem.files.load import check_model_file, first_reason, say_without_loss
+from kerasmem.graph.clone import objects_in_scope
+from kerasmem.records.plain import read_json
+
+
+def load_legacy(
+    path: Path,
+    custom_objects: Mapping[str, Any],
+    *,
+    compile: bool,  # noqa: A002 - as in Keras
+) -> ConvertedLayer:
+    """Return the model made of a file, beside what the file says of it.
+
+    Args:
+        path: a file that `check_model_file` let pass, or a folder.
+        custom_objects: the user's own layers and functions by name.
+        compile: False to leave loss, metrics and optimizer out.
+
+    Raises:
+        ModelFileError: if it cannot be had; the layer and the reason are named.
+    """
+    with bounded_weights(path):
+        made, training = _converted(path, custom_objects)
+    if made.is_rounded:
+        warnings.warn(
+            f"{str(path)!r} comes from quantization-aware training: its weights are "
+            'there as trained, without the rounding. Next: km.Quantize("int8-static").',
+            KerasMemWarning,
+            stacklevel=3,
+        )
+    if training is not None and compile:
+        try:
+            made.layer.compile(**compile_arguments(training, custom_objects))
+        except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
+            say_without_loss(path, first_reason(error))
+    return made
+
+
+def load_converted(path: str | Path) -> ConvertedLayer:
+    """Return the model made of a file of Keras 2, beside what the file says of it.
+
+    Args:
+        path: as in `kerasmem.load_model`.
+
+    Raises:
+        ModelFileError: as `kerasmem.load_model`, and if Keras 3 wrote the file.
+    """
+    path = Path(path)
+    check_model_file(path, memory_map=False)
+    if not is_legacy(path):
+        raise ModelFileError(
+            f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
+        )
+    return load_legacy(path, {}, compile=True)
+
+
+def _converted(
+    path: Path, custom_objects: Mapping[str, Any]
+) -> tuple[ConvertedLayer, dict[str, Any] | None]:
+    """Return the model, not compiled, and what it was compiled with."""
+    try:
+        file = _read(path)
+        converted = make(file.config, custom_objects)
+        check_is_model(converted)
+        assignment = Assignment()
+        file.fill(converted, assignment)
+        assignment.check_complete(converted.layer)
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
+    return converted, file.training
+
+
+def _read(path: Path) -> LegacyFile:
+    if path.is_dir():
+        return read_saved_model(path)
+    return read_archive(path) if path.suffix == ".keras" else read_h5(path)
+
+
+def read_h5(path: Path) -> LegacyFile:
+    """Return what an `.h5` file holds.
+
+    Raises:
+        ModelFileError: if it holds weights alone, or was cut off.
+    """
+    with h5py.File(path) as file:
+        config = file.attrs.get("model_config")
+        if config is None or "model_weights" not in file:
+            raise ModelFileError(
+                f"{str(path)!r} holds no whole model, perhaps weights alone. Expected: "
+                "a file that model.save wrote."
+            )
+        training = file.attrs.get("training_config")
+        group = file["model_weights"]
+        names = _texts(group, "layer_names")
+        layers = {name: _arrays(group[name]) for name in names}
+    return LegacyFile(
+        read_json(text_of(config)),
+        None if training is None else read_json(text_of(training)),
+        partial(fill_by_layer, layers),
+    )
+
+
+def _arrays(group: Any) -> list[Named]:
+    names = _texts(group, "weight_names")
+    return [(name, whole_array(group[name], group.file)) for name in names]
+
+
+def _texts(group: Any, name: str) -> list[str]:
+    """Return a list of names, which a long one is cut into several attributes for."""
+    if name in group.attrs:
+        return [text_of(value) for value in group.attrs[name]]
+    found: list[str] = []
+    while f"{name}{len(found)}" in group.attrs:
+        found.append(f"{name}{len(found)}")
+    return [text_of(value) for part in found for value in group.attrs[part]]
+
+
+Config = dict[str, Any]
+
+_SHORT_NAMES = ("accuracy", "acc")
+_OF_KERAS_2 = ("fn", "is_legacy_optimizer", "jit_compile", "dtype")
+_LOSS_SCALE = ("LossScaleOptimizer", "LossScaleOptimizerV3")
+
+
+def compile_arguments(
+    training: Mapping[str, Any], custom_objects: Mapping[str, Any]
+) -> Config:
+    """Return the arguments for `compile`; the optimizer starts anew.
+
+    Args:
+        training: what the file says, as `.keras` or as older formats write it.
+        custom_objects: the user's own losses, metrics and optimizers by name.
+
+    Raises:
+        ValueError: if Keras 3 has no such loss, metric or optimizer.
+    """
+    optimizer = training.get("optimizer") or training.get("optimizer_config")
+    with keras.saving.custom_object_scope({**objects_in_scope(), **custom_objects}):
+        return {
+            "optimizer": _one(optimizer, keras.optimizers.get),
+            "loss": _all(training.get("loss"), keras.losses.get),
+            "metrics": _metrics(training.get("metrics")),
+            "loss_weights": training.get("loss_weights"),
+            "weighted_metrics": _metrics(training.get("weighted_metrics")),
+        }
+
+
+def _metrics(metrics: Any) -> Any:
+    # A model with one output has a list in a list.
+    if isinstance(metrics, list) and len(metrics) == 1 and isinstance(metrics[0], list):
+        metrics = metrics[0]
+    return _all(metrics, keras.metrics.get)
+
+
+def _all(structure: Any, get: Callable[[Any], Any]) -> Any:
+    if isinstance(structure, dict) and "class_name" not in structure:
+        return {key: _all(value, get) for key, value in structure.items()}
+    if isinstance(structure, list):
+        return [_all(value, get) for value in structure]
+    return _one(structure, get)
+
+
+def _one(description: Any, get: Callable[[Any], Any]) -> Any:
+    if not isinstance(description, dict):
+        return description
+    name = description["class_name"].rpartition(">")[2]
+    config = description.get("config")
+    if not isinstance(config, dict):  # a function
+        return config if config is not None else name
+    config = dict(config)
+    if name == "MeanMetricWrapper":
+        # Of a short name, Keras chooses the metric by the shapes of the outputs.
+        short = config.get("name") in _SHORT_NAMES
+        return config["name"] if short else config.get("fn", config["name"])
+    if name in _LOSS_SCALE:
+        inner = _one(config.pop("inner_optimizer"), get)
+        keras_class = keras.optimizers.LossScaleOptimizer
+        return keras_class(inner, **_known(keras_class, config))
+    keras_class = get(name)
+    keras_class = keras_class if isinstance(keras_class, type) else type(keras_class)
+    return keras_class(**_known(keras_class, config))
+
+
+def _known(keras_class: type, config: Config) -> Config:
+    """Return what the class in Keras 3 takes, a schedule of the learning rate made."""
+    config = {k: v for k, v in config.items() if k not in _OF_KERAS_2}
+    if config.get("reduction") == "auto":  # the mean, which is the default here
+        del config["reduction"]
+    rate, decay = config.get("learning_rate"), config.pop("decay", 0)
+    if isinstance(rate, dict):
+        schedule = getattr(keras.optimizers.schedules, rate["class_name"])
+        config["learning_rate"] = schedule.from_config(rate["config"])
+    elif decay:
+        config["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(
+            rate, decay_steps=1, decay_rate=decay
+        )
+    parameters = inspect.signature(keras_class.__init__).parameters
+    takes_all = "kwargs" in parameters
+    return {k: v for k, v in config.items() if takes_all or k in parameters}

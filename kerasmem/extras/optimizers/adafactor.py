@@ -1,0 +1,194 @@
+"""Adafactor that keeps only its factors."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem import backends
+from kerasmem.errors import ConfigError
+from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer
+
+_Slots = Iterable[tuple[Any, Any]]
+
+
+class Factored:
+    """The means of the rows and of the columns of a variable's squared gradient.
+
+    Args:
+        variable: of the model, of two axes or more.
+        add_slot: makes a variable of the optimizer.
+        axes: `"auto"` or `"last"`, see `factored_shape`.
+    """
+
+    def __init__(self, variable: Any, add_slot: AddSlot, axes: str) -> None:
+        self._shape = tuple(variable.shape)
+        self._factored = factored_shape(self._shape, axes)
+        *before, rows, columns = self._factored
+        self._rows = add_slot("row", (*before, rows))
+        self._columns = add_slot("column", (*before, columns))
+
+    def updated(self, gradient: Any, decay: Any, floor: float) -> tuple[Any, _Slots]:
+        """Return the gradient over the root of its second moment, and the new slots.
+
+        Args:
+            gradient: float32, of the variable's shape.
+            decay: share of the second moment so far that stays.
+            floor: added to the square of the gradient.
+        """
+        gradient = ops.reshape(gradient, self._factored)
+        squares = ops.square(gradient) + floor
+        rows, columns = (
+            decay * slot + (1 - decay) * ops.mean(squares, axis=axis)
+            for slot, axis in ((self._rows, -1), (self._columns, -2))
+        )
+        share = rows / ops.mean(rows, axis=-1, keepdims=True)
+        second = ops.expand_dims(share, -1) * ops.expand_dims(columns, -2)
+        update = ops.reshape(gradient / ops.sqrt(second), self._shape)
+        return update, ((self._rows, rows), (self._columns, columns))
+
+
+class Unfactored:
+    """The second moment of a variable of less than two axes, as it is.
+
+    Args:
+        variable: of the model.
+        add_slot: makes a variable of the optimizer.
+    """
+
+    def __init__(self, variable: Any, add_slot: AddSlot) -> None:
+        self._second = add_slot("velocity", tuple(variable.shape))
+
+    def updated(self, gradient: Any, decay: Any, floor: float) -> tuple[Any, _Slots]:
+        """Return the gradient over the root of its second moment, and the new slot."""
+        second = decay * self._second + (1 - decay) * (ops.square(gradient) + floor)
+        return gradient / ops.sqrt(second), ((self._second, second),)
+
+
+def factored_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
+    """Return a shape whose last two axes are factored, of as many entries as `shape`.
+
+    Args:
+        shape: of a variable, two axes or more.
+        axes: `"last"` for the shape itself; `"auto"` for the shape itself where its
+            last two axes are the two largest, else for a matrix of some first axes by
+            the others, as many as make rows and columns the fewest.
+
+    Example:
+        >>> factored_shape((512, 8, 64), "auto"), factored_shape((3, 3, 64, 32), "auto")
+        ((512, 512), (3, 3, 64, 32))
+    """
+    shape = tuple(shape)
+    if axes == "last" or sorted(shape[-2:]) == sorted(shape)[-2:]:
+        return shape
+    matrices = [
+        (math.prod(shape[:split]), math.prod(shape[split:]))
+        for split in range(1, len(shape))
+    ]
+    return min(matrices, key=sum)
+
+
+@keras.saving.register_keras_serializable(package="kerasmem")
+class Adafactor(SlotOptimizer):
+    """Adafactor with the state that it is for: a row and a column per matrix.
+
+    The update is that of `keras.optimizers.Adafactor`, which makes the same factors and
+    besides keeps a slot of the variable's own size. Keras factors the last two axes.
+    Where these are not the two largest, as in the kernels of attention, that leaves
+    much more than a row and a column; such a variable is factored as a matrix here.
+
+    Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+    Cost", 2018.
+
+    Args:
+        learning_rate: float, schedule or callable; the most that a step takes of a
+            variable's root mean square, besides the square root of the steps.
+        beta_2_decay: exponent of the step in the decay of the second moment.
+        epsilon_1: added to the square of the gradient.
+        epsilon_2: least root mean square of a variable that a step is taken of.
+        clip_threshold: largest root mean square of an update before the rate.
+        relative_step: as of Keras's; it changes nothing there either.
+        axes: `"auto"`, or `"last"` for the last two axes of every variable, as Keras.
+        **options: every other keyword of `keras.optimizers.Adafactor`: `weight_decay`,
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `loss_scale_factor`,
+            `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ConfigError: if `axes` is another one.
+
+    Example:
+        >>> Adafactor(1e-2).get_config()["axes"]
+        'auto'
+    """
+
+    def __init__(  # noqa: PLR0913 - Keras's keywords, and one of our own
+        self,
+        learning_rate: Any = 0.001,
+        beta_2_decay: float = -0.8,
+        epsilon_1: float = 1e-30,
+        epsilon_2: float = 1e-3,
+        clip_threshold: float = 1.0,
+        relative_step: bool = True,  # noqa: FBT001, FBT002 - its place in Keras's
+        *,
+        axes: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **options)
+        _check_axes(axes)
+        self.beta_2_decay = beta_2_decay
+        self.epsilon_1, self.epsilon_2 = epsilon_1, epsilon_2
+        self.clip_threshold, self.relative_step = clip_threshold, relative_step
+        self.axes = axes
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Move one variable by one gradient of it."""
+        factors = self._slots[self._get_variable_index(variable)]
+        gradient = ops.cast(backends.current().dense(gradient), "float32")
+        step = ops.cast(self.iterations + 1, "float32")
+        decay = 1 - ops.power(step, self.beta_2_decay)
+        update, slots = factors.updated(gradient, decay, self.epsilon_1)
+        for slot, value in slots:
+            self.assign(slot, value)
+        excess = ops.maximum(1.0, _root_mean_square(update) / self.clip_threshold)
+        self.assign_sub(
+            variable, self._rate(learning_rate, step, variable) * (update / excess)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make the same optimizer."""
+        return {
+            **super().get_config(),
+            "beta_2_decay": self.beta_2_decay,
+            "epsilon_1": self.epsilon_1,
+            "epsilon_2": self.epsilon_2,
+            "clip_threshold": self.clip_threshold,
+            "relative_step": self.relative_step,
+            "axes": self.axes,
+        }
+
+    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Factored | Unfactored:
+        if len(variable.shape) < 2:
+            return Unfactored(variable, add_slot)
+        return Factored(variable, add_slot, self.axes)
+
+    def _rate(self, learning_rate: Any, step: Any, variable: Any) -> Any:
+        rate = ops.minimum(ops.cast(learning_rate, "float32"), 1 / ops.sqrt(step))
+        size = _root_mean_square(ops.cast(variable, "float32"))
+        return ops.maximum(self.epsilon_2, size) * rate
+
+
+def _root_mean_square(x: Any) -> Any:
+    return ops.sqrt(ops.mean(ops.square(x)))
+
+
+def _check_axes(axes: Any) -> None:
+    """Raise ConfigError for a way to factor that there is not."""
+    if axes not in {"auto", "last"}:
+        raise ConfigError(
+            "The axes of Adafactor are 'last' for the last two, as in Keras, or 'auto' "
+            "for a matrix where these are not the two largest. "
+            f"Received: axes={axes!r}."
+        )

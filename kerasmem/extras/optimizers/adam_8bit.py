@@ -1,0 +1,181 @@
+"""Adam with a quarter of its state."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from kerasmem import backends
+from kerasmem.errors import ConfigError
+from kerasmem.extras.optimizers.moments import CodedMoments, FullMoments, Moments
+from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer, path_of
+
+_LEAST_BLOCK = 16
+
+
+@keras.saving.register_keras_serializable(package="kerasmem")
+class Adam8bit(SlotOptimizer):
+    """Adam that keeps its two moments in 8 bits an entry instead of 32.
+
+    The arithmetic of a step is Adam's, in float32; between steps each moment is a code
+    of 8 bits per entry and a scale per block. A variable of few entries keeps both
+    moments in float32: that costs little, and biases and normalization are sensitive.
+
+    Sources: Dettmers, Lewis, Shleifer and Zettlemoyer, "8-bit Optimizers via Block-wise
+    Quantization", 2022; Kingma and Ba, "Adam: A Method for Stochastic Optimization",
+    2015. How the codes differ from the paper's: `kerasmem.extras.optimizers.codes`.
+
+    Args:
+        learning_rate: float, schedule or callable, as of `keras.optimizers.Adam`.
+        beta_1: what is left of the first moment after a step, in [0, 1).
+        beta_2: what is left of the second moment after a step, in [0, 1).
+        epsilon: added to the root of the second moment.
+        amsgrad: False; the largest second moment so far is not kept.
+        block_size: entries that share a scale, at least 16. Larger blocks save up to 8
+            bytes per 256 entries and are coarser where their entries differ in size.
+        min_quantized_size: a variable of fewer entries keeps both moments in float32.
+        full_precision: regular expressions; so does a variable whose path holds one,
+            such as `"embeddings"`: the paper advises it for tables of words.
+        **options: every other keyword of `keras.optimizers.Adam`: `weight_decay`,
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `loss_scale_factor`,
+            `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ConfigError: if a value is out of its range.
+
+    Example:
+        >>> Adam8bit(1e-3, clipnorm=1.0).get_config()["block_size"]
+        256
+    """
+
+    def __init__(  # noqa: PLR0913 - Adam's keywords, and three of our own
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - its place in Adam
+        *,
+        block_size: int = 256,
+        min_quantized_size: int = 4096,
+        full_precision: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **options)
+        _check_betas(beta_1=beta_1, beta_2=beta_2)
+        _check_amsgrad(amsgrad)
+        _check_sizes(block_size, min_quantized_size)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.block_size, self.min_quantized_size = block_size, min_quantized_size
+        self.full_precision = _checked_patterns(full_precision)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Move one variable by one gradient of it."""
+        moments = self._slots[self._get_variable_index(variable)]
+        gradient = backends.current().dense(gradient)
+        with backends.current().in_turn(gradient, variable) as finish:
+            gradient = moments.arrange(gradient)
+            first, second = moments.read()
+            first = first + (gradient - first) * (1 - self.beta_1)
+            second = second + (ops.square(gradient) - second) * (1 - self.beta_2)
+            root = ops.sqrt(second)
+            slots = [*moments.slots(first, second, root, self.iterations)]
+            change = first * self._rate(learning_rate) / (root + self.epsilon)
+            change = moments.restore(change)
+            for slot, value in slots:
+                self.assign(slot, value)
+            self.assign_sub(variable, change)
+            finish([change, *(value for _, value in slots)])
+
+    def _backend_update_step(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any], *rest: Any
+    ) -> None:
+        # Private, for want of a public place that has the gradients of one update:
+        # updates take turns, and the gradient of the last variable is there first.
+        super()._backend_update_step(grads[::-1], trainable_variables[::-1], *rest)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make the same optimizer."""
+        return {
+            **super().get_config(),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "block_size": self.block_size,
+            "min_quantized_size": self.min_quantized_size,
+            "full_precision": list(self.full_precision),
+        }
+
+    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Moments:
+        path = path_of(variable)
+        is_small = math.prod(variable.shape) < self.min_quantized_size
+        if is_small or any(re.search(kept, path) for kept in self.full_precision):
+            return FullMoments(variable, add_slot)
+        return CodedMoments(variable, add_slot, self.block_size)
+
+    def _rate(self, learning_rate: Any) -> Any:
+        """Return the learning rate, corrected for moments that began at zero."""
+        step = ops.cast(self.iterations + 1, "float32")
+        first, second = (ops.power(beta, step) for beta in (self.beta_1, self.beta_2))
+        rate = ops.cast(learning_rate, "float32")
+        return rate * ops.sqrt(1 - second) / (1 - first)
+
+
+def _check_betas(**betas: Any) -> None:
+    """Raise ConfigError for a decay outside of [0, 1)."""
+    for name, beta in betas.items():
+        if not isinstance(beta, int | float) or not 0 <= beta < 1:
+            raise ConfigError(
+                f"The {name} of Adam8bit is the share of a moment that is left after a "
+                f"step, at least 0 and less than 1. Received: {name}={beta!r}."
+            )
+
+
+def _check_amsgrad(amsgrad: Any) -> None:
+    """Raise ConfigError if the largest second moments are asked for."""
+    if amsgrad:
+        raise ConfigError(
+            "Adam8bit keeps no largest second moments: they would take half of what it "
+            f"saves. Expected: amsgrad=False. Received: amsgrad={amsgrad!r}. "
+            "Next: leave it out, or use keras.optimizers.Adam(amsgrad=True)."
+        )
+
+
+def _check_sizes(block_size: Any, min_quantized_size: Any) -> None:
+    """Raise ConfigError for sizes that are not whole numbers or too small."""
+    least = {"block_size": _LEAST_BLOCK, "min_quantized_size": 0}
+    received = {"block_size": block_size, "min_quantized_size": min_quantized_size}
+    for name, size in received.items():
+        is_whole = isinstance(size, int) and not isinstance(size, bool)
+        if not is_whole or size < least[name]:
+            raise ConfigError(
+                f"The {name} of Adam8bit is a number of entries, at least "
+                f"{least[name]}. Received: {name}={size!r}."
+            )
+
+
+def _checked_patterns(patterns: Any) -> tuple[str, ...]:
+    """Return regular expressions as a tuple.
+
+    Raises:
+        ConfigError: if one is no regular expression.
+    """
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        raise ConfigError(
+            "The full_precision of Adam8bit is a list of regular expressions. "
+            f"Received: full_precision={patterns!r}. Next: pass [{patterns!r}]."
+        )
+    expressions = tuple(patterns)
+    for pattern in expressions:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                f"A pattern in full_precision of Adam8bit is no regular expression "
+                f"({error}). Received: full_precision={expressions!r}."
+            ) from error
+    return expressions

@@ -1,0 +1,239 @@
+"""Steps that really run, how long they take and what they need."""
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+
+from kerasmem import backends
+from kerasmem.backends.exhaustion import is_out_of_memory
+from kerasmem.errors import ChildDiedError, KerasMemError
+from kerasmem.extras.tune.retracing import traced_steps
+from kerasmem.extras.tune.variants import Variant, changed
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate.analytic import estimate as analytic
+from kerasmem.memory.estimate.inputs import zeros
+from kerasmem.memory.estimate.request import Request, request_of
+from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
+from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
+from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.measure import estimate_in_process as by_step
+from kerasmem.processes import run_in_child
+from kerasmem.records import MEASURED, MemoryEstimate, TracedStep, VariantFigures
+from kerasmem.stats.timing import spread
+
+_WARM_UPS = 3
+"""Steps that are left out of the figures of later steps: the first, and two more."""
+
+_FEWEST, _MOST, _SECONDS = 5, 30, 3.0
+
+_MOST_STEPS = _WARM_UPS + _MOST
+"""No more steps than these are ever looked at."""
+
+
+def measure(request: Request, every: int) -> dict[str, Any]:
+    """Return the figures of a variant, by their names in `VariantFigures`.
+
+    The model is trained on zeros for some steps: hand in one of your own.
+
+    Args:
+        request: the question; its batch is what goes through the model at a time.
+        every: number of batches that make one step.
+    """
+    watch = _Stopwatch(request.model, every)
+    # Keras would count several batches as one.
+    request.model.steps_per_execution = 1
+    request.model.fit(
+        backends.current().step_options().repeated(zeros(request)),
+        steps_per_epoch=_MOST_STEPS * every,
+        shuffle=False,
+        verbose=0,
+        callbacks=[watch],
+    )
+    low, median, high = (1e3 * t for t in spread(watch.times[_WARM_UPS:]))
+    return {
+        "first_step_ms": 1e3 * watch.times[0],
+        "step_ms": median,
+        "step_low_ms": low,
+        "step_high_ms": high,
+        "steps": len(watch.times) - _WARM_UPS,
+        "samples_per_second": 1e3 * every * request.batch_size / median,
+        **_peak(request, watch),
+    }
+
+
+def _peak(request: Request, watch: "_Stopwatch") -> dict[str, Any]:
+    if watch.peaks:
+        # An allocator that keeps one peak for good counts the first step too.
+        later = watch.peaks[_WARM_UPS:] if watch.is_reset else watch.peaks[-1:]
+        return {
+            "peak_bytes": max(later),
+            "peak_low_bytes": min(later),
+            "peak_source": MEASURED,
+        }
+    estimate = _estimated(request)
+    if estimate is None:
+        return {}
+    return {
+        "peak_bytes": estimate.peak_bytes,
+        "peak_low_bytes": estimate.peak_bytes,
+        "peak_source": estimate.method,
+    }
+
+
+def _estimated(request: Request) -> MemoryEstimate | None:
+    """Return the estimate by the best method here, None if there is none."""
+    if request.backend == "torch":
+        # No method knows what torch.compile makes of a step.
+        return None if request.jit_compile else by_step(request)
+    if request.jit_compile:
+        return by_xla(request)
+    return analytic(request) if has_graph(request.model) else by_trace(request)
+
+
+class _Stopwatch(keras.callbacks.Callback):
+    """Times the steps of a `fit`, reads their peaks, and ends it when it knows enough.
+
+    Args:
+        model: the model that is fit. Asking a callback for its own `model` copies the
+            whole state on JAX.
+        every: number of batches that make one step.
+    """
+
+    def __init__(self, model: Any, every: int) -> None:
+        super().__init__()
+        self._model = model
+        self._every = every
+        self._batches = 0
+        self._begin = 0.0
+        self.times: list[float] = []
+        self.peaks: list[int] = []
+        self.is_reset = True
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's hook
+        """Start the first step."""
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(
+        self,
+        batch: int,  # noqa: ARG002 - Keras's hook
+        logs: Any = None,  # noqa: ARG002 - here they are numbers, so the step is done
+    ) -> None:
+        """End a step and begin the next."""
+        self._batches += 1
+        if self._batches % self._every:
+            return
+        self.times.append(time.perf_counter() - self._begin)
+        readings = backends.current().device_memory()
+        self.is_reset = backends.current().reset_device_peak()
+        if readings:
+            self.peaks.append(max(reading.peak_bytes for reading in readings))
+        self._model.stop_training = self._knows_enough()
+        self._begin = time.perf_counter()
+
+    def _knows_enough(self) -> bool:
+        later = self.times[_WARM_UPS:]
+        return len(later) >= _FEWEST and sum(later) >= _SECONDS
+
+
+_COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": COUNTING_ALLOCATOR["TF_CPU_ALLOCATOR_USE_BFC"]}
+"""TensorFlow's allocator counts, but kernels are those the user trains with."""
+
+_LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one variant.
+
+    Args:
+        figures: its line in the table.
+        traced_steps: steps in which retracing was counted, if that was asked for.
+        not_counted: why it was not, `""` if it was or was not asked for.
+    """
+
+    figures: VariantFigures
+    traced_steps: tuple[TracedStep, ...] = ()
+    not_counted: str = ""
+
+
+def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -> Trial:
+    """Return the figures of `variant`, or why there are none.
+
+    Args:
+        request: the model as compiled, and its batch.
+        variant: what to change.
+        count_traces: whether retracing is counted, too.
+    """
+    answered: dict[str, Any]
+    try:
+        job = {
+            **changed(request, variant).job(),
+            "steps_per_update": variant.steps_per_update,
+            "left_out": variant.left_out,
+            "devices": variant.devices,
+            "count_traces": count_traces,
+        }
+        answered = run_in_child(
+            f"{__name__}:answer",
+            job,
+            backend=request.backend,
+            environment=_COUNTING,
+            doing=f"Measuring the option {variant.name!r}",
+        )
+    except ChildDiedError as error:
+        told = f"its process ended by {error.how}: {error.reason}"
+        answered = {"reason": _one_line(told)}
+    except KerasMemError as error:
+        answered = {"reason": _one_line(str(error))}
+    steps = [TracedStep(**step) for step in answered.pop("traced_steps", [])]
+    not_counted = answered.pop("not_counted", "")
+    figures = VariantFigures(
+        name=variant.name,
+        how=variant.how,
+        batch_size=request.batch_size // variant.steps_per_update,
+        steps_per_update=variant.steps_per_update,
+        **answered,
+    )
+    return Trial(figures, tuple(steps), not_counted)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the steps, and return figures or the reason; this happens in the child."""
+    try:
+        if job["left_out"] is not None:
+            backends.current().step_options().leave_out(job["left_out"])
+        with _devices(job["devices"]):
+            found = measure(request_of(job), job["steps_per_update"])
+    # Whatever a framework raises about an option is the reason of its line.
+    except Exception as error:  # noqa: BLE001
+        return {"reason": _reason(error)}
+    return found | (_traces(request_of(job)) if job["count_traces"] else {})
+
+
+def _traces(request: Request) -> dict[str, Any]:
+    try:
+        return {"traced_steps": [asdict(step) for step in traced_steps(request)]}
+    except Exception as error:  # noqa: BLE001 - a smaller batch may be what it refuses
+        return {
+            "not_counted": f"fit with a smaller last batch failed: {_reason(error)}"
+        }
+
+
+def _devices(count: int) -> AbstractContextManager[Any]:
+    if count == 1:
+        return nullcontext()
+    return backends.current().step_options().data_parallel()
+
+
+def _reason(error: Exception) -> str:
+    if is_out_of_memory(error):
+        return f"out of memory: {_one_line(str(error))}"
+    return f"{type(error).__name__}: {_one_line(str(error))}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_REASON]

@@ -1,0 +1,157 @@
+"""The one function that tries a training under each option."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kerasmem import backends
+from kerasmem.backends import device_kind
+from kerasmem.errors import ConfigError
+from kerasmem.extras.tune.advice import combined, fastest, noise, recommendation
+from kerasmem.extras.tune.measure import Trial, attempt
+from kerasmem.extras.tune.retracing import odd_sizes, retraces
+from kerasmem.extras.tune.variants import AS_COMPILED, Variant, variants
+from kerasmem.graph.layers import has_graph
+from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.estimate.request import Request
+from kerasmem.records import Tuning, VariantFigures
+from kerasmem.stats.pareto import front
+
+
+def tune(
+    model: Any,
+    batch_size: int,
+    *,
+    optimizer: Any | None = None,
+    input_shape: Any | None = None,
+    only: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Tuning:
+    """Return peak and step time of a training step under each option.
+
+    Every option is tried alone, on a batch of zeros, in a process of its own; as
+    compiled twice, first and last, which tells how much the times are worth; and what
+    is found fastest twice, too. The model stays as it is.
+
+    Args:
+        model: a built, compiled `keras.Model`.
+        batch_size: samples of an update, from 1.
+        optimizer: an optimizer or its name; None for the compiled one.
+        input_shape: shape of the input without the batch axis, if the model leaves
+            lengths open, as in `estimate_memory`.
+        only: parts of the names of the options to try; empty for all.
+        say: is told what is tried next.
+
+    Raises:
+        ConfigError: if an argument is wrong, or the model's batch has another size.
+        ModelError: if the model is not built, its input shape is not known, or it
+            cannot go to another process.
+    """
+    device = device_kind()
+    request = checked_request(
+        model, batch_size, optimizer=optimizer, device=device, input_shape=input_shape
+    )
+    request.job()  # what cannot go to another process at all is told now
+    backend = backends.current()
+    devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
+    chosen = chosen_variants(variants(request, devices), only)
+    first, *others, last = _trials(request, [AS_COMPILED, *chosen, AS_COMPILED], say)
+    figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
+    apart = noise(first.figures, last.figures)
+    figures = _confirmed(request, chosen, figures, apart, say)
+    return _tuning(request, first, figures, apart)
+
+
+def chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
+    """Return the variants that have a part of `only` in their names, all for none.
+
+    Raises:
+        ConfigError: if a part is in no name.
+    """
+    for part in only:
+        if not any(part in variant.name for variant in variants):
+            names = ", ".join(repr(variant.name) for variant in variants)
+            raise ConfigError(
+                f"There is no such option for this model and backend. Expected: a part "
+                f"of one of {names}. Received: only={part!r}."
+            )
+    return [v for v in variants if not only or any(part in v.name for part in only)]
+
+
+def _trials(
+    request: Request, chosen: Sequence[Variant], say: Callable[[str], None]
+) -> list[Trial]:
+    trials = []
+    for number, variant in enumerate(chosen):
+        say(f"{number + 1} of {len(chosen)}: {variant.name}")
+        trials.append(attempt(request, variant, count_traces=number == 0))
+    return trials
+
+
+def _confirmed(
+    request: Request,
+    chosen: Sequence[Variant],
+    figures: Sequence[VariantFigures],
+    apart: float | None,
+    say: Callable[[str], None],
+) -> list[VariantFigures]:
+    """Return the figures, with those of the fastest from two runs.
+
+    A process may run in a better moment than all others. Who is the fastest is asked
+    again until the answer has run twice.
+    """
+    found = {figure.name: figure for figure in figures}
+    by_name = {variant.name: variant for variant in chosen}
+    while (best := fastest([*found.values()], apart)) and best.name in by_name:
+        say(f"again, to be sure: {best.name}")
+        again = attempt(request, by_name.pop(best.name)).figures
+        found[best.name] = again if again.reason else combined(best, again)
+    return [*found.values()]
+
+
+def _tuning(
+    request: Request,
+    first: Trial,
+    figures: Sequence[VariantFigures],
+    spread: float | None,
+) -> Tuning:
+    steps = first.traced_steps
+    return Tuning(
+        batch_size=request.batch_size,
+        backend=request.backend,
+        device=request.device,
+        jit_compile=request.jit_compile,
+        dtype_policy=request.model.dtype_policy.name,
+        variants=_with_front(figures),
+        noise=spread,
+        traced_steps=steps,
+        retraces=retraces(steps, compiled=request.jit_compile),
+        not_counted=_why_not_counted(request, first),
+        open_inputs=_open_inputs(request) if request.jit_compile else (),
+        odd_sizes=odd_sizes(request.model, request.batch_size),
+        recommendation=recommendation(figures, spread),
+    )
+
+
+def _why_not_counted(request: Request, first: Trial) -> str:
+    if first.figures.reason:
+        return "as compiled it does not run"
+    if first.not_counted or any(s.traces is not None for s in first.traced_steps):
+        return first.not_counted
+    if request.jit_compile:
+        return f"{request.backend} does not tell what it traces"
+    return "nothing is traced, the step runs operation by operation"
+
+
+def _open_inputs(request: Request) -> tuple[str, ...]:
+    inputs = request.model.inputs if has_graph(request.model) else ()
+    return tuple(tensor.name for tensor in inputs if None in tensor.shape[1:])
+
+
+def _with_front(figures: Sequence[VariantFigures]) -> tuple[VariantFigures, ...]:
+    ran = [figure for figure in figures if figure.peak_bytes is not None]
+    # A peak that was found in another way than the first is not compared with it.
+    ran = [figure for figure in ran if figure.peak_source == ran[0].peak_source]
+    points = [(figure.peak_bytes or 0, figure.step_ms or 0.0) for figure in ran]
+    best = {f.name for f, is_on in zip(ran, front(points), strict=True) if is_on}
+    return tuple(replace(figure, on_front=figure.name in best) for figure in figures)

@@ -1,0 +1,5 @@
+"""Layers that use less memory: a loss over a large vocabulary without its logits."""
+
+from kerasmem.extras.chunked import ChunkedCrossentropy, ChunkedVocabulary
+
+__all__ = ["ChunkedCrossentropy", "ChunkedVocabulary"]

@@ -1,6 +1,0 @@
-"""Optimizers that keep less: drop-in for Keras's, with a smaller state."""
-
-from kerasmem.optimizers.adafactor import Adafactor
-from kerasmem.optimizers.adam_8bit import Adam8bit
-
-__all__ = ["Adafactor", "Adam8bit"]

@@ -1,0 +1,153 @@
+"""Models side by side: each figure, and how it stands to the first model's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import rich.table
+
+from kerasmem.records.figures import ModelFigures
+from kerasmem.records.table import MISSING, Table, bytes_or_missing, terminal_table
+from kerasmem.units import format_bytes, format_ms
+
+
+def comparison_table(
+    models: Mapping[str, ModelFigures], title: str = ""
+) -> rich.table.Table:
+    """Return the figures of models side by side for the terminal.
+
+    Args:
+        models: figures by the model's name, the one to compare with first.
+        title: what stands above the table.
+    """
+    return terminal_table(models_table(models), title)
+
+
+def models_table(models: Mapping[str, ModelFigures]) -> Table:
+    """Return a row per figure that at least one of the models has.
+
+    A row has the first model's figure; of each other model the figure and how it stands
+    to the first (sizes and times as `"3.9x"`, which is 3.9 times less, metrics as their
+    difference); and whether it is measured, estimated or counted.
+
+    Args:
+        models: figures by the model's name, the one to compare with first.
+    """
+    figures = list(models.values())
+    rows = [
+        *_file_rows(figures),
+        _size("weights in RAM", [f.weight_bytes for f in figures], "counted"),
+        _count("parameters", [f.parameters for f in figures]),
+        _count("nonzero parameters", [f.nonzero for f in figures]),
+        _size(
+            "activation peak, 1 sample",
+            [f.activation_peak_bytes for f in figures],
+            "estimated",
+        ),
+        _latency(figures),
+        _rate("tokens a second", [f.tokens_per_second for f in figures]),
+        _size("weights read for a token", [f.token_bytes for f in figures], "counted"),
+    ]
+    names = dict.fromkeys(name for f in figures for name in f.metrics)
+    rows += [_metric(name, [f.metrics.get(name) for f in figures]) for name in names]
+    first, *others = models
+    against = [text for name in others for text in (name, f"vs {first}")]
+    return Table(
+        "The models side by side",
+        ("figure", first, *against, "source"),
+        tuple(row for row in rows if any(text != MISSING for text in _figures(row))),
+        note=(
+            f"Sizes and times: how many times less than under “{first}”. Metrics: the "
+            f"difference.{_RATES if any(f.tokens_per_second for f in figures) else ''}"
+        ),
+        last_texts=1,
+        strong=tuple(range(3, 2 + len(against), 2)),
+        sortable=False,
+    )
+
+
+_RATES = " Tokens a second: how many times as many."
+
+_Row = tuple[str, ...]
+"""A label, the first model's figure, of each other one figure and relation, source."""
+
+
+def _row(
+    label: str, texts: Sequence[str], against_first: Sequence[str], source: str
+) -> _Row:
+    first, *others = zip(texts, against_first, strict=True)
+    return (label, first[0], *(text for pair in others for text in pair), source)
+
+
+def _figures(row: _Row) -> _Row:
+    return row[1], *row[2:-1:2]
+
+
+def _file_rows(figures: Sequence[ModelFigures]) -> Iterator[_Row]:
+    yield _size(file_label(figures), [f.model_file_bytes for f in figures], "measured")
+    states = [f.optimizer_file_bytes for f in figures]
+    if any(states):
+        texts = [*map(format_bytes, states)]
+        yield _row("optimizer state in the file", texts, [""] * len(texts), "measured")
+
+
+def file_label(figures: Sequence[ModelFigures]) -> str:
+    """Returns the name of `model_file_bytes` of several models."""
+    has_state = any(f.optimizer_file_bytes for f in figures)
+    return "file without optimizer state" if has_state else "file"
+
+
+def _size(label: str, values: Sequence[int | None], source: str) -> _Row:
+    texts = [bytes_or_missing(size) for size in values]
+    return _row(label, texts, _times_less(values), source)
+
+
+def _count(label: str, values: Sequence[int]) -> _Row:
+    return _row(label, [f"{n:,}" for n in values], _times_less(values), "counted")
+
+
+def _rate(label: str, values: Sequence[float | None]) -> _Row:
+    texts = [MISSING if value is None else f"{value:,.0f}" for value in values]
+    first = values[0]
+    ratios = [f"{v / first:.2f}x" if v and first else "" for v in values]
+    return _row(label, texts, ratios, "measured")
+
+
+def _latency(figures: Sequence[ModelFigures]) -> _Row:
+    batch = next((f.latency_batch_size for f in figures if f.latency_batch_size), None)
+    label = f"latency, batch of {batch}"
+    if any(f.latency_low_ms is not None for f in figures):
+        label += " (eight in ten)"
+    first, ratios = figures[0], _times_less([f.latency_ms for f in figures])
+    against = [
+        "no clear difference"
+        if ratio and first.is_clearly_faster(f) is f.is_clearly_faster(first) is False
+        else ratio
+        for f, ratio in zip(figures, ratios, strict=True)
+    ]
+    return _row(label, [_time(f) for f in figures], against, "measured")
+
+
+def _time(figures: ModelFigures) -> str:
+    """Return a median, and below it what eight in ten times are between."""
+    if figures.latency_ms is None:
+        return MISSING
+    low, high = figures.latency_low_ms, figures.latency_high_ms
+    if low is None or high is None:
+        return format_ms(figures.latency_ms)
+    return f"{format_ms(figures.latency_ms)}\n({format_ms(low)} to {format_ms(high)})"
+
+
+def _metric(label: str, values: Sequence[float | None]) -> _Row:
+    texts = [MISSING if value is None else f"{value:.4f}" for value in values]
+    first = values[0]
+    differences = [
+        "" if first is None or value is None else f"{value - first:+.4f}"
+        for value in values
+    ]
+    return _row(label, texts, differences, "measured")
+
+
+def _times_less(values: Sequence[float | None]) -> list[str]:
+    """Return how many times less than the first each value is, `""` if unknown."""
+    first = values[0]
+    ratios = [first / value if first and value else None for value in values]
+    return ["" if r is None else f"{r:.{2 if r < 9.995 else 1}f}x" for r in ratios]

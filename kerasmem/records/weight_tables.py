@@ -1,0 +1,151 @@
+"""What a compression did to every weight, why it left some alone, and what was lost."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import rich.table
+
+from kerasmem.records.figures import WeightChange
+from kerasmem.records.table import MISSING, Table, terminal_table
+from kerasmem.units import format_bytes
+
+_DONE = {"quantize": "quantized", "factorize": "factorized", "cluster": "clustered"}
+
+
+def changes_table(changes: Sequence[WeightChange], title: str = "") -> rich.table.Table:
+    """Return what each technique did to each weight, for the terminal.
+
+    Without the noise of rounding, for which a line of 80 characters has no room.
+    """
+    return terminal_table(weight_table(changes, noise=False), title)
+
+
+def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Table:
+    """Return what each technique did to each weight, and what it skipped and why.
+
+    Args:
+        changes: what each technique did to each weight.
+        noise: whether it has the signal-to-noise ratio, in dB, where there is one.
+    """
+    noise_head = _noise_head("signal to noise", changes) if noise else ()
+    of_outputs = len(noise_head) > 1
+    rows = [
+        (
+            change.weight,
+            change.technique,
+            change.detail if change.changed else f"skipped: {change.detail}",
+            format_bytes(change.before_bytes),
+            format_bytes(change.after_bytes),
+            *(_noise(change, of_outputs=of_outputs) if noise else ()),
+        )
+        for change in changes
+    ]
+    head = ("weight", "technique", "what was done", "before", "after")
+    return Table(
+        "Every weight",
+        (*head, *noise_head),
+        tuple(rows),
+        texts=3,
+        row_looks={i: "soft" for i, c in enumerate(changes) if not c.changed},
+    )
+
+
+def worst_first(changes: Sequence[WeightChange]) -> list[WeightChange]:
+    """Return the weights that lost something, the lowest ratio first.
+
+    It is that of what their layers make where that was measured, else their own.
+    """
+    lossy = [change for change in changes if change.sqnr_db is not None]
+    return sorted(lossy, key=_ratio)
+
+
+def noise_table(changes: Sequence[WeightChange], most: int = 10) -> rich.table.Table:
+    """Return the signal-to-quantization-noise ratios of weights, the worst first.
+
+    Args:
+        changes: what `km.compress` did to every weight.
+        most: number of lines.
+    """
+    worst = worst_first(changes)
+    names = dict.fromkeys(_DONE.get(change.technique, "changed") for change in worst)
+    of = f"{' and '.join(names)} weights"
+    if has_output_noise(worst):
+        of += " and of layers' outputs"
+    title = f"signal-to-noise ratio of {of}, the worst first"
+    if len(worst) > most:
+        title += f" ({most} of {len(worst)})"
+    rows = [
+        (
+            change.weight,
+            change.detail,
+            *_noise(change, of_outputs=has_output_noise(worst)),
+            format_bytes(change.before_bytes),
+            format_bytes(change.after_bytes),
+        )
+        for change in worst[:most]
+    ]
+    head = ("weight", "stored as", *_noise_head("SQNR", worst), "before", "after")
+    return terminal_table(Table(title, head, tuple(rows), texts=2))
+
+
+def has_output_noise(changes: Sequence[WeightChange]) -> bool:
+    """Return whether what layers make of samples was measured."""
+    return any(change.output_sqnr_db is not None for change in changes)
+
+
+def _noise_head(name: str, changes: Sequence[WeightChange]) -> tuple[str, ...]:
+    return (name, "of outputs") if has_output_noise(changes) else (name,)
+
+
+def _noise(change: WeightChange, *, of_outputs: bool) -> tuple[str, ...]:
+    ratios = (change.sqnr_db, change.output_sqnr_db)[: 1 + of_outputs]
+    return tuple("" if ratio is None else f"{ratio:.1f} dB" for ratio in ratios)
+
+
+def _ratio(change: WeightChange) -> float:
+    if change.output_sqnr_db is not None:
+        return change.output_sqnr_db
+    return change.sqnr_db or 0.0
+
+
+def left_alone_table(
+    changes: Sequence[WeightChange], most: int = 8
+) -> rich.table.Table:
+    """Returns why weights were left as they were, a line per reason, most bytes first.
+
+    A weight that any technique changed is not counted. One that several left alone
+    counts once, by the reason of the first. Layers without weights that a technique
+    leaves as they are have no bytes.
+
+    Args:
+        changes: what each technique did to each weight.
+        most: number of reasons with a line of their own.
+    """
+    changed = {change.weight for change in changes if change.changed}
+    first: dict[str, WeightChange] = {}
+    for change in changes:
+        if change.weight not in changed:
+            first.setdefault(change.weight, change)
+    groups: dict[str, list[WeightChange]] = defaultdict(list)
+    for change in first.values():
+        groups[change.detail].append(change)
+    ordered = sorted(groups.items(), key=lambda group: -_bytes_of(group[1]))
+    rest = [change for _, group in ordered[most:] for change in group]
+    if rest:
+        ordered = [*ordered[:most], (f"{len(ordered) - most} other reasons", rest)]
+    rows = tuple((reason, *_count_and_size(group)) for reason, group in ordered)
+    head = ("left alone because", "weights", "bytes")
+    return terminal_table(Table("", head, rows))
+
+
+def _count_and_size(group: Sequence[WeightChange]) -> tuple[str, str]:
+    owned = sum(change.before_bytes > 0 for change in group)
+    bare = len(group) - owned
+    layers = f"{bare:,} layer{'s' * (bare > 1)} without" if bare else ""
+    count = ", ".join(filter(None, [f"{owned:,}" * (owned > 0), layers]))
+    size = _bytes_of(group)
+    return count, format_bytes(size) if owned else MISSING
+
+
+def _bytes_of(group: Sequence[WeightChange]) -> int:
+    return sum(change.after_bytes for change in group)
