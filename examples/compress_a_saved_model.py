@@ -17,7 +17,7 @@ from rich.console import Console
 import kerasmem as km
 from kerasmem.demo.recipe import load_demo_data
 from kerasmem.records.comparison import comparison_table
-from kerasmem.records.weight_tables import changes_table
+from kerasmem.records.weights import changes_table
 
 
 def save_trained_model(path: Path, data: tuple) -> None:

@@ -71,7 +71,7 @@ _X, _Y = np.ones((32, 8), "float32"), np.ones((32, 4), "float32")
 def compress() -> list[str]:
     """Return the walk to the first technique, which gets a copy."""
     model = _model()
-    with walk(model, "compression.technique.Technique.applied") as stops:
+    with walk(model, "compression.recipe.apply_technique") as stops:
         km.compress(model, km.Prune(0.5))
     return stops
 

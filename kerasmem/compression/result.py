@@ -130,7 +130,7 @@ class CompressionResult:
         Without latencies if they were not measured yet; `report` measures them.
         """
         from kerasmem.records.table import as_text
-        from kerasmem.records.weight_tables import left_alone_table
+        from kerasmem.records.weights import left_alone_table
 
         has_rest = any(not change.changed for change in self.changes)
         rest = as_text(left_alone_table(self.changes)) if has_rest else ""

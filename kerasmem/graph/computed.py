@@ -59,3 +59,12 @@ def named_beside(weight: Any) -> Iterator[None]:
         for part in weight.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))
         yield
+
+
+CHUNKS, LEAST_ROWS, PARTS = 32, 128, 16
+"""Of a chunked vocabulary: chunks of rows, fewest rows of a chunk, parts of words."""
+
+
+def rows_of_chunk(rows: int) -> int:
+    """Return the number of rows whose logits are in memory at once."""
+    return min(max(-(-rows // CHUNKS), LEAST_ROWS), rows)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kerasmem.compression.prune.analysis import Sensitivity
 from kerasmem.records import WeightChange
-from kerasmem.records.weight_tables import has_output_noise, worst_first
+from kerasmem.records.weights import has_output_noise, worst_first
 
 
 def plot_noise(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.records import WeightChange
-from kerasmem.records.weight_tables import noise_table, worst_first
+from kerasmem.records.weights import noise_table, worst_first
 from kerasmem.report.plots import plot_noise
 
 pytestmark = pytest.mark.one_backend

@@ -9,7 +9,7 @@ from rich.console import Console
 from kerasmem.graph.activations import layer_activations
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.records.comparison import comparison_table, models_table
-from kerasmem.records.weight_tables import changes_table, left_alone_table
+from kerasmem.records.weights import changes_table, left_alone_table
 from kerasmem.report.memory import layer_table
 
 pytestmark = pytest.mark.one_backend

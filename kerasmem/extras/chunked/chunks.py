@@ -11,8 +11,13 @@ from typing import Any
 from keras import ops
 
 from kerasmem.backends import current
-from kerasmem.graph.chunk_sizes import CHUNKS, LEAST_ROWS, PARTS, rows_of_chunk
-from kerasmem.graph.computed import ComputedVariable
+from kerasmem.graph.computed import (
+    CHUNKS,
+    LEAST_ROWS,
+    PARTS,
+    ComputedVariable,
+    rows_of_chunk,
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kerasmem.records import (
     WeightChange,
 )
 from kerasmem.records.comparison import models_table
-from kerasmem.records.weight_tables import weight_table
+from kerasmem.records.weights import weight_table
 from kerasmem.report.compression.bars import layer_bars, model_bars, packed_bars
 from kerasmem.report.compression.curves import (
     history_panels,

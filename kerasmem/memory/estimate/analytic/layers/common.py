@@ -7,8 +7,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.graph.chunk_sizes import PARTS, rows_of_chunk
-from kerasmem.graph.computed import ComputedVariable
+from kerasmem.graph.computed import PARTS, ComputedVariable, rows_of_chunk
 from kerasmem.graph.kernels import class_of_call, einsum_parts
 from kerasmem.graph.layer_table import class_name
 from kerasmem.graph.lora import has_lora, has_low_rank_product
