@@ -363,11 +363,7 @@ def _say_if_untrained(job: Job, report: Any) -> None:
 def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
     from kerasmem.cli.judging import file_sentence
     from kerasmem.records.comparison import comparison_table
-    from kerasmem.records.weights import (
-        left_alone_table,
-        noise_table,
-        worst_first,
-    )
+    from kerasmem.records.weights import left_alone_table, noise_table, worst_first
     from kerasmem.report.search import search_table
 
     data = {

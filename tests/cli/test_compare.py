@@ -8,7 +8,7 @@ import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
 import kerasmem as km
-from kerasmem.compression import language
+from kerasmem.extras.language import metrics as language
 from kerasmem.files.data.tokens import token_samples
 from kerasmem.graph.values import nbytes, to_numpy
 

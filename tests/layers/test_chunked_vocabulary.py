@@ -6,8 +6,9 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError
+from kerasmem.extras.chunked import chunks
 from kerasmem.graph.values import to_numpy
-from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary, chunks
+from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary
 from tests.compression.aware.gradient import gradient_of
 from tests.models import L
 

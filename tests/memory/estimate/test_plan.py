@@ -15,11 +15,12 @@ from kerasmem.backends.xla.convolutions import ConvolutionAxes
 from kerasmem.backends.xla.hlo import Instruction
 from kerasmem.backends.xla.plan import Block, Planned
 from kerasmem.errors import ConfigError, InputError, ModelError
+from kerasmem.extras import plans
 from kerasmem.extras.plans import cache, compiler
 from kerasmem.extras.plans.workspaces import library_calls
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.batch_size.trial import USABLE
-from kerasmem.memory.estimate import METHODS, planned
+from kerasmem.memory.estimate import METHODS
 from kerasmem.memory.estimate.cards import CARDS, description_of
 from kerasmem.memory.estimate.pool import block_bytes
 from kerasmem.records import MemoryEstimate
@@ -38,7 +39,7 @@ MEASURED = {
 @pytest.fixture(scope="module")
 def answers():
     return {
-        name: planned.answer(
+        name: plans.answer(
             recorded_plans.request(name),
             recorded_plans.load(name),
             recorded_plans.BATCH[name],
@@ -162,10 +163,10 @@ def test_the_workspace_of_a_convolution(target, result, options, expected):
 def test_a_workspace_moves_the_peak_only_where_it_has_no_room():
     instructions = convolution("__cudnn$convForward", 64, 128, "made")
     block = Block(WINOGRAD + 100, [buffer(0, 50, 0, 1), buffer(0, 100, 2, 2)], 3)
-    moved = planned.Peak(block, library_calls(instructions))
+    moved = plans.Peak(block, library_calls(instructions))
     assert moved.expected == WINOGRAD + 100
     full = Block(100, [buffer(0, 100, 0, 1), buffer(0, 50, 2, 2)], 3)
-    moved = planned.Peak(full, library_calls(instructions))
+    moved = plans.Peak(full, library_calls(instructions))
     assert (moved.least, moved.expected) == (100, 50 + WINOGRAD)
     assert (moved.position, moved.workspace) == (2, WINOGRAD)
 

@@ -8,7 +8,8 @@ import pytest
 import kerasmem as km
 from kerasmem.backends.protobuf import Message
 from kerasmem.backends.xla.hlo import read_buffers
-from kerasmem.extras.plans import cards, compiler
+from kerasmem.extras.plans import compiler
+from kerasmem.memory.estimate import cards
 from tests.keras_hub.families import FAMILIES, samples, shapes
 from tests.memory.estimate import recorded_plans
 

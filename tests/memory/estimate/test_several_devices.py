@@ -12,7 +12,8 @@ from keras import layers
 import kerasmem as km
 from kerasmem import backends
 from kerasmem.errors import ConfigError
-from kerasmem.memory.estimate import METHODS, planned
+from kerasmem.extras import plans
+from kerasmem.memory.estimate import METHODS
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
@@ -223,11 +224,11 @@ def by_layout(_):
         stored = persistent_parts(request)
         return request.answer("plan", stored, (sum(p.nbytes for p in stored),) * 3)
 
-    compiler = planned.compiler
+    compiler = plans.compiler
     compiler.check_installed = lambda: "none"
     compiler.versions = lambda: ["none"]
     compiler.program_of, compiler.compiled = program_of, lambda *_: b""
-    planned.answer = answer
+    plans.answer = answer
     held = {}
     for path in ("up/kernel", "down/kernel") * 2:
         layouts = keras.distribution.LayoutMap(
@@ -265,8 +266,8 @@ def under_a_class_of_ones_own(_):
         with cls().scope():
             found[cls.__name__] = asked(8, method="analytic").to_json()
             if cls is Own:
-                planned.compiler.check_installed = lambda: "none"
-                planned.compiler.versions = lambda: ["none"]
+                plans.compiler.check_installed = lambda: "none"
+                plans.compiler.versions = lambda: ["none"]
                 with pytest.raises(ConfigError) as raised:
                     asked(8, method="plan", device="a100")
                 found["plan"] = str(raised.value)
