@@ -69,5 +69,5 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def count(session: nox.Session) -> None:
-    """Count modules, lines, patched methods and words that the glossary avoids."""
+    """Count lines, import cycles, replaced methods and patterns of language."""
     session.run("python", "-m", "tests.house")
