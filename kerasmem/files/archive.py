@@ -237,9 +237,7 @@ _SMALL_BYTES, _MOST_TIMES_OF_SMALL = 16 * MIB, 16
 """Of all members but the weights, which are compared with the model one by one."""
 
 
-def check_archive(
-    path: Path, weights: Literal["all", "stored", "none"] = "all"
-) -> None:
+def check_archive(path: Path, weights: Literal["all", "stored", "none"] = "all") -> str:
     """Read a `.keras` archive through, and compare its checksums.
 
     Args:
@@ -247,35 +245,27 @@ def check_archive(
         weights: which are read; those that are deflated are compared too when they are
             opened.
 
+    Returns:
+        The version of Keras that wrote the archive.
+
     Raises:
         ModelFileError: if it is damaged, is no model, or would write or take up what no
             model does.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            for member in members:
-                _check_place(path, member.filename)
-            _check_size(path, members)
-            if missing := _MEMBERS - set(archive.namelist()):
-                raise ModelFileError(
-                    f"{str(path)!r} is a zip archive, but no Keras model: "
-                    f"{min(missing)} is missing."
-                )
-            damaged = _first_damaged(archive, weights)
-            if damaged is None:
-                _check_json(path, archive)
+            _check_members(archive.infolist())
+            _check_sums(archive, weights)
+            return _version(archive)
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r} {error}") from error
     except _UNREADABLE as error:
         raise ModelFileError(
             f"{str(path)!r} is no .keras file, or a damaged one."
         ) from error
-    if damaged is not None:
-        raise ModelFileError(
-            f"{str(path)!r} is damaged: the checksum of {damaged} does not fit."
-        )
 
 
-def _first_damaged(archive: zipfile.ZipFile, weights: str) -> str | None:
+def _check_sums(archive: zipfile.ZipFile, weights: str) -> None:
     read = [each for each in archive.infolist() if _is_read(each, weights)]
     progress = Progress("comparing checksums", sum(each.file_size for each in read))
     for member in read:
@@ -283,9 +273,10 @@ def _first_damaged(archive: zipfile.ZipFile, weights: str) -> str | None:
             try:
                 while piece := content.read(_PIECE):
                     progress.add(len(piece))
-            except zipfile.BadZipFile:
-                return member.filename
-    return None
+            except zipfile.BadZipFile as error:
+                raise ModelFileError(
+                    f"is damaged: the checksum of {member.filename} does not fit."
+                ) from error
 
 
 def _is_read(member: zipfile.ZipInfo, weights: str) -> bool:
@@ -294,49 +285,56 @@ def _is_read(member: zipfile.ZipInfo, weights: str) -> bool:
     return member.filename != WEIGHTS or is_meant
 
 
-def _check_place(path: Path, name: str) -> None:
-    place = PurePosixPath(name.replace("\\", "/"))
-    if place.is_absolute() or ".." in place.parts or ":" in name:
-        raise ModelFileError(
-            f"{str(path)!r} would write outside of its folder, to {name!r}. No model "
-            "does that: it is not opened."
-        )
-
-
-def _check_json(path: Path, archive: zipfile.ZipFile) -> None:
+def _version(archive: zipfile.ZipFile) -> str:
+    contents: dict[str, Any] = {}
     for name in sorted(_MEMBERS):
         try:
-            read_json(archive.read(name))
+            contents[name] = read_json(archive.read(name))
         except InputError as error:
-            raise ModelFileError(
-                f"{str(path)!r} has a damaged {name}: {error}"
-            ) from error
+            raise ModelFileError(f"has a damaged {name}: {error}") from error
+    metadata = contents["metadata.json"]
+    if not isinstance(metadata, dict):
+        raise ModelFileError("has a damaged metadata.json: It is no object.")
+    return str(metadata.get("keras_version", "3."))
 
 
-def _check_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
-    """Refuse an archive one of whose members is a bomb, or all of them together."""
+def _check_members(members: list[zipfile.ZipInfo]) -> None:
+    """Refuse an archive of which a member is missing, misplaced or a bomb."""
+    for member in members:
+        _check_place(member.filename)
     weights = [member for member in members if member.filename == WEIGHTS]
     others = [member for member in members if member.filename != WEIGHTS]
-    _check_bomb(path, weights, _LARGE_BYTES, _MOST_TIMES)
+    _check_bomb(weights, _LARGE_BYTES, _MOST_TIMES)
     for some in (*([other] for other in others), others):
-        _check_bomb(path, some, _SMALL_BYTES, _MOST_TIMES_OF_SMALL)
+        _check_bomb(some, _SMALL_BYTES, _MOST_TIMES_OF_SMALL)
     for member in others:
         if member.filename in _MEMBERS and member.file_size > MOST_BYTES:
             raise ModelFileError(
-                f"{str(path)!r} has a {member.filename} of {member.file_size} bytes. "
-                f"Expected: {MOST_BYTES} at most. It is not opened."
+                f"has a {member.filename} of {member.file_size} bytes. Expected: "
+                f"{MOST_BYTES} at most. It is not opened."
             )
+    if missing := _MEMBERS - {member.filename for member in members}:
+        raise ModelFileError(
+            f"is a zip archive, but no Keras model: {min(missing)} is missing."
+        )
 
 
-def _check_bomb(
-    path: Path, members: list[zipfile.ZipInfo], large: int, times: int
-) -> None:
+def _check_place(name: str) -> None:
+    place = PurePosixPath(name.replace("\\", "/"))
+    if place.is_absolute() or ".." in place.parts or ":" in name:
+        raise ModelFileError(
+            f"would write outside of its folder, to {name!r}. No model does that: it "
+            "is not opened."
+        )
+
+
+def _check_bomb(members: list[zipfile.ZipInfo], large: int, times: int) -> None:
     size = sum(member.file_size for member in members)
     stored = sum(member.compress_size for member in members)
     if size > max(large, times * stored):
         raise ModelFileError(
-            f"{str(path)!r} would take {size} bytes, of which the file has {stored}. "
-            "No model does that: it is not opened."
+            f"would take {size} bytes, of which the file has {stored}. No model does "
+            "that: it is not opened."
         )
 
 

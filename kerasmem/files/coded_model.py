@@ -142,8 +142,12 @@ def openable(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Give the file that Keras loads a model from, and custom objects for that.
 
     Args:
-        path: a `.keras` file. Unless its weights inflate, it is given itself.
+        path: a model file. It is given itself unless it is a `.keras` file whose
+            weights inflate.
     """
+    if path.suffix != ".keras":
+        yield path, {}
+        return
     with opened_weights(path) as weights:
         if weights is not None and inflates(path, weights):
             found = datasets(weights)

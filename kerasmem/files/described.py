@@ -13,7 +13,6 @@ from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import is_weights_alone
 from kerasmem.files.datasets import bounded_weights
-from kerasmem.files.keras_2 import is_legacy
 from kerasmem.files.load import (
     check_model_file,
     load_model,
@@ -157,5 +156,5 @@ def can_be_described(path: Path) -> bool:
     """
     if path.suffix != ".keras" or not path.is_file() or not zipfile.is_zipfile(path):
         return False
-    check_model_file(path, memory_map=True)
-    return not is_legacy(path) and current().lazy_values().why_not() is None
+    is_legacy = check_model_file(path, memory_map=True)
+    return not is_legacy and current().lazy_values().why_not() is None

@@ -3,9 +3,8 @@
 import os
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from kerasmem.files.archive import DAMAGED, check_archive, is_weights_alone
 from kerasmem.files.atomic import held_folder, replacing
 from kerasmem.files.coded_model import openable
 from kerasmem.files.datasets import bounded_weights, check_declared, check_heaps
-from kerasmem.files.keras_2 import is_legacy
+from kerasmem.files.keras_2 import attribute_text
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
@@ -86,8 +85,7 @@ def load_model(
         model = _of_parts(path, custom_objects, compile=compile)
         if model is not None:
             return model
-    check_model_file(path, memory_map=memory_map)
-    if is_legacy(path):
+    if check_model_file(path, memory_map=memory_map):
         if memory_map:
             raise _unmappable(path)
         load_legacy = feature("load_legacy")
@@ -99,7 +97,8 @@ def load_model(
             KerasMemWarning,
             stacklevel=2,
         )
-    with loading(path), _opened(path, mapped) as (file, objects):
+    opened = openable(path) if mapped is None else mapped.skeleton()
+    with loading(path), opened as (file, objects):
         known = {**objects, **(custom_objects or {})}
         model, why = model_of(path, file, known, compile=compile)
     if why is not None:
@@ -116,7 +115,7 @@ def _of_parts(
     compile: bool,  # noqa: A002 - as in Keras
 ) -> Any | None:
     """Return the model of a preset, or of weights alone; None of any other file."""
-    if is_preset(path):
+    if path.is_dir() and is_preset(path):
         weight_files(path)
         if (path / TASK).is_file():
             with loading(path), bounded_weights(path):
@@ -179,7 +178,13 @@ def model_of(
         objects: custom objects by name.
         compile: False to leave loss, metrics and optimizer out.
     """
-    model, why = _with_loss(path, file, objects) if compile else (None, None)
+    model, why = None, None
+    if compile:
+        try:
+            model = _load(path, file, objects, with_loss=True)
+        except Exception as error:  # noqa: BLE001 - any error of a damaged file
+            # The error itself would keep the model in memory by its traceback.
+            why = first_reason(error)
     if model is None:
         model = _load(path, file, objects, with_loss=False)
     if getattr(model, "optimizer", None) is None:
@@ -196,26 +201,6 @@ def say_without_loss(path: Path, why: str) -> None:
     )
 
 
-def _opened(
-    path: Path, mapped: MappedWeights | None
-) -> AbstractContextManager[tuple[Path, dict[str, Any]]]:
-    """Give what Keras loads the model from, and custom objects for that."""
-    if mapped is not None:
-        return mapped.skeleton()
-    return openable(path) if path.suffix == ".keras" else nullcontext((path, {}))
-
-
-def _with_loss(
-    path: Path, file: Path, objects: dict[str, Any]
-) -> tuple[Any, str | None]:
-    """Return the model with its loss, or None and why it cannot be had."""
-    try:
-        return _load(path, file, objects, with_loss=True), None
-    except Exception as error:  # noqa: BLE001 - what a damaged file raises has no limit
-        # Not the error itself, whose traceback keeps what there is of the model.
-        return None, first_reason(error)
-
-
 def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -> Any:
     with warnings.catch_warnings(), bounded_weights(path), skip_sets():
         # A file without optimizer state is what we ask for, not a fault.
@@ -230,8 +215,11 @@ def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -
     return model
 
 
-def check_model_file(path: Path, *, memory_map: bool) -> None:
-    """Raise unless there may be a model in a file or folder.
+def check_model_file(path: Path, *, memory_map: bool) -> bool:
+    """Check that there may be a model in a file or folder.
+
+    Returns:
+        True if Keras 2 wrote the file, or it is the folder of a SavedModel.
 
     Raises:
         ModelFileError: if it is missing or damaged, or its weights cannot be mapped.
@@ -241,42 +229,38 @@ def check_model_file(path: Path, *, memory_map: bool) -> None:
     if memory_map and (path.is_dir() or path.suffix != ".keras"):
         raise _unmappable(path)
     if path.is_dir():
-        _check_folder(path)
-    elif path.suffix == ".keras":
-        if not zipfile.is_zipfile(path):
-            raise ModelFileError(
-                f"{str(path)!r} is no .keras file, or only the beginning of one."
-            )
-        check_archive(path, weights="none" if memory_map else "stored")
-    elif path.suffix in (".h5", ".hdf5"):
-        if not h5py.is_hdf5(path):
-            raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
-        _check_weights(path)
-    else:
-        raise ModelFileError(
-            "Expected a model file that ends in .keras or .h5. Received: "
-            f"path={str(path)!r}."
-        )
-
-
-def _check_weights(path: Path) -> None:
-    check_heaps(path)
-    try:
-        with h5py.File(path, "r") as weights:
-            check_declared(path, weights)
-    except ModelFileError:
-        raise
-    except DAMAGED as error:
-        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
-
-
-def _check_folder(path: Path) -> None:
-    if not (path / "saved_model.pb").exists():
+        if (path / "saved_model.pb").exists():
+            return True
         raise ModelFileError(
             f"{str(path)!r} is a folder. Expected a model file, .keras or .h5, or "
             "the folder of a SavedModel, or of a preset of KerasHub with its "
             "config.json."
         )
+    if path.suffix == ".keras":
+        version = check_archive(path, weights="none" if memory_map else "stored")
+    elif path.suffix in (".h5", ".hdf5"):
+        version = _checked_h5(path)
+    else:
+        raise ModelFileError(
+            "Expected a model file that ends in .keras or .h5. Received: "
+            f"path={str(path)!r}."
+        )
+    return version.startswith(("1.", "2."))
+
+
+def _checked_h5(path: Path) -> str:
+    """Check an HDF5 file; return the version of Keras that wrote the file."""
+    if not h5py.is_hdf5(path):
+        raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
+    check_heaps(path)
+    try:
+        with h5py.File(path, "r") as weights:
+            check_declared(path, weights)
+            return attribute_text(weights.attrs.get("keras_version", "2."))
+    except ModelFileError:
+        raise
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
 def _unmappable(path: Path) -> ModelFileError:

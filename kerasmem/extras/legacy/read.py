@@ -18,7 +18,7 @@ from kerasmem.extras.legacy.keras_archive import read_archive
 from kerasmem.extras.legacy.tfmot import Named
 from kerasmem.files.archive import DAMAGED
 from kerasmem.files.datasets import bounded_weights, whole_array
-from kerasmem.files.keras_2 import is_legacy, text_of
+from kerasmem.files.keras_2 import attribute_text
 from kerasmem.files.load import check_model_file, first_reason, say_without_loss
 from kerasmem.graph.clone import objects_in_scope
 from kerasmem.records.plain import read_json
@@ -67,8 +67,7 @@ def load_converted(path: str | Path) -> ConvertedLayer:
         ModelFileError: as `kerasmem.load_model`, and if Keras 3 wrote the file.
     """
     path = Path(path)
-    check_model_file(path, memory_map=False)
-    if not is_legacy(path):
+    if not check_model_file(path, memory_map=False):
         raise ModelFileError(
             f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
         )
@@ -115,8 +114,8 @@ def read_h5(path: Path) -> LegacyFile:
         names = _texts(group, "layer_names")
         layers = {name: _arrays(group[name]) for name in names}
     return LegacyFile(
-        read_json(text_of(config)),
-        None if training is None else read_json(text_of(training)),
+        read_json(attribute_text(config)),
+        None if training is None else read_json(attribute_text(training)),
         partial(fill_by_layer, layers),
     )
 
@@ -129,11 +128,11 @@ def _arrays(group: Any) -> list[Named]:
 def _texts(group: Any, name: str) -> list[str]:
     """Return a list of names, which a long one is cut into several attributes for."""
     if name in group.attrs:
-        return [text_of(value) for value in group.attrs[name]]
+        return [attribute_text(value) for value in group.attrs[name]]
     found: list[str] = []
     while f"{name}{len(found)}" in group.attrs:
         found.append(f"{name}{len(found)}")
-    return [text_of(value) for part in found for value in group.attrs[part]]
+    return [attribute_text(value) for part in found for value in group.attrs[part]]
 
 
 Config = dict[str, Any]
