@@ -13,7 +13,7 @@ from abc import abstractmethod
 import keras
 
 from kerasmem.backends.device import DeviceBackend
-from kerasmem.backends.gradients import GradientBackend, GradientMeter
+from kerasmem.backends.gradients import GradientBackend
 from kerasmem.backends.patching import patch_method
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.recompute import RecomputeBackend
@@ -23,7 +23,6 @@ from kerasmem.errors import ConfigError
 
 __all__ = [
     "Backend",
-    "GradientMeter",
     "StepState",
     "current",
     "device_kind",

@@ -351,7 +351,6 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
             continue
         cells = getattr(function, "__closure__", None) or ()
         inside = [cell.cell_contents for cell in cells]
-        inside += getattr(function, "versions", ())  # of a monitor's own step
         new = [each for each in inside if callable(each) and id(each) not in seen]
         seen |= {id(each) for each in new}
         waiting += new

@@ -46,11 +46,8 @@ class GradientMonitor(AttachedCallback):
     `every`-th. On two CPU cores with Adam a step took 1.00 to 1.04 times as long by
     default and 0.99 to 1.13 with `every=1`, of a small CNN and of dense layers. The
     peak of memory rises by no more than twice the largest gradient and 2 %, beside the
-    `own_bytes` of a record. Under XLA, where a branch that is not taken costs too, the
-    step has a version for the updates between and is compiled twice; not with a
-    `train_step` of one's own, accumulated gradients, loss scaling or several steps per
-    execution, nor if it draws as `tf.random.normal` does. Under a `tf.distribute`
-    strategy there is one more reduction over the replicas.
+    `own_bytes` of a record. Under a `tf.distribute` strategy there is one more
+    reduction over the replicas.
 
     Limits: only `model.optimizer` is watched, in `fit`. Of a `MultiOptimizer` whose
     parts accumulate gradients the gradient of each batch is seen. With an optimizer

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends import GradientMeter
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.records import GradientRecord, VariableGradient
 
@@ -60,7 +59,7 @@ class GradientState:
     Args:
         optimizer: the optimizer that they ride with.
         variables: the variables that it updates.
-        meter: what measures the variables; None for no row per variable.
+        has_rows: whether to keep a row of figures per variable.
         in_step: whether a step is being traced already.
     """
 
@@ -68,8 +67,8 @@ class GradientState:
         self,
         optimizer: Any,
         variables: Sequence[Any],
-        meter: GradientMeter | None,
         *,
+        has_rows: bool,
         in_step: bool,
     ) -> None:
         step_state = backends.current().step_state
@@ -81,10 +80,10 @@ class GradientState:
         self._vector = step_state(optimizer, start, "kerasmem_gradient_steps")
         self.own_bytes = start.nbytes
         self._rows: backends.StepState | None = None
-        if meter:
+        if has_rows:
             start = sums.no_rows(len(variables))
             self._rows = step_state(optimizer, start, "kerasmem_gradient_rows")
-            self._sample = sums.UpdateSample(variables, meter)
+            self._sample = sums.UpdateSample(variables)
             entries = np.zeros(self._sample.size, "float32")
             if not in_step:
                 entries = keras.ops.convert_to_numpy(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends import GradientMeter
 from kerasmem.records import VariableGradient
 
 NORM, NONFINITE, STEPS, SKIPPED, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(9)
@@ -91,7 +90,7 @@ def statistics_of(squared_norms: Any, figures: Any) -> Any:
 
     Args:
         squared_norms: the square of the L2 norm of each.
-        figures: what `GradientMeter.statistics` returned.
+        figures: what `gradient_statistics` returned.
     """
     ops = backends.current().ops
     squares = ops.reshape(squared_norms, (-1, 1))
@@ -190,18 +189,16 @@ class UpdateSample:
 
     Args:
         variables: the variables.
-        meter: what takes rows of them, and measures.
 
     Attributes:
         size: number of entries that are taken.
     """
 
-    def __init__(self, variables: Sequence[Any], meter: GradientMeter) -> None:
+    def __init__(self, variables: Sequence[Any]) -> None:
         sizes = [math.prod(variable.shape) for variable in variables]
         budget = max([LEAST_ENTRIES, *(size // 8 for size in sizes)])
         limit = min(MOST_ENTRIES, _share(sizes, budget))
         self._variables = variables
-        self._meter = meter
         self._parts = [spaced_part(variable.shape, limit) for variable in variables]
         taken = [
             size if part is None else part.size
@@ -228,12 +225,12 @@ class UpdateSample:
             before: what `join` returned then.
             after: what it returned later.
         """
-        ops = backends.current().ops
+        backend = backends.current()
         squares = [
-            self._meter.squared_norms(self._split(entries))
+            backend.squared_norms(self._split(entries))
             for entries in (after - before, before)
         ]
-        return ops.sqrt(ops.stack(squares, axis=1))
+        return backend.ops.sqrt(backend.ops.stack(squares, axis=1))
 
     def _split(self, entries: Any) -> list[Any]:
         ends = self._ends
@@ -242,8 +239,9 @@ class UpdateSample:
     def _entries(self, value: Any, part: "Part | None") -> Any:
         if part is None:
             return value
-        matrix = backends.current().ops.reshape(value, (-1, value.shape[-1]))
-        rows = self._meter.spaced_rows(matrix, part.rows, part.row_step)
+        ops = backends.current().ops
+        matrix = ops.reshape(value, (-1, value.shape[-1]))
+        rows = ops.take(matrix, np.arange(part.rows) * part.row_step, axis=0)
         return rows if part.column_step == 1 else rows[:, :: part.column_step]
 
 

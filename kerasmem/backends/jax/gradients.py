@@ -7,26 +7,11 @@ import jax
 import keras
 
 from kerasmem.backends.gradients import (
-    FoldingMeter,
     GradientBackend,
-    GradientMeter,
     innermost,
     scales_loss,
 )
 from kerasmem.backends.patching import nothing_to_undo, patch_method
-
-
-class JaxMeter(FoldingMeter):
-    """Measures dense gradients; Keras has no others on JAX."""
-
-    def size_bytes(self, gradient: jax.Array) -> int:
-        """Return the bytes that hold the gradient."""
-        return gradient.size * gradient.dtype.itemsize
-
-    def _float32(self, gradient: jax.Array) -> jax.Array:
-        # Without the barrier XLA draws the operation that makes the gradient into the
-        # loops that measure it: a step took up to 1.4 times as long.
-        return jax.lax.optimization_barrier(gradient).astype("float32")
 
 
 class JaxGradients(GradientBackend):
@@ -58,10 +43,7 @@ class JaxGradients(GradientBackend):
 
         return patch_method(optimizer, "stateless_apply", apply)
 
-    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
-        """Return what measures gradients in a step."""
-        return JaxMeter()
-
-    def branches_cost(self, *, compiled: bool) -> bool:
-        """Return True: XLA keeps in memory what a branch reads."""
-        return True
+    def _float32(self, gradient: jax.Array) -> jax.Array:
+        # Without the barrier XLA draws the operation that makes the gradient into the
+        # loops that measure it: a step took up to 1.4 times as long.
+        return jax.lax.optimization_barrier(gradient).astype("float32")
