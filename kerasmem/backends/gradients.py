@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from kerasmem.backends.patching import nothing_to_undo, patch_method
+from kerasmem.backends.patching import patch_method
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
 """Called with gradients and variables; what it returns is called after the update."""
@@ -196,24 +196,6 @@ class GradientBackend(ABC):
     ) -> Sequence[Any]:
         """Return gradients summed over replicas, with the shapes of the variables."""
         return gradients
-
-    def observe_loss_scaling(
-        self, optimizer: Any, observer: Callable[[Any], None]
-    ) -> Callable[[], None]:
-        """Call `observer(finite)` in every step of a loss scaling optimizer.
-
-        `finite` is a boolean scalar tensor; where it is False the optimizer skips
-        the update. Without loss scaling nothing is called. Returns the undo.
-        """
-        if not scales_loss(optimizer):
-            return nothing_to_undo
-
-        def observe(original: Any, gradients: Any) -> Any:
-            finite = original(gradients)
-            observer(finite)
-            return finite
-
-        return patch_method(optimizer, "check_finite", observe)
 
     def squared_norms(self, gradients: Sequence[Any]) -> Any:
         """Return the square of the L2 norm of each gradient, a float32 vector."""

@@ -120,11 +120,6 @@ class GradientState:
             sums.with_step(vector.value, squared_norms, sparse_bytes, sampled)
         )
 
-    def add_skipped(self, finite: Any) -> None:
-        """Add a step that was skipped unless `finite`."""
-        vector = self._vector.variable
-        vector.assign(sums.with_skipped(vector.value, finite))
-
     def add_rows(
         self,
         is_sampled: Any,
@@ -168,7 +163,7 @@ class GradientState:
         entries.assign(after)
 
     def read_epoch(
-        self, epoch: int, every: int, dense_bytes: Sequence[int]
+        self, epoch: int, every: int, dense_bytes: Sequence[int], skipped: int
     ) -> GradientReading | None:
         """Return what an epoch's figures tell, None if no step was seen.
 
@@ -178,12 +173,13 @@ class GradientState:
             epoch: index of the epoch, from 0.
             every: number of updates between two that were sampled, 0 if none was.
             dense_bytes: bytes of each variable's gradient, 0 if it is sparse.
+            skipped: number of steps that loss scaling skipped.
         """
         vector: list[float] = self._vector.read().tolist()
         count = len(self.paths)
         first_bad = vector[sums.HEAD : sums.HEAD + count]
         sparse_bytes = vector[sums.HEAD + count :]
-        steps, skipped = round(vector[sums.STEPS]), round(vector[sums.SKIPPED])
+        steps = round(vector[sums.STEPS])
         if not steps + skipped:
             return None
         nonfinite = round(vector[sums.NONFINITE])

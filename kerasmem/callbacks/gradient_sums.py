@@ -18,7 +18,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.records import VariableGradient
 
-NORM, NONFINITE, STEPS, SKIPPED, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(9)
+NORM, NONFINITE, STEPS, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(8)
 _SUMS = LARGEST  # what stands before is a sum over the steps
 
 _FIGURES = ("norm", "entry", "nonzero", "nonfinite", "finite", "steps")
@@ -62,7 +62,7 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
     is_finite = ops.isfinite(norm)
     kept, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
     nonfinite = one - ops.cast(is_finite, "float32")
-    added = ops.concatenate([kept, nonfinite, one, ops.zeros_like(one)])
+    added = ops.concatenate([kept, nonfinite, one])
     is_first = ~ops.isfinite(squared_norms) & (first == 0.0)
     return ops.concatenate(
         [
@@ -75,14 +75,6 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
             most if sparse_bytes is None else ops.maximum(most, sparse_bytes),
         ]
     )
-
-
-def with_skipped(vector: Any, finite: Any) -> Any:
-    """Return the vector with a step that was skipped unless `finite`."""
-    ops = backends.current().ops
-    before, skipped, after = ops.split(vector, [SKIPPED, SKIPPED + 1])
-    one_more = ops.reshape(1.0 - ops.cast(finite, "float32"), (1,))
-    return ops.concatenate([before, skipped + one_more, after])
 
 
 def statistics_of(squared_norms: Any, figures: Any) -> Any:

@@ -96,11 +96,6 @@ class GradientTally:
 
         return finish
 
-    def observe_finite(self, finite: Any) -> None:
-        """Count one step as skipped if its gradient was not finite."""
-        with self._backend.inference():
-            self._prepare(in_step=True).add_skipped(finite)
-
     def clear(self) -> None:
         """Start a new epoch."""
         self._was_sampled = self._was_sampled and not self._updates
@@ -108,13 +103,18 @@ class GradientTally:
         if self._state is not None:
             self._state.clear()
 
-    def read(self, epoch: int) -> GradientReading | None:
-        """Return the figures since `clear()`, None if no step was seen."""
+    def read(self, epoch: int, skipped: int) -> GradientReading | None:
+        """Return the figures since `clear()`, None if no step was seen.
+
+        Args:
+            epoch: index of the epoch, from 0.
+            skipped: number of steps that loss scaling skipped.
+        """
         if self._state is None:
             return None
         # Loss scaling may have skipped every step so far.
         dense_bytes = self._dense_bytes or [0] * len(self._state.paths)
-        return self._state.read_epoch(epoch, self._every, dense_bytes)
+        return self._state.read_epoch(epoch, self._every, dense_bytes, skipped)
 
     def keep(self) -> Callable[[], None]:
         """Return what takes all back that is counted from now on."""

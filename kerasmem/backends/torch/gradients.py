@@ -23,13 +23,6 @@ class TorchGradients(GradientBackend):
         disable: Any = torch.compiler.disable
         return observe_updates(optimizer, observer, disable)
 
-    def observe_loss_scaling(
-        self, optimizer: Any, observer: Callable[[Any], None]
-    ) -> Callable[[], None]:
-        """Call `observer(finite)` in every step of a loss scaling optimizer."""
-        disable: Any = torch.compiler.disable
-        return super().observe_loss_scaling(optimizer, disable(observer))
-
     def crossentropy(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
