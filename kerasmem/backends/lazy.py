@@ -47,11 +47,11 @@ class LazyValues(ABC):
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return what has a shape and a type, and no memory: nobody looks at it."""
 
-    @abstractmethod
     def fill(self, variable: Any, value: Any) -> None:
         """Give a variable of Keras's own class its first value."""
+        # Private, as in all backends: what Keras calls to give the first value.
+        variable._initialize(variable._convert_to_tensor(value, variable._dtype))
 
-    @abstractmethod
     def lend(self, variable: Any, array: np.ndarray) -> Any:
         """Return a tensor to compute with in the place of a variable's value.
 
@@ -59,9 +59,9 @@ class LazyValues(ABC):
             variable: it goes on having none.
             array: the value, over a file.
         """
+        return variable._convert_to_tensor(array, variable._dtype)
 
-    @abstractmethod
-    def take_back(self, variable: Any) -> None:
+    def take_back(self, variable: Any) -> None:  # noqa: B027 - mostly it has none
         """Let nothing of what was lent to a variable stay in memory."""
 
 
