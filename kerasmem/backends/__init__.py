@@ -8,7 +8,7 @@ frameworks out of three stands in the base classes; the rooms `tensorflow`, `jax
 
 import functools
 import importlib
-from abc import abstractmethod
+from collections.abc import Callable
 
 import keras
 
@@ -54,9 +54,8 @@ class Backend(
     fuses_fake_quantization: bool = False
     """Whether fake quantization in a range is one operation of the framework."""
 
-    @abstractmethod
-    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what records every allocation and free while a model trains."""
+    memory_profiler: Callable[[Followed], MemoryProfiler]
+    """Returns what records every allocation and free while a model trains."""
 
 
 @functools.cache

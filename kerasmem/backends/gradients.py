@@ -24,30 +24,6 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def observe_updates(
-    optimizer: Any,
-    observer: Observer,
-    uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: f,
-) -> Callable[[], None]:
-    """Call `observer(gradients, variables)` in every update; return the undo.
-
-    The return value of the observer, if it is not None, is called when the variables
-    have been updated, before any constraint. An optimizer with its own way to update
-    may never call the observer.
-
-    Args:
-        optimizer: The optimizer of a model.
-        observer: Gets unscaled, accumulated and unclipped gradients.
-        uncompiled: Excludes a function from compilation of Python code.
-    """
-    optimizer = innermost(optimizer)
-    update = _Update(observer)
-    begin, end = uncompiled(update.begin), uncompiled(update.end)
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return _observe_apply(optimizer, begin, end)
-    return _observe_clipping(optimizer, begin, end, uncompiled(update.note))
-
-
 class _Update(threading.local):
     """One call of the observer. Each replica of a strategy runs in its own thread.
 
@@ -170,7 +146,7 @@ class GradientBackend(ABC):
     """The gradients of a framework's step, and the update that they make."""
 
     ops: Any
-    """See `StepBackend`."""
+    uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def observe_gradients(
         self, optimizer: Any, observer: Observer
@@ -180,9 +156,17 @@ class GradientBackend(ABC):
         The gradients are unscaled, unclipped and accumulated; `complete_gradients`
         sums them over replicas. The call happens inside the compiled
         step, so the observer sees tensors and may assign a `StepState`. What it
-        returns, if it is not None, is called when the variables have been updated.
+        returns, if it is not None, is called when the variables have been updated,
+        before any constraint. An optimizer with its own way to update may never call
+        the observer.
         """
-        return observe_updates(optimizer, observer)
+        optimizer = innermost(optimizer)
+        update = _Update(observer)
+        # The observer counts steps in Python: its compiled form would keep one count.
+        begin, end, note = map(self.uncompiled, (update.begin, update.end, update.note))
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            return _observe_apply(optimizer, begin, end)
+        return _observe_clipping(optimizer, begin, end, note)
 
     def check_optimizer(self, optimizer: Any) -> None:  # noqa: B027 - any will do
         """Check that an optimizer can be observed.

@@ -1,27 +1,12 @@
 """The gradients of a torch step."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from kerasmem.backends.gradients import (
-    GradientBackend,
-    Observer,
-    observe_updates,
-)
+from kerasmem.backends.gradients import GradientBackend
 
 
 class TorchGradients(GradientBackend):
     """The gradients of a torch step, all of them dense."""
-
-    def observe_gradients(
-        self, optimizer: Any, observer: Observer
-    ) -> Callable[[], None]:
-        """Call `observer(gradients, variables)` in every update; return the undo."""
-        # The observer counts steps in Python: its compiled form would keep one count.
-        disable: Any = torch.compiler.disable
-        return observe_updates(optimizer, observer, disable)
 
     def crossentropy(
         self, logits: torch.Tensor, labels: torch.Tensor
