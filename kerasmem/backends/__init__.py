@@ -8,12 +8,12 @@ frameworks out of three stands in the base classes; the rooms `tensorflow`, `jax
 
 import functools
 import importlib
-from abc import abstractmethod
+from collections.abc import Callable
 
 import keras
 
 from kerasmem.backends.device import DeviceBackend
-from kerasmem.backends.gradients import GradientBackend, GradientMeter
+from kerasmem.backends.gradients import GradientBackend
 from kerasmem.backends.patching import patch_method
 from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.recompute import RecomputeBackend
@@ -23,7 +23,6 @@ from kerasmem.errors import ConfigError
 
 __all__ = [
     "Backend",
-    "GradientMeter",
     "StepState",
     "current",
     "device_kind",
@@ -55,9 +54,8 @@ class Backend(
     fuses_fake_quantization: bool = False
     """Whether fake quantization in a range is one operation of the framework."""
 
-    @abstractmethod
-    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what records every allocation and free while a model trains."""
+    memory_profiler: Callable[[Followed], MemoryProfiler]
+    """Returns what records every allocation and free while a model trains."""
 
 
 @functools.cache

@@ -20,11 +20,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends.heap import trim_heap
-from kerasmem.backends.lazy import (
-    AtRest,
-    LazyValues,
-    source_at_rest,
-)
+from kerasmem.backends.lazy import LazyValues, source_at_rest
 from kerasmem.backends.mapped import MappedArray
 
 MOST_LENT_BYTES = 32 << 20
@@ -39,7 +35,7 @@ _REGION_BYTES = 1 << 30
 """Of a file that are mapped at once: the system bounds how often that may be done."""
 
 
-class Offloaded(AtRest):
+class Offloaded:
     """Values in files, and those of them that are in memory for a while.
 
     Args:

@@ -1,15 +1,17 @@
 """The gradients that reach an update: where they stand in it, and their figures."""
 
+import math
 import threading
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from kerasmem.backends.patching import nothing_to_undo, patch_method
+from kerasmem.backends.patching import patch_method
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
 """Called with gradients and variables; what it returns is called after the update."""
@@ -20,30 +22,6 @@ def innermost(optimizer: Any) -> Any:
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
-
-
-def observe_updates(
-    optimizer: Any,
-    observer: Observer,
-    uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: f,
-) -> Callable[[], None]:
-    """Call `observer(gradients, variables)` in every update; return the undo.
-
-    The return value of the observer, if it is not None, is called when the variables
-    have been updated, before any constraint. An optimizer with its own way to update
-    may never call the observer.
-
-    Args:
-        optimizer: The optimizer of a model.
-        observer: Gets unscaled, accumulated and unclipped gradients.
-        uncompiled: Excludes a function from compilation of Python code.
-    """
-    optimizer = innermost(optimizer)
-    update = _Update(observer)
-    begin, end = uncompiled(update.begin), uncompiled(update.end)
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return _observe_apply(optimizer, begin, end)
-    return _observe_clipping(optimizer, begin, end, uncompiled(update.note))
 
 
 class _Update(threading.local):
@@ -164,64 +142,11 @@ def scales_loss(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-class GradientMeter(ABC):
-    """Measures gradients inside of a training step, in as few passes as it takes.
-
-    A sparse gradient is never made dense: its rows of one index are summed first.
-    """
-
-    @abstractmethod
-    def squared_norms(self, gradients: Sequence[Any]) -> Any:
-        """Return the square of the L2 norm of each, a float32 vector."""
-
-    @abstractmethod
-    def statistics(self, gradients: Sequence[Any], squared_norms: Any) -> Any:
-        """Return a row of three figures per gradient, a float32 matrix.
-
-        They are the largest absolute value, the number of entries that are not zero,
-        and that of those that are not finite. If there are any of these, the first
-        figure may be anything.
-
-        Args:
-            gradients: as they reached the update.
-            squared_norms: what `squared_norms` gave for them.
-        """
-
-    def spaced_rows(self, matrix: Any, count: int, step: int) -> Any:
-        """Return the first of every `step` rows of a matrix, `count` of them."""
-        return matrix[: count * step : step]
-
-    @abstractmethod
-    def size_bytes(self, gradient: Any) -> Any:
-        """Return the bytes that hold the gradient: an int if it is dense.
-
-        Of a sparse gradient it is a float32 scalar tensor: values and indices.
-        """
-
-
-class FoldingMeter(GradientMeter):
-    """Measures in loops that XLA makes vector instructions of.
-
-    XLA adds up floats one by one, because the order counts. So a tensor is cut into
-    parts, which are added up entry by entry until few entries are left: several times
-    as fast, and to more digits.
-    """
-
-    def squared_norms(self, gradients: Sequence[Any]) -> Any:
-        """Return the square of the L2 norm of each, a float32 vector."""
-        return ops.stack([_squared_norm(self._float32(g)) for g in gradients])
-
-    def statistics(self, gradients: Sequence[Any], squared_norms: Any) -> Any:
-        """Return a row per gradient: largest, numbers of nonzero and nonfinite."""
-        return ops.stack([_statistics(self._float32(g)) for g in gradients])
-
-    @abstractmethod
-    def _float32(self, gradient: Any) -> Any:
-        """Return a gradient as a dense float32 tensor."""
-
-
 class GradientBackend(ABC):
     """The gradients of a framework's step, and the update that they make."""
+
+    ops: Any
+    uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def observe_gradients(
         self, optimizer: Any, observer: Observer
@@ -231,9 +156,17 @@ class GradientBackend(ABC):
         The gradients are unscaled, unclipped and accumulated; `complete_gradients`
         sums them over replicas. The call happens inside the compiled
         step, so the observer sees tensors and may assign a `StepState`. What it
-        returns, if it is not None, is called when the variables have been updated.
+        returns, if it is not None, is called when the variables have been updated,
+        before any constraint. An optimizer with its own way to update may never call
+        the observer.
         """
-        return observe_updates(optimizer, observer)
+        optimizer = innermost(optimizer)
+        update = _Update(observer)
+        # The observer counts steps in Python: its compiled form would keep one count.
+        begin, end, note = map(self.uncompiled, (update.begin, update.end, update.note))
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            return _observe_apply(optimizer, begin, end)
+        return _observe_clipping(optimizer, begin, end, note)
 
     def check_optimizer(self, optimizer: Any) -> None:  # noqa: B027 - any will do
         """Check that an optimizer can be observed.
@@ -248,42 +181,40 @@ class GradientBackend(ABC):
         """Return gradients summed over replicas, with the shapes of the variables."""
         return gradients
 
-    def observe_loss_scaling(
-        self, optimizer: Any, observer: Callable[[Any], None]
-    ) -> Callable[[], None]:
-        """Call `observer(finite)` in every step of a loss scaling optimizer.
+    def squared_norms(self, gradients: Sequence[Any]) -> Any:
+        """Return the square of the L2 norm of each gradient, a float32 vector."""
+        ops = self.ops
+        return ops.stack([ops.sum(ops.square(self._float32(g))) for g in gradients])
 
-        `finite` is a boolean scalar tensor; where it is False the optimizer skips
-        the update. Without loss scaling nothing is called. Returns the undo.
+    def gradient_statistics(self, gradients: Sequence[Any]) -> Any:
+        """Return three figures per gradient, a float32 matrix.
+
+        The columns are the largest absolute value, the number of nonzero entries and
+        the number of nonfinite entries. The first is undefined if the last is not 0.
         """
-        if not scales_loss(optimizer):
-            return nothing_to_undo
+        return self.ops.stack([self._statistics(self._float32(g)) for g in gradients])
 
-        def observe(original: Any, gradients: Any) -> Any:
-            finite = original(gradients)
-            observer(finite)
-            return finite
+    def _statistics(self, values: Any) -> Any:
+        ops = self.ops
+        masks = (ops.not_equal(values, 0.0), ops.logical_not(ops.isfinite(values)))
+        # float32 stops counting at 16 million.
+        counts = [ops.sum(ops.cast(mask, "int32")) for mask in masks]
+        return ops.stack(
+            [ops.max(ops.abs(values)), *(ops.cast(n, "float32") for n in counts)]
+        )
 
-        return patch_method(optimizer, "check_finite", observe)
+    def gradient_bytes(self, gradient: Any) -> Any:
+        """Return the size of a gradient in bytes.
 
-    @abstractmethod
-    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
-        """Return what measures gradients in a step, which XLA compiles or does not."""
-
-    @abstractmethod
-    def branches_cost(self, *, compiled: bool) -> bool:
-        """Return whether a step without branches is worth a second compilation.
-
-        Args:
-            compiled: whether XLA compiles the step.
+        An int for a dense gradient. A float32 scalar tensor for a sparse one: the
+        size of its values and indices.
         """
+        dtype = np.dtype(keras.backend.standardize_dtype(gradient.dtype))
+        return math.prod(gradient.shape) * dtype.itemsize
 
-    def draws_in_trace(self) -> bool:
-        """Return whether the step being traced draws from generators of its own.
-
-        Two versions of such a step would draw other numbers than one.
-        """
-        return False
+    def _float32(self, gradient: Any) -> Any:
+        """Return a gradient as a float32 tensor; rows of one index are summed."""
+        return self.ops.cast(gradient, "float32")
 
     def crossentropy(self, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
         """Return cross-entropies of rows, their slopes by the logits, and best words.
@@ -320,57 +251,3 @@ class GradientBackend(ABC):
         to call in it with the last tensors that are made.
         """
         return nullcontext(lambda _: None)
-
-
-_FEW = 4096  # entries; to cut up fewer costs more than it saves
-_PARTS = 8
-
-Change = Callable[[Any], Any]
-Combine = Callable[[Any, Any], Any]
-
-
-def _fold(values: Any, change: Change, combine: Combine) -> Any:
-    """Return few entries that combine to the same as `change` of all.
-
-    Args:
-        values: a tensor; one of unknown size is not made smaller.
-        change: done to the entries of a part, one by one.
-        combine: of two parts, entry by entry, in any order; such as `ops.add`.
-    """
-    values = ops.reshape(values, (-1,))
-    size = values.shape[0]
-    if size is None or size <= _FEW:
-        return change(values)
-    length = size // _PARTS
-    folded = change(values[:length])
-    for start in range(length, _PARTS * length, length):
-        folded = combine(folded, change(values[start : start + length]))
-    rest = change(values[_PARTS * length :])
-    return ops.concatenate([_fold(folded, _as_it_is, combine), rest])
-
-
-def _squared_norm(values: Any) -> Any:
-    """Return the square of the L2 norm of a float32 tensor."""
-    return ops.sum(_fold(values, ops.square, ops.add))
-
-
-def _statistics(values: Any) -> Any:
-    """Return the largest absolute value, the numbers of nonzero and of nonfinite."""
-    largest = ops.max(_fold(values, ops.abs, ops.maximum))
-    counts = [
-        ops.cast(ops.sum(_fold(values, counted, ops.add)), "float32")
-        for counted in (_is_nonzero, _is_nonfinite)
-    ]
-    return ops.stack([largest, *counts])
-
-
-def _is_nonzero(values: Any) -> Any:
-    return ops.cast(ops.not_equal(values, 0.0), "int32")
-
-
-def _is_nonfinite(values: Any) -> Any:
-    return ops.cast(ops.logical_not(ops.isfinite(values)), "int32")
-
-
-def _as_it_is(values: Any) -> Any:
-    return values

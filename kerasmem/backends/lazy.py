@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -23,6 +23,9 @@ from keras.src.backend.common.stateless_scope import (  # noqa: TID251
 )
 
 from kerasmem.backends.mapped import MappedArray
+
+if TYPE_CHECKING:
+    from kerasmem.backends.at_rest import Offloaded
 
 
 class LazyValues(ABC):
@@ -47,11 +50,11 @@ class LazyValues(ABC):
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return what has a shape and a type, and no memory: nobody looks at it."""
 
-    @abstractmethod
     def fill(self, variable: Any, value: Any) -> None:
         """Give a variable of Keras's own class its first value."""
+        # Private, as in all backends: what Keras calls to give the first value.
+        variable._initialize(variable._convert_to_tensor(value, variable._dtype))
 
-    @abstractmethod
     def lend(self, variable: Any, array: np.ndarray) -> Any:
         """Return a tensor to compute with in the place of a variable's value.
 
@@ -59,26 +62,10 @@ class LazyValues(ABC):
             variable: it goes on having none.
             array: the value, over a file.
         """
+        return variable._convert_to_tensor(array, variable._dtype)
 
-    @abstractmethod
-    def take_back(self, variable: Any) -> None:
+    def take_back(self, variable: Any) -> None:  # noqa: B027 - mostly it has none
         """Let nothing of what was lent to a variable stay in memory."""
-
-
-class AtRest(ABC):
-    """Files where variables have their values, and how these come into memory."""
-
-    @abstractmethod
-    def value(self, variable: Any, source: "MappedArray") -> Any:
-        """Return a tensor of what a variable has in a file."""
-
-    @abstractmethod
-    def keeps(self, variable: Any) -> bool:
-        """Return whether the value of a variable is one for a file."""
-
-    @abstractmethod
-    def keep(self, array: Any) -> "MappedArray | None":
-        """Return an array over a file that is as another one; None for a small one."""
 
 
 @contextmanager
@@ -88,7 +75,7 @@ def lazy_variables(
     described: bool = False,
     blank: bool = False,
     settled: bool = False,
-    at_rest: AtRest | None = None,
+    at_rest: "Offloaded | None" = None,
     assigned: bool = True,
 ) -> Iterator[None]:
     """Return a scope in which a variable with an initializer gets no value yet.
@@ -186,7 +173,7 @@ class _Scope:
     original: Callable[..., None]
     thread: int
     is_described: bool = False
-    at_rest: AtRest | None = None
+    at_rest: "Offloaded | None" = None
     is_open: bool = True
     is_blank: bool = False
     deferred: list[Callable[[], Any]] = field(default_factory=list)
@@ -206,7 +193,7 @@ class _State:
 
 _STATE, _VALUE = "_kerasmem_lazy", "_value"
 _SETTLING, _ONE_THREAD = threading.RLock(), threading.RLock()
-_AT_REST: list[AtRest | None] = []
+_AT_REST: list["Offloaded | None"] = []
 """Of each scope that is open, the innermost last."""
 
 

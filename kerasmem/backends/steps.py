@@ -289,32 +289,6 @@ def build_for(model: Any, batch: Any) -> None:
         model._symbolic_build(data_batch=batch)
 
 
-def keras_function_of(model: Any, kind: str, step: Step) -> Step:
-    """Return what Keras makes of a step: compiled, distributed, or as it is.
-
-    The model is left as it was.
-
-    Args:
-        model: a compiled model.
-        kind: "train" or "test".
-        step: takes and returns what the model's own step of this kind does.
-    """
-    method, function = f"{kind}_step", f"{kind}_function"
-    kept, own = getattr(model, function), vars(model).get(method)
-    setattr(model, function, None)
-    # Past Keras's and torch's __setattr__, which track what is set.
-    object.__setattr__(model, method, step)
-    try:
-        getattr(type(model), f"make_{kind}_function")(model)
-        return getattr(model, function)
-    finally:
-        if own is None:
-            object.__delattr__(model, method)
-        else:
-            object.__setattr__(model, method, own)
-        setattr(model, function, kept)
-
-
 _COUNTERS = ("experimental_get_tracing_count", "_cache_size")
 """Methods by which the compiled functions of TensorFlow and JAX tell their traces."""
 
@@ -351,7 +325,6 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
             continue
         cells = getattr(function, "__closure__", None) or ()
         inside = [cell.cell_contents for cell in cells]
-        inside += getattr(function, "versions", ())  # of a monitor's own step
         new = [each for each in inside if callable(each) and id(each) not in seen]
         seen |= {id(each) for each in new}
         waiting += new

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from kerasmem import backends
+from kerasmem.backends.gradients import innermost, scales_loss
 from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.callbacks.gradient_findings import GradientFindings
 from kerasmem.callbacks.gradient_signs import LearningRate, learning_rate
@@ -15,6 +16,7 @@ from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
 from kerasmem.callbacks.validation_gap import ValidationGap
 from kerasmem.errors import ConfigError
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import Finding, GradientRecord, Run
 from kerasmem.report.plot import Plot
 from kerasmem.report.run import notebook_html
@@ -46,11 +48,8 @@ class GradientMonitor(AttachedCallback):
     `every`-th. On two CPU cores with Adam a step took 1.00 to 1.04 times as long by
     default and 0.99 to 1.13 with `every=1`, of a small CNN and of dense layers. The
     peak of memory rises by no more than twice the largest gradient and 2 %, beside the
-    `own_bytes` of a record. Under XLA, where a branch that is not taken costs too, the
-    step has a version for the updates between and is compiled twice; not with a
-    `train_step` of one's own, accumulated gradients, loss scaling or several steps per
-    execution, nor if it draws as `tf.random.normal` does. Under a `tf.distribute`
-    strategy there is one more reduction over the replicas.
+    `own_bytes` of a record. Under a `tf.distribute` strategy there is one more
+    reduction over the replicas.
 
     Limits: only `model.optimizer` is watched, in `fit`. Of a `MultiOptimizer` whose
     parts accumulate gradients the gradient of each batch is seen. With an optimizer
@@ -111,6 +110,7 @@ class GradientMonitor(AttachedCallback):
         self._rules = GradientFindings("GradientMonitor")
         self._validation = ValidationGap("GradientMonitor")
         self._tally: GradientTally | None = None
+        self._batches = self._before = 0
 
     def _repr_html_(self) -> str:
         """Return the page of what was recorded, for a notebook."""
@@ -159,12 +159,20 @@ class GradientMonitor(AttachedCallback):
             if self._tally:
                 self._tally.clear()
             self._validation.start_epoch(self.model)
+            self._batches, self._before = 0, _updates(self.model.optimizer)
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Count the batches of the epoch."""
+        # On JAX and torch the calls may come out of order.
+        self._batches = max(self._batches, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record, write it into `logs`, and tell what is wrong."""
         found: list[Finding] = []
         with self._guard("read the gradients"):
-            reading = self._tally.read(epoch) if self._tally else None
+            reading = self._tally.read(epoch, self._skipped()) if self._tally else None
             if reading is None:
                 self._guard.warn(
                     "GradientMonitor saw no update of model.optimizer in this epoch, "
@@ -196,6 +204,13 @@ class GradientMonitor(AttachedCallback):
         """Leave no trace."""
         super().on_train_end(logs)
         self._log.complete(self.model)
+
+    def _skipped(self) -> int:
+        """Return the number of batches of the epoch without an update."""
+        optimizer = self.model.optimizer
+        if not scales_loss(optimizer):
+            return 0
+        return max(0, self._batches - (_updates(optimizer) - self._before))
 
     def _look(self, reading: GradientReading) -> list[Finding]:
         # Of the update at which it went wrong, else of the first and the last.
@@ -236,18 +251,16 @@ class GradientMonitor(AttachedCallback):
             with self._guard("see how far an update went"):
                 finish()
 
-        def observe_finite(finite: Any) -> None:
-            with self._guard("see whether a step was skipped"):
-                tally.observe_finite(finite)
-
         with ExitStack() as hooks:
             hooks.callback(tally.release)
             hooks.callback(backend.observe_gradients(model.optimizer, observe))
-            hooks.callback(
-                backend.observe_loss_scaling(model.optimizer, observe_finite)
-            )
             self.attach(model, partial(self._undo, hooks.pop_all()))
         self._tally = tally
+
+
+def _updates(optimizer: Any) -> int:
+    # Private: the public count leaves out batches whose gradients are accumulated.
+    return int(to_numpy(innermost(optimizer)._iterations))
 
 
 def _series(record: GradientRecord) -> dict[str, float]:

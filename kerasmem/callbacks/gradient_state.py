@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends import GradientMeter
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.records import GradientRecord, VariableGradient
 
@@ -60,7 +59,7 @@ class GradientState:
     Args:
         optimizer: the optimizer that they ride with.
         variables: the variables that it updates.
-        meter: what measures the variables; None for no row per variable.
+        has_rows: whether to keep a row of figures per variable.
         in_step: whether a step is being traced already.
     """
 
@@ -68,8 +67,8 @@ class GradientState:
         self,
         optimizer: Any,
         variables: Sequence[Any],
-        meter: GradientMeter | None,
         *,
+        has_rows: bool,
         in_step: bool,
     ) -> None:
         step_state = backends.current().step_state
@@ -81,10 +80,10 @@ class GradientState:
         self._vector = step_state(optimizer, start, "kerasmem_gradient_steps")
         self.own_bytes = start.nbytes
         self._rows: backends.StepState | None = None
-        if meter:
+        if has_rows:
             start = sums.no_rows(len(variables))
             self._rows = step_state(optimizer, start, "kerasmem_gradient_rows")
-            self._sample = sums.UpdateSample(variables, meter)
+            self._sample = sums.UpdateSample(variables)
             entries = np.zeros(self._sample.size, "float32")
             if not in_step:
                 entries = keras.ops.convert_to_numpy(
@@ -120,11 +119,6 @@ class GradientState:
         vector.assign(
             sums.with_step(vector.value, squared_norms, sparse_bytes, sampled)
         )
-
-    def add_skipped(self, finite: Any) -> None:
-        """Add a step that was skipped unless `finite`."""
-        vector = self._vector.variable
-        vector.assign(sums.with_skipped(vector.value, finite))
 
     def add_rows(
         self,
@@ -169,7 +163,7 @@ class GradientState:
         entries.assign(after)
 
     def read_epoch(
-        self, epoch: int, every: int, dense_bytes: Sequence[int]
+        self, epoch: int, every: int, dense_bytes: Sequence[int], skipped: int
     ) -> GradientReading | None:
         """Return what an epoch's figures tell, None if no step was seen.
 
@@ -179,12 +173,13 @@ class GradientState:
             epoch: index of the epoch, from 0.
             every: number of updates between two that were sampled, 0 if none was.
             dense_bytes: bytes of each variable's gradient, 0 if it is sparse.
+            skipped: number of steps that loss scaling skipped.
         """
         vector: list[float] = self._vector.read().tolist()
         count = len(self.paths)
         first_bad = vector[sums.HEAD : sums.HEAD + count]
         sparse_bytes = vector[sums.HEAD + count :]
-        steps, skipped = round(vector[sums.STEPS]), round(vector[sums.SKIPPED])
+        steps = round(vector[sums.STEPS])
         if not steps + skipped:
             return None
         nonfinite = round(vector[sums.NONFINITE])

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends import GradientMeter
 from kerasmem.records import VariableGradient
 
-NORM, NONFINITE, STEPS, SKIPPED, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(9)
+NORM, NONFINITE, STEPS, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(8)
 _SUMS = LARGEST  # what stands before is a sum over the steps
 
 _FIGURES = ("norm", "entry", "nonzero", "nonfinite", "finite", "steps")
@@ -63,7 +62,7 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
     is_finite = ops.isfinite(norm)
     kept, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
     nonfinite = one - ops.cast(is_finite, "float32")
-    added = ops.concatenate([kept, nonfinite, one, ops.zeros_like(one)])
+    added = ops.concatenate([kept, nonfinite, one])
     is_first = ~ops.isfinite(squared_norms) & (first == 0.0)
     return ops.concatenate(
         [
@@ -78,20 +77,12 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
     )
 
 
-def with_skipped(vector: Any, finite: Any) -> Any:
-    """Return the vector with a step that was skipped unless `finite`."""
-    ops = backends.current().ops
-    before, skipped, after = ops.split(vector, [SKIPPED, SKIPPED + 1])
-    one_more = ops.reshape(1.0 - ops.cast(finite, "float32"), (1,))
-    return ops.concatenate([before, skipped + one_more, after])
-
-
 def statistics_of(squared_norms: Any, figures: Any) -> Any:
     """Return what a sampled step tells of some gradients, `STATISTICS` figures each.
 
     Args:
         squared_norms: the square of the L2 norm of each.
-        figures: what `GradientMeter.statistics` returned.
+        figures: what `gradient_statistics` returned.
     """
     ops = backends.current().ops
     squares = ops.reshape(squared_norms, (-1, 1))
@@ -190,18 +181,16 @@ class UpdateSample:
 
     Args:
         variables: the variables.
-        meter: what takes rows of them, and measures.
 
     Attributes:
         size: number of entries that are taken.
     """
 
-    def __init__(self, variables: Sequence[Any], meter: GradientMeter) -> None:
+    def __init__(self, variables: Sequence[Any]) -> None:
         sizes = [math.prod(variable.shape) for variable in variables]
         budget = max([LEAST_ENTRIES, *(size // 8 for size in sizes)])
         limit = min(MOST_ENTRIES, _share(sizes, budget))
         self._variables = variables
-        self._meter = meter
         self._parts = [spaced_part(variable.shape, limit) for variable in variables]
         taken = [
             size if part is None else part.size
@@ -228,12 +217,12 @@ class UpdateSample:
             before: what `join` returned then.
             after: what it returned later.
         """
-        ops = backends.current().ops
+        backend = backends.current()
         squares = [
-            self._meter.squared_norms(self._split(entries))
+            backend.squared_norms(self._split(entries))
             for entries in (after - before, before)
         ]
-        return ops.sqrt(ops.stack(squares, axis=1))
+        return backend.ops.sqrt(backend.ops.stack(squares, axis=1))
 
     def _split(self, entries: Any) -> list[Any]:
         ends = self._ends
@@ -242,8 +231,9 @@ class UpdateSample:
     def _entries(self, value: Any, part: "Part | None") -> Any:
         if part is None:
             return value
-        matrix = backends.current().ops.reshape(value, (-1, value.shape[-1]))
-        rows = self._meter.spaced_rows(matrix, part.rows, part.row_step)
+        ops = backends.current().ops
+        matrix = ops.reshape(value, (-1, value.shape[-1]))
+        rows = ops.take(matrix, np.arange(part.rows) * part.row_step, axis=0)
         return rows if part.column_step == 1 else rows[:, :: part.column_step]
 
 

@@ -4,15 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import FunctionType
 from typing import Any, NamedTuple
 
-import keras
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.backends.gradients import scales_loss
-from kerasmem.backends.steps import keras_function_of
 from kerasmem.backends.variables import register_state
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.callbacks.gradient_state import (
@@ -50,18 +46,11 @@ class GradientTally:
         self._model = model
         self._every = every
         self._backend = backends.current()
-        self._meter = self._backend.gradient_meter(compiled=model.jit_compile is True)
         self._state: GradientState | None = None
         # Of steps that run eagerly; in a trace the state tells.
         self._updates, self._was_sampled = 0, model.built
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._dense_bytes: list[int] = []
-        self._is_lean = False
-        self._uninstrumented: UninstrumentedStep | None = None
-        if self._every > MEASURING_STEPS and self._backend.branches_cost(
-            compiled=model.jit_compile is True
-        ):
-            self._uninstrumented = UninstrumentedStep(model, self._without_rows, every)
         if model.built:
             self._prepare(in_step=False)
         self._get_off = register_state(model.optimizer, self.keep)
@@ -73,8 +62,6 @@ class GradientTally:
 
         Called while the step is traced, or in it where it runs eagerly.
         """
-        if self._uninstrumented is not None and self._backend.draws_in_trace():
-            self._uninstrumented.keep_to_one()
         with self._backend.inference():
             state = self._prepare(in_step=True)
             gradients = self._backend.complete_gradients(gradients, variables)
@@ -83,7 +70,7 @@ class GradientTally:
             # A branch waits for all that it reads, so there are several, each of few
             # gradients: else all of them would be kept until the last one is known.
             parts = [[gradients[i] for i in group] for group in groups]
-            squares = [self._meter.squared_norms(part) for part in parts]
+            squares = [self._backend.squared_norms(part) for part in parts]
             squared_norms = self._backend.ops.concatenate(squares)
             sparse_bytes = self._sparse_bytes(gradients, order)
             state.add_step(place(squared_norms), sparse_bytes, _as_number(is_sampled))
@@ -92,10 +79,10 @@ class GradientTally:
             figures = [
                 if_due(
                     is_sampled,
-                    partial(self._meter.statistics, part, own_squares),
+                    partial(self._backend.gradient_statistics, part),
                     partial(_zeros, is_sampled, len(part)),
                 )
-                for part, own_squares in zip(parts, squares, strict=True)
+                for part in parts
             ]
         is_updated = [index < len(gradients) for index in order]
 
@@ -109,35 +96,30 @@ class GradientTally:
 
         return finish
 
-    def observe_finite(self, finite: Any) -> None:
-        """Count one step as skipped if its gradient was not finite."""
-        with self._backend.inference():
-            self._prepare(in_step=True).add_skipped(finite)
-
     def clear(self) -> None:
         """Start a new epoch."""
         self._was_sampled = self._was_sampled and not self._updates
         self._updates = 0
         if self._state is not None:
             self._state.clear()
-        if self._uninstrumented is not None:
-            self._uninstrumented.start_epoch()
 
-    def read(self, epoch: int) -> GradientReading | None:
-        """Return the figures since `clear()`, None if no step was seen."""
+    def read(self, epoch: int, skipped: int) -> GradientReading | None:
+        """Return the figures since `clear()`, None if no step was seen.
+
+        Args:
+            epoch: index of the epoch, from 0.
+            skipped: number of steps that loss scaling skipped.
+        """
         if self._state is None:
             return None
         # Loss scaling may have skipped every step so far.
         dense_bytes = self._dense_bytes or [0] * len(self._state.paths)
-        return self._state.read_epoch(epoch, self._every, dense_bytes)
+        return self._state.read_epoch(epoch, self._every, dense_bytes, skipped)
 
     def keep(self) -> Callable[[], None]:
         """Return what takes all back that is counted from now on."""
-        counts, state, lean = (
-            (self._updates, self._was_sampled),
-            self._state and self._state.keep(),
-            self._uninstrumented and self._uninstrumented.keep(),
-        )
+        counts = self._updates, self._was_sampled
+        state = self._state and self._state.keep()
 
         def take_back() -> None:
             self._updates, self._was_sampled = counts
@@ -145,8 +127,6 @@ class GradientTally:
                 state()
             elif self._state is not None:  # it came since
                 self._state.clear()
-            if lean is not None:
-                lean()
 
         return take_back
 
@@ -157,21 +137,13 @@ class GradientTally:
                 everything.callback(self._state.release)
             everything.callback(self._get_off)
 
-    def _without_rows(self, step: Callable[[], Any]) -> Any:
-        # A step is traced when it is first called.
-        self._is_lean = True
-        try:
-            return step()
-        finally:
-            self._is_lean = False
-
     def _prepare(self, *, in_step: bool) -> GradientState:
         # A subclassed model has no variables before its first step on TensorFlow.
         if self._state is None:
             self._state = GradientState(
                 self._model.optimizer,
                 self._model.trainable_variables,
-                self._meter if self._every else None,
+                has_rows=self._every > 0,
                 in_step=in_step,
             )
         return self._state
@@ -181,7 +153,7 @@ class GradientTally:
 
         A bool each, where the step is compiled a boolean tensor.
         """
-        if not self._every or self._is_lean:
+        if not self._every:
             return False, False
         if not self._backend.runs_eagerly:
             return state.is_due(self._every)
@@ -201,7 +173,7 @@ class GradientTally:
 
     def _sparse_bytes(self, gradients: Sequence[Any], order: Sequence[int]) -> Any:
         """Return the bytes of each sparse gradient, or None; note those of the rest."""
-        sizes = [*map(self._meter.size_bytes, gradients), 0]
+        sizes = [*map(self._backend.gradient_bytes, gradients), 0]
         sizes = [sizes[index] for index in order]
         self._dense_bytes = [size if isinstance(size, int) else 0 for size in sizes]
         if all(isinstance(size, int) for size in sizes):
@@ -216,7 +188,7 @@ def _as_number(condition: Any) -> Any:
     return ops.cast(condition, "float32")
 
 
-_FIGURES = 3  # what `GradientMeter.statistics` tells of a gradient
+_FIGURES = 3  # what `gradient_statistics` tells of a gradient
 
 
 def _zeros(is_due: Any, rows: int) -> Any:
@@ -237,88 +209,3 @@ def neighbors(variables: Sequence[Any]) -> list[range]:
             start, total = index, 0
         total += size
     return [*groups, range(start, len(sizes))]
-
-
-MEASURING_STEPS = 2
-"""Behind a step that measures comes one that sees how far the update went."""
-
-
-class UninstrumentedStep:
-    """Stands in for a step that XLA compiles; most calls run one without branches.
-
-    A branch that is not taken costs too: XLA keeps in memory what it reads, and waits
-    for a GPU to know that it is not. The version without branches is compiled when it
-    is first needed.
-
-    Args:
-        model: the model of the running `fit`.
-        without: called with a step, runs it as one that has nothing to measure.
-        every: number of calls from one that measures to the next.
-
-    Attributes:
-        versions: the two compiled steps.
-        latest: that of them that ran last.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        without: Callable[[Callable[[], Any]], Any],
-        every: int,
-    ) -> None:
-        self._model = model
-        self._without = without
-        self._every = every
-        self.versions: tuple[Any, ...] = ()
-        self.latest: Any = None
-        self._calls = 0
-        self._is_one = False
-
-    def start_epoch(self) -> None:
-        """Take the model's training step over; the first call of an epoch measures."""
-        self._calls = 0
-        model = self._model
-        whole = model.train_function
-        # One of another monitor counts for itself, and `kerasmem.fit` may run parts of
-        # batches; then this one keeps its branches.
-        if not isinstance(whole, FunctionType) or not _has_one_update(model):
-            return
-        # Of a function of its own: JAX remembers what it traced by the method it is
-        # given.
-        another = keras_function_of(model, "train", partial(model.train_step))
-        self.versions = whole, another
-        self.latest, model.train_function = whole, self
-
-    def keep(self) -> Callable[[], None]:
-        """Return what sets the count of calls back to what it is now."""
-        calls = self._calls
-
-        def put_back() -> None:
-            self._calls = calls
-
-        return put_back
-
-    def keep_to_one(self) -> None:
-        """Run the step that measures only: from two, its draws would be others."""
-        self._is_one = True
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Run one training step."""
-        place, self._calls = self._calls % self._every, self._calls + 1
-        if place < MEASURING_STEPS or self._is_one:
-            self.latest = self.versions[0]
-            return self.latest(*arguments)
-        self.latest = self.versions[1]
-        return self._without(lambda: self.latest(*arguments))
-
-
-def _has_one_update(model: Any) -> bool:
-    """Return True if it is sure that each call of the step is one update."""
-    return (
-        type(model).train_step is keras.Model.train_step
-        and model.steps_per_execution == 1
-        and not model.run_eagerly
-        and not model.optimizer.gradient_accumulation_steps
-        and not scales_loss(model.optimizer)
-        and not isinstance(model.optimizer, keras.optimizers.MultiOptimizer)
-    )

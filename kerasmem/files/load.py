@@ -28,7 +28,6 @@ from kerasmem.files.keras_2 import attribute_text
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
-from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.optional import feature
 
 
@@ -202,7 +201,7 @@ def say_without_loss(path: Path, why: str) -> None:
 
 
 def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -> Any:
-    with warnings.catch_warnings(), bounded_weights(path), skip_sets():
+    with warnings.catch_warnings(), bounded_weights(path):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(

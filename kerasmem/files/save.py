@@ -40,7 +40,6 @@ from kerasmem.files.weights import Coding, same_bits
 from kerasmem.files.write import WrittenModel, check_written, write_model
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import own_variables, sublayers
-from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import to_numpy
 
 
@@ -216,10 +215,9 @@ def _check_whole(model: Any, path: Path) -> None:
 def _opened(path: Path, objects: dict[str, Any]) -> Any:
     try:
         # The file is our own, made of a live object: a lambda in it is the caller's.
-        with skip_sets():
-            return keras.models.load_model(
-                path, custom_objects=objects, compile=False, safe_mode=False
-            )
+        return keras.models.load_model(
+            path, custom_objects=objects, compile=False, safe_mode=False
+        )
     except Exception as error:  # what a class of the user's own raises has no limit
         raise OutputError(
             f"the file could not be opened: {first_reason(error)}"

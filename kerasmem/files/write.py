@@ -42,7 +42,6 @@ from kerasmem.files.weights import (
 from kerasmem.graph.clone import fresh_optimizer
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import sublayers
-from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import nbytes
 from kerasmem.stages import Progress
 
@@ -365,7 +364,7 @@ def save_by_keras(model: Any, path: Path) -> None:
         OutputError: if it cannot.
     """
     try:
-        with skip_sets(), full_configs(sublayers(model)):
+        with full_configs(sublayers(model)):
             model.save(path)
     except KerasMemError:
         raise

@@ -37,7 +37,6 @@ from kerasmem.graph.layers import (
     own_graph,
     sublayers,
 )
-from kerasmem.graph.skip_sets import skip_sets
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
@@ -117,11 +116,7 @@ def reloaded(model: Any) -> Any:
     check_built(model)
     objects = live_objects(model)
     # Through a file: only what a layer saves itself is all of its state.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        current().replicating(model),
-        skip_sets(),
-    ):
+    with tempfile.TemporaryDirectory() as folder, current().replicating(model):
         path = Path(folder) / "model.keras"
         try:
             _save(model, path)

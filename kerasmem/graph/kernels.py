@@ -7,7 +7,6 @@ axis of the experts is a batch axis. A table of positions that is added, a bias 
 filter of a convolution takes part in no product.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -112,9 +111,6 @@ def _layout(weight: Weight) -> str | None:
 _Arguments = tuple[tuple, dict[str, Any]]
 _BATCH, _LENGTH = 2, 8  # in place of what a model leaves open
 _AXES: WeakKeyDictionary[Any, dict[str, tuple[int, ...]]] = WeakKeyDictionary()
-_ALIKE: WeakKeyDictionary[type, dict[str, dict[str, tuple[int, ...]]]]
-_ALIKE = WeakKeyDictionary()
-"""What was read of layers by their class and `_config`."""
 
 
 def summed_axes(weight: Weight) -> tuple[int, ...] | None:
@@ -140,39 +136,17 @@ def _attributes(owner: Any) -> list[str]:
     return [name for name, value in vars(owner).items() if id(value) in own]
 
 
-def _config(owner: Any) -> str:
-    """Return what tells a layer from others of its class that compute otherwise."""
-    shapes = [tuple(vars(owner)[name].shape) for name in _attributes(owner)]
-    try:
-        config = json.dumps({**owner.get_config(), "name": None}, sort_keys=True)
-    except (NotImplementedError, TypeError):
-        return ""
-    return f"{config} {shapes}"
-
-
 def _read(block: Any) -> None:
-    """Read the layers within a block, of those that were made alike one."""
-    while unread := _unread(block):  # one around another takes a round of its own
-        first = {(type(one), _config(one) or id(one)): one for one in unread}
+    """Read the layers within a block."""
+    layers = [one for one in sublayers(block) if _attributes(one)]
+    while unread := [one for one in layers if one not in _AXES]:
         found: dict[int, tuple[Any, list[_Arguments]]] = {}
-        for owner, arguments in _calls(block, set(map(id, first.values()))):
+        for owner, arguments in _calls(block, set(map(id, unread))):
             found.setdefault(id(owner), (owner, []))[1].append(arguments)
-        for owner, calls in found.values():
-            _AXES[owner] = _axes(owner, calls)
-            if config := _config(owner):
-                _ALIKE.setdefault(type(owner), {})[config] = _AXES[owner]
+        # A layer within one of these is read in the next round.
+        _AXES.update((owner, _axes(owner, calls)) for owner, calls in found.values())
         if not found:
             _AXES.update((one, {}) for one in unread)
-
-
-def _unread(block: Any) -> list[Any]:
-    """Return the layers within a block that are to be read, and none like them was."""
-    layers = [one for one in sublayers(block) if _attributes(one)]
-    for one in layers:
-        known = _ALIKE.get(type(one), {}).get(_config(one))
-        if known is not None:
-            _AXES.setdefault(one, known)
-    return [one for one in layers if one not in _AXES]
 
 
 def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -22,28 +21,12 @@ SAMPLE_SECONDS = 0.005
 _PROBE_BYTES = 32 * MIB
 
 
-class HostPeak(Protocol):
-    """The most resident bytes since the last `reset()`."""
-
-    def reset(self) -> None:
-        """Start a new peak at what is resident now."""
-        ...
-
-    def read(self) -> HostReading:
-        """Return what is resident now and the peak."""
-        ...
-
-    def close(self) -> None:
-        """End the measurement."""
-        ...
-
-
 def resident_bytes() -> int:
     """Return the resident bytes of this process."""
     return _process(os.getpid()).memory_info().rss
 
 
-def host_peak(is_needed: Callable[[], bool]) -> HostPeak:
+def host_peak(is_needed: Callable[[], bool]) -> "HostPeak":
     """Return the kernel's peak where it can be reset, else a sampled one.
 
     Args:
@@ -136,6 +119,10 @@ class SampledPeak:
             samples += 1
             if samples % round(1 / SAMPLE_SECONDS) == 0 and not self._is_needed():
                 return
+
+
+HostPeak = KernelPeak | SampledPeak
+"""The most resident bytes since the last `reset()`."""
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from kerasmem.backends.jax.profile import JaxProfiler
 from kerasmem.backends.jax.recompute import JaxRecompute
 from kerasmem.backends.jax.steps import JaxStepping
 from kerasmem.backends.jax.variables import JaxVariables
-from kerasmem.backends.profile import Followed, MemoryProfiler
 
 
 class JaxBackend(
@@ -17,9 +16,7 @@ class JaxBackend(
 
     name = "jax"
 
-    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what finds the plan of the compiled step."""
-        return JaxProfiler(followed)
+    memory_profiler = JaxProfiler
 
 
 ADAPTER = JaxBackend()

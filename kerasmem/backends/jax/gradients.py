@@ -1,32 +1,13 @@
 """The gradients of a JAX step."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import keras
 
 from kerasmem.backends.gradients import (
-    FoldingMeter,
     GradientBackend,
-    GradientMeter,
     innermost,
-    scales_loss,
 )
-from kerasmem.backends.patching import nothing_to_undo, patch_method
-
-
-class JaxMeter(FoldingMeter):
-    """Measures dense gradients; Keras has no others on JAX."""
-
-    def size_bytes(self, gradient: jax.Array) -> int:
-        """Return the bytes that hold the gradient."""
-        return gradient.size * gradient.dtype.itemsize
-
-    def _float32(self, gradient: jax.Array) -> jax.Array:
-        # Without the barrier XLA draws the operation that makes the gradient into the
-        # loops that measure it: a step took up to 1.4 times as long.
-        return jax.lax.optimization_barrier(gradient).astype("float32")
 
 
 class JaxGradients(GradientBackend):
@@ -38,30 +19,7 @@ class JaxGradients(GradientBackend):
         if not kind.stateless_apply.__module__.startswith("keras."):
             raise TypeError(f"{kind.__name__} has its own `stateless_apply`")
 
-    def observe_loss_scaling(
-        self, optimizer: Any, observer: Callable[[Any], None]
-    ) -> Callable[[], None]:
-        """Call `observer(finite)` in every step of a loss scaling optimizer."""
-        if not scales_loss(optimizer):
-            return nothing_to_undo
-
-        # Keras asks `check_finite` outside of any stateless scope, where nothing
-        # can be assigned; so it is asked once more, around the whole update.
-        def apply(original: Any, state: Any, gradients: Any, trainable: Any) -> Any:
-            finite = optimizer.check_finite(gradients)
-            trainable, state = original(state, gradients, trainable)
-            variables = optimizer.variables
-            mapping = list(zip(variables, state, strict=True))
-            with keras.StatelessScope(state_mapping=mapping) as scope:
-                observer(finite)
-            return trainable, [scope.get_current_value(v) for v in variables]
-
-        return patch_method(optimizer, "stateless_apply", apply)
-
-    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
-        """Return what measures gradients in a step."""
-        return JaxMeter()
-
-    def branches_cost(self, *, compiled: bool) -> bool:
-        """Return True: XLA keeps in memory what a branch reads."""
-        return True
+    def _float32(self, gradient: jax.Array) -> jax.Array:
+        # Without the barrier XLA draws the operation that makes the gradient into the
+        # loops that measure it: a step took up to 1.4 times as long.
+        return jax.lax.optimization_barrier(gradient).astype("float32")

@@ -109,8 +109,6 @@ def _state_of(model: Any) -> tuple[list[Any], ...]:
 
 def _compiled_step(train_function: Any) -> Any:
     """Return what `jax.jit` made of the training step, None if it is not compiled."""
-    # A monitor's own step has several versions; the window's is the latest.
-    train_function = getattr(train_function, "latest", train_function)
     # Private: Keras keeps it only inside the function that takes the next batch.
     inside = inspect.getclosurevars(train_function).nonlocals.get("step_function")
     return inside if isinstance(inside, jax.stages.Wrapped) else None

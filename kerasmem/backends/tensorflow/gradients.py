@@ -1,82 +1,16 @@
-"""The gradients of a TensorFlow step: few operations in a graph, wide loops in XLA."""
+"""The gradients of a TensorFlow step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from kerasmem.backends.gradients import (
-    FoldingMeter,
-    GradientBackend,
-    GradientMeter,
-)
+from kerasmem.backends.gradients import GradientBackend
 
 Gradient = tf.Tensor | tf.IndexedSlices
-
-_BYTE_SUM = 64  # ones that an int8 can add up
-
-
-class GraphMeter(GradientMeter):
-    """Measures with one operation a pass, whose loop uses all cores.
-
-    Of a small network's step the number of operations is what costs, so short
-    gradients are measured together.
-    """
-
-    def squared_norms(self, gradients: Sequence[Gradient]) -> tf.Tensor:
-        """Return the square of the L2 norm of each, a float32 vector."""
-        return packed([_values(gradient) for gradient in gradients])(_square)
-
-    def statistics(
-        self, gradients: Sequence[Gradient], squared_norms: tf.Tensor
-    ) -> tf.Tensor:
-        """Return a row per gradient: largest, numbers of nonzero and nonfinite.
-
-        No figure waits for another one, not even to see whether it is needed: a
-        gradient that waits stays in memory.
-        """
-        each = packed([_values(gradient) for gradient in gradients])
-        # Not of the absolute values: those would be one more gradient in memory.
-        largest = tf.maximum(each(tf.reduce_max), -each(tf.reduce_min))
-        counts = each(_nonzero), each(_nonfinite)
-        return tf.stack([largest, *counts], axis=1)
-
-    def spaced_rows(self, matrix: tf.Tensor, count: int, step: int) -> tf.Tensor:
-        """Return the first of every `step` rows of a matrix, `count` of them."""
-        # By their numbers: a slice with a step takes several times as long.
-        return tf.gather(matrix, np.arange(count) * step)
-
-    def size_bytes(self, gradient: Gradient) -> int | tf.Tensor:
-        """Return the bytes that hold the gradient, a tensor if it is sparse."""
-        return _size_bytes(gradient)
-
-
-class CompiledMeter(FoldingMeter):
-    """Measures where XLA compiles the step."""
-
-    def size_bytes(self, gradient: Gradient) -> int | tf.Tensor:
-        """Return the bytes that hold the gradient, a tensor if it is sparse."""
-        return _size_bytes(gradient)
-
-    def _float32(self, gradient: Gradient) -> tf.Tensor:
-        return _values(gradient)
-
-
-def _size_bytes(gradient: Gradient) -> int | tf.Tensor:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient.shape.num_elements() * gradient.dtype.size
-    parts = (gradient.values, gradient.indices)
-    return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
-
-
-def _values(gradient: Gradient) -> tf.Tensor:
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient = _sum_rows(gradient.values, gradient.indices)
-    return tf.cast(gradient, tf.float32)
 
 
 def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -92,90 +26,7 @@ def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _square(values: tf.Tensor, axis: int | None) -> tf.Tensor:
-    if axis is None:
-        return 2.0 * tf.nn.l2_loss(values)
-    return tf.reduce_sum(tf.square(values), axis)
-
-
-def _nonzero(values: tf.Tensor, axis: int | None) -> tf.Tensor:
-    return _count(tf.not_equal(values, 0.0), axis)
-
-
-def _nonfinite(values: tf.Tensor, axis: int | None) -> tf.Tensor:
-    return _count(tf.logical_not(tf.math.is_finite(values)), axis)
-
-
-def _count(mask: tf.Tensor, axis: int | None) -> tf.Tensor:
-    # In whole numbers, because float32 stops counting at 16 million; and as long as
-    # they are small in single bytes, or they would be one more gradient in memory.
-    size = mask.shape.num_elements()
-    if axis is not None or size is None:
-        return tf.cast(tf.reduce_sum(tf.cast(mask, tf.int32), axis), tf.float32)
-    ones = tf.reshape(tf.cast(mask, tf.int8), [-1])
-    whole = size // _BYTE_SUM * _BYTE_SUM
-    sums = [tf.reduce_sum(tf.reshape(ones[:whole], [-1, _BYTE_SUM]), axis=1)]
-    if whole < size:
-        sums.append(ones[whole:])
-    return tf.cast(tf.reduce_sum(tf.cast(tf.concat(sums, 0), tf.int32)), tf.float32)
-
-
-SHORT = 1024
-"""Most entries of a tensor that becomes a row; a row is filled up with zeros."""
-
-Figure = Callable[[tf.Tensor, int | None], tf.Tensor]
-"""Called with a tensor and None, or with a matrix and the axis of its rows, 1."""
-
-
-def packed(tensors: Sequence[tf.Tensor]) -> Callable[[Figure], tf.Tensor]:
-    """Return a function that returns a figure of each tensor, a vector of float32.
-
-    The short ones are measured as the rows of one matrix, filled up with zeros, which
-    add nothing to a figure. The only one that is short stays as it is.
-    """
-    lengths = [tensor.shape.num_elements() for tensor in tensors]
-    short = [i for i, n in enumerate(lengths) if n is not None and n <= SHORT]
-    if len(short) == 1:
-        short = []
-    long = sorted(set(range(len(tensors))) - set(short))
-    matrix = _matrix([tensors[i] for i in short]) if short else None
-    order = np.argsort([*long, *short])
-
-    def each(figure: Figure) -> tf.Tensor:
-        figures = [figure(tensors[i], None) for i in long]
-        if matrix is None:
-            return tf.stack(figures)
-        rows = figure(matrix, 1)
-        if figures:
-            rows = tf.concat([tf.stack(figures), rows], axis=0)
-        return tf.gather(rows, order)
-
-    return each
-
-
-def _matrix(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
-    lengths = [tensor.shape.num_elements() or 0 for tensor in flat]
-    zero = sum(lengths)
-    places = np.full((len(flat), max(lengths)), zero, "int32")
-    for row, (length, end) in enumerate(zip(lengths, np.cumsum(lengths), strict=True)):
-        places[row, :length] = np.arange(end - length, end)
-    return tf.gather(tf.concat([*flat, [0.0]], axis=0), places)
-
-
 _COLLECTION = "kerasmem_last_update_on_{}"
-
-_DRAWING = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-}
 
 
 class TensorFlowGradients(GradientBackend):
@@ -187,22 +38,17 @@ class TensorFlowGradients(GradientBackend):
         """Return gradients summed over replicas, with the shapes of the variables."""
         return _shaped(_all_reduced(gradients), variables)
 
-    def gradient_meter(self, *, compiled: bool) -> GradientMeter:
-        """Return what measures gradients in a step, which XLA compiles or does not."""
-        return CompiledMeter() if compiled else GraphMeter()
+    def gradient_bytes(self, gradient: Gradient) -> int | tf.Tensor:
+        """Return the size of a gradient in bytes, a tensor for a sparse one."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return super().gradient_bytes(gradient)
+        parts = (gradient.values, gradient.indices)
+        return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
 
-    def branches_cost(self, *, compiled: bool) -> bool:
-        """Return True for XLA, which keeps in memory what a branch reads."""
-        return compiled
-
-    def draws_in_trace(self) -> bool:
-        """Return whether the graph being traced draws as `tf.random.normal` does.
-
-        What has its seed in a tensor or variable, as in `keras.random`, does not.
-        """
-        definition = tf.compat.v1.get_default_graph().as_graph_def()
-        nodes = [definition.node, *(f.node_def for f in definition.library.function)]
-        return any(node.op in _DRAWING for among in nodes for node in among)
+    def _float32(self, gradient: Gradient) -> tf.Tensor:
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = _sum_rows(gradient.values, gradient.indices)
+        return tf.cast(gradient, tf.float32)
 
     def crossentropy(
         self, logits: tf.Tensor, labels: tf.Tensor

@@ -18,7 +18,6 @@ from kerasmem.backends.steps import (
     Step,
     StepBackend,
     count_traces,
-    keras_function_of,
 )
 
 
@@ -99,7 +98,8 @@ class TensorFlowSteps(InPlaceSteps):
 
     def function_of(self, step: Step) -> Step:
         """Return what Keras makes of a step: compiled and distributed."""
-        return keras_function_of(self._model, self._kind, step)
+        # Private: the public functions take the model's own step alone.
+        return self._model._make_function(step)
 
     def _add(
         self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part

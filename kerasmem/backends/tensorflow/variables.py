@@ -29,19 +29,6 @@ class TensorFlowLazyValues(LazyValues):
             )
         return tf.zeros(shape, dtype)
 
-    def fill(self, variable: Any, value: Any) -> None:
-        """Make the variable of TensorFlow below."""
-        # Private, as in all backends: what Keras calls to give the first value.
-        variable._initialize(tf.convert_to_tensor(value))
-
-    def lend(self, variable: Any, array: np.ndarray) -> Any:
-        """Return a constant."""
-        del variable
-        return tf.convert_to_tensor(array)
-
-    def take_back(self, variable: Any) -> None:
-        """Do nothing: the variable has nothing of it."""
-
 
 class TensorFlowVariables(VariableBackend):
     """What TensorFlow makes of variables."""

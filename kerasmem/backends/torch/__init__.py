@@ -1,7 +1,6 @@
 """Torch."""
 
 from kerasmem.backends import Backend
-from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.torch.device import TorchDevice
 from kerasmem.backends.torch.gradients import TorchGradients
 from kerasmem.backends.torch.profile import TorchProfiler
@@ -17,9 +16,7 @@ class TorchBackend(
 
     name = "torch"
 
-    def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what records every allocation and free."""
-        return TorchProfiler(followed)
+    memory_profiler = TorchProfiler
 
 
 ADAPTER = TorchBackend()

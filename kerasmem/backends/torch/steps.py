@@ -83,11 +83,16 @@ class TorchOps:
     to a few figures.
     """
 
+    abs = torch.abs
     isfinite = torch.isfinite
+    logical_not = torch.logical_not
+    max = torch.max
     maximum = torch.maximum
+    not_equal = torch.ne
     ones_like = torch.ones_like
     reshape = torch.reshape
     sqrt = torch.sqrt
+    square = torch.square
     where = torch.where
     zeros_like = torch.zeros_like
 

@@ -149,6 +149,7 @@ class Gradual:
                 masks = [self._current_masks[index] for index in group]
                 self._ranked[group].take(count, masks)
                 changed |= dict(zip(group, masks, strict=True))
+        self._fetch()
         self._masks.narrow(changed)
 
     def _missing(self, group: tuple[int, ...], sparsity: float) -> int:

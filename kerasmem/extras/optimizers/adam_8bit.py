@@ -10,7 +10,7 @@ from keras import ops
 
 from kerasmem import backends
 from kerasmem.errors import ConfigError
-from kerasmem.extras.optimizers.moments import CodedMoments, FullMoments, Moments
+from kerasmem.extras.optimizers.moments import CodedMoments, FullMoments
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer, path_of
 
 _LEAST_BLOCK = 16
@@ -110,7 +110,7 @@ class Adam8bit(SlotOptimizer):
             "full_precision": list(self.full_precision),
         }
 
-    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Moments:
+    def _slots_of(self, variable: Any, add_slot: AddSlot) -> FullMoments | CodedMoments:
         path = path_of(variable)
         is_small = math.prod(variable.shape) < self.min_quantized_size
         if is_small or any(re.search(kept, path) for kept in self.full_precision):

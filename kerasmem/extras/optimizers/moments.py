@@ -1,46 +1,17 @@
-"""The two moments of one variable, as an optimizer keeps them."""
+"""The two moments of one variable, as an optimizer keeps them.
+
+`FullMoments` and `CodedMoments` have the same methods. Both arrange the gradient, the
+moments and the change in one way of their own, as float32.
+"""
 
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from keras import ops
 
 from kerasmem.extras.optimizers import codes
 from kerasmem.extras.optimizers.slots import AddSlot
-
-
-class Moments(Protocol):
-    """Keeps the moments between steps, in an arrangement of its own.
-
-    The arrangement of a gradient, of the moments and of the change that they make is
-    float32 and the same.
-    """
-
-    def arrange(self, gradient: Any) -> Any:
-        """Return a gradient of the variable's shape as the moments are arranged."""
-        ...
-
-    def restore(self, change: Any) -> Any:
-        """Return what is arranged like the moments in the variable's shape."""
-        ...
-
-    def read(self) -> tuple[Any, Any]:
-        """Return the first and the second moment."""
-        ...
-
-    def slots(
-        self, first: Any, second: Any, root: Any, step: Any
-    ) -> Iterable[tuple[Any, Any]]:
-        """Return the optimizer's variables and the values that keep new moments.
-
-        Args:
-            first: the new first moment.
-            second: the new second moment.
-            root: its square root.
-            step: number of the update, an integer from 0.
-        """
-        ...
 
 
 class FullMoments:
@@ -74,7 +45,14 @@ class FullMoments:
         root: Any,  # noqa: ARG002
         step: Any,  # noqa: ARG002
     ) -> Iterable[tuple[Any, Any]]:
-        """Return the optimizer's variables and the new moments."""
+        """Return the optimizer's variables and the values that keep new moments.
+
+        Args:
+            first: the new first moment.
+            second: the new second moment.
+            root: its square root.
+            step: number of the update, an integer from 0.
+        """
         return (self._first, first), (self._second, second)
 
 

@@ -1,11 +1,10 @@
-"""A compiled step that measures, and one without branches for the steps between."""
+"""Steps that measure and those between."""
 
 import keras
 import numpy as np
 import pytest
 
-from kerasmem.callbacks import GradientMonitor, gradient_tally
-from kerasmem.callbacks.gradient_tally import UninstrumentedStep
+from kerasmem.callbacks import GradientMonitor
 from kerasmem.graph.values import to_numpy
 
 RATE, BATCH, EVERY, STEPS = 0.1, 4, 5, 13
@@ -30,29 +29,6 @@ def fit(model, data, *callbacks, every=EVERY, epochs=1, optimizer=None):
     options = {"batch_size": BATCH, "epochs": epochs, "shuffle": False, "verbose": 0}
     model.fit(*data, callbacks=[*callbacks, monitor], **options)
     return monitor
-
-
-@pytest.fixture
-def plain_calls(monkeypatch):
-    """Return the list of calls of steps that have nothing to measure."""
-    calls = []
-    original = gradient_tally.GradientTally._without_rows
-
-    def counted(tally, step):
-        calls.append(1)
-        return original(tally, step)
-
-    monkeypatch.setattr(gradient_tally.GradientTally, "_without_rows", counted)
-    return calls
-
-
-def test_the_steps_between_are_run_without_branches(
-    make_model, torn_data, plain_calls, backend
-):
-    fit(make_model(), torn_data, epochs=2)
-    # Of 13 steps 0, 5 and 10 are measured, and 1, 6 and 11 see how far these went.
-    expected = 2 * (STEPS - 6) if backend != "torch" else 0
-    assert len(plain_calls) == expected
 
 
 def test_all_figures_are_those_of_a_computation_by_hand(
@@ -91,41 +67,22 @@ def test_training_is_that_without_a_monitor(make_model, data):
     bare.fit(*data, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     for kept, found in zip(bare.weights, watched.weights, strict=True):
         np.testing.assert_allclose(to_numpy(found), to_numpy(kept), rtol=1e-6)
-    assert not isinstance(watched.train_function, UninstrumentedStep)
 
 
-def test_a_step_that_draws_from_its_own_graph_stays_one(plain_calls, data, backend):
-    if backend != "tensorflow":
-        return  # there is no such generator
-    import tensorflow as tf
-
-    class Noise(keras.layers.Layer):
-        def call(self, x):
-            return x + tf.random.normal(tf.shape(x))
-
-    layers = [keras.Input((6,)), keras.layers.Dense(4), Noise(), keras.layers.Dense(3)]
-    assert fit(keras.Sequential(layers), data).records[0].steps == STEPS
-    assert not plain_calls
-
-
-def test_a_step_of_ones_own_may_have_any_number_of_updates(
-    make_model, own_step, data, plain_calls
-):
+def test_a_step_of_ones_own_may_have_any_number_of_updates(make_model, own_step, data):
     monitor = fit(own_step(make_model()), data)
-    assert not plain_calls
     assert [row.steps for row in monitor.records[0].variables] == [3] * 4
 
 
 @pytest.mark.parametrize("option", ["gradient_accumulation_steps", "loss_scale"])
 def test_updates_that_are_not_one_a_step_are_counted_in_the_step(
-    make_model, data, plain_calls, option
+    make_model, data, option
 ):
     if option == "loss_scale":
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE))
     else:
         optimizer = keras.optimizers.SGD(RATE, gradient_accumulation_steps=2)
     monitor = fit(make_model(), data, optimizer=optimizer)
-    assert not plain_calls
     updates = STEPS if option == "loss_scale" else STEPS // 2
     assert monitor.records[0].sampled_steps == tuple(range(0, updates, EVERY))
 
