@@ -77,10 +77,6 @@ class VariableBackend(ABC):
         """
         return []
 
-    def direct_writes(self, model: Any) -> Any | None:
-        """Return what hands values into a running `fit`, None where `assign` does."""
-        return None
-
     def read_only_array(self, tensor: Any) -> np.ndarray:
         """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
         return ops.convert_to_numpy(tensor)

@@ -44,9 +44,6 @@ class Masks:
         self._packed = current().compiles_with_xla(model)
         self._links: list[_Link] = []
         self._undo: list[Callable[[], None]] = []
-        self._direct = current().direct_writes(model)
-        if self._direct is not None:
-            self._undo.append(self._direct.release)
         for index, variable in enumerate(self._variables):
             link = _Link(model.optimizer, variable)
             shape = tuple(variable.shape)
@@ -80,8 +77,6 @@ class Masks:
 
     def write(self, masks: Sequence[np.ndarray]) -> None:
         """Set weights to zero where a mask is False, from now on."""
-        if self._direct is not None:
-            self._direct.forget()
         for variable, link, mask in zip(
             self._variables, self._links, masks, strict=True
         ):
@@ -94,19 +89,6 @@ class Masks:
             average = _moving_average(link.optimizer, variable)
             if average is not None:
                 zero_out(average, mask)
-
-    def narrow(self, masks: dict[int, np.ndarray]) -> None:
-        """Have more entries become zero in the step that follows.
-
-        Args:
-            masks: those that changed, by the place of their variable.
-        """
-        for index, mask in masks.items():
-            state = self._links[index].mask
-            if self._direct is None:
-                state.write(self._encoded(mask))
-            else:
-                self._direct.write(state.variable, self._encoded(mask))
 
     def enforce(self) -> None:
         """Apply the masks once more, to weights that were set in another way."""
