@@ -90,8 +90,7 @@ class Passes:
             self._are_alike = self._is_one
             if part.is_held:
                 with current().inference():
-                    self._copy.hold(map(self._copy.to(part.end), self._copy.batches()))
-                self._copy.begin = part.end + 1
+                    self._copy.go_on(part.end + 1)
 
     def _plan(self) -> list[_Part]:
         """Return all layers that are called, in the order of their last calls."""
@@ -167,8 +166,7 @@ class Passes:
 
         with current().inference():
             if is_held:
-                exact.hold(shown())
-                exact.begin = part.end + 1
+                exact.hold(shown(), part.end + 1)
             else:
                 deque(shown(), maxlen=0)
 
@@ -232,9 +230,14 @@ class Pass:
         tensors = map(keras.ops.convert_to_tensor, arrays)
         return dict(zip(calls.inputs, tensors, strict=True))
 
-    def hold(self, values: Iterator[Values]) -> None:
-        """Hold values in the place of what was held."""
+    def hold(self, values: Iterator[Values], begin: int) -> None:
+        """Hold values of before a call in the place of what was held."""
         self._held = list(values)
+        self.begin = begin
+
+    def go_on(self, begin: int) -> None:
+        """Hold what the model gives before a call."""
+        self.hold(map(self.to(begin - 1), self.batches()), begin)
 
     def to(self, end: int) -> Callable[[Values], Values]:
         """Return what runs a batch from where values are held to behind a call."""
