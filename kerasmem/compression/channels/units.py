@@ -214,9 +214,8 @@ class Counts:
             first = self._round.sizes.setdefault(2 * key[0] + key[1], width.units)
         each = first // width.sections
         least = -(-config.min_channels // width.sections)
-        remaining = each - removable(each, share, 1, least)
-        while remaining < each and remaining * width.sections % config.round_to:
-            remaining += 1
+        step = config.round_to // math.gcd(config.round_to, width.sections)
+        remaining = each - removable(each, share, step, least)
         return min(remaining * width.sections, width.units)
 
     def _parameters(self, selections: Sequence[Selection]) -> int:

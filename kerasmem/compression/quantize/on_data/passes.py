@@ -73,7 +73,6 @@ class Passes:
         self._copy = Pass(models[1], data, size)
         self._is_one = models[0] is models[1]
         self._exact = self._copy if self._is_one else Pass(models[0], data, size)
-        self._are_alike = True
 
     def turns(self, see: See) -> Iterator[tuple[int, ...]]:
         """Yield the numbers of layers once all that they are given was seen.
@@ -87,7 +86,6 @@ class Passes:
         for part in self._plan():
             self._run(part, see)
             yield part.layers
-            self._are_alike = self._is_one
             if part.is_held:
                 with current().inference():
                     self._copy.go_on(part.end + 1)
@@ -135,8 +133,8 @@ class Passes:
 
     def _run(self, part: _Part, see: See) -> None:
         """Show what the layers of a part are given; the model goes on behind them."""
-        exact, copy, alike = self._exact, self._copy, self._are_alike
-        is_held = part.is_held and not self._is_one  # of one model behind the change
+        exact, copy, is_one = self._exact, self._copy, self._is_one
+        is_held = part.is_held and not is_one  # of one model behind the change
         pairs = [self._layers[n] for n in part.layers]
         numbers = {id(x): n for n in part.layers for x in self._layers[n]}
         waiting = {n: deque[Any]() for n in part.layers}
@@ -144,7 +142,7 @@ class Passes:
 
         def of_exact(call: LayerCall) -> None:
             number = numbers[id(call.layer)]
-            if alike:
+            if is_one:
                 see(number, call.x, call.x)
             else:
                 waiting[number].append(call.x)
@@ -156,11 +154,10 @@ class Passes:
             ends[1].count()
 
         def shown() -> Iterator[Values]:
-            others = exact.batches() if alike else copy.batches()
-            for before, after in zip(exact.batches(), others, strict=True):
+            for before, after in zip(exact.batches(), copy.batches(), strict=True):
                 with observing([layer for layer, _ in pairs], inputs=of_exact):
                     yield ends[0].run(exact.to(part.end), before)
-                if not alike:
+                if not is_one:
                     with observing([layer for _, layer in pairs], inputs=of_copy):
                         ends[1].run(copy.to(part.end), after)
 
