@@ -174,10 +174,10 @@ class FewValues(Readable):
         if self.size <= PIECE:
             return Line.of(self._finite((0, self.size)))
         tables = self.map(lambda cut: tables_of(self._finite(cut)), self._progress)
-        total = next(tables)
+        zeros, counts, sums = next(tables)
         for each in tables:
-            total = tuple(map(np.add, total, each))
-        return line_of_bins(*total)
+            zeros, counts, sums = zeros + each[0], counts + each[1], sums + each[2]
+        return line_of_bins(zeros, counts, sums)
 
     def _finite(self, cut: tuple[int, int]) -> np.ndarray:
         values = self._source.read(*cut)
