@@ -12,9 +12,6 @@ from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.records import WeightChange
 
-_RANKING_STEPS = 20
-"""One ranking of the weights serves at most so many steps."""
-
 
 class Pruning(AttachedCallback):
     """A callback that prunes the model on a schedule while it trains.
@@ -193,22 +190,8 @@ class Pruning(AttachedCallback):
         due = None if place is None else schedule.due(self._latest, place)
         if due is None:
             return
-        # A loop of the user's own may have been compiled without the masks.
-        at_once = at_end or self._loop is not None
-        gradual.go_on(due, None if at_once else self._until(due))
+        gradual.go_on(due)
         self._latest = due
-
-    def _until(self, due: float) -> float | None:
-        """Return the place up to which one ranking serves, None if for this one alone.
-
-        Where something is removed in nearly every step, ranking all weights each time
-        would take longer than the step.
-        """
-        unit, schedule = self.prune.schedule.unit, self.prune.schedule
-        place = self._places.now(unit, _RANKING_STEPS) if self._places else None
-        if place is None or schedule.due(due, place) is None:
-            return None
-        return place
 
     def _check(self, places: Places) -> None:
         """Raise an error if the schedule does nothing in the training that begins."""

@@ -48,19 +48,17 @@ class Places:
         """Return whether this `fit` has run a batch."""
         return self._batches > 0
 
-    def now(self, unit: str, ahead: int = 0) -> float | None:
+    def now(self, unit: str) -> float | None:
         """Return where the training is, None where the batches of an epoch are unknown.
 
         Args:
             unit: `"share"`, `"step"` or `"epoch"`.
-            ahead: number of batches from now for where it will be.
         """
         if unit == "step":
-            return self.first_step + (self._batches + ahead) // self._per_update
-        batch = self._batch + ahead
-        if self._steps is None and batch:
+            return self.first_step + self._batches // self._per_update
+        if self._steps is None and self._batch:
             return None
-        epochs = self._epoch + (batch / self._steps if self._steps else 0.0)
+        epochs = self._epoch + (self._batch / self._steps if self._steps else 0.0)
         return epochs / self._epochs if unit == "share" else epochs
 
     def last(self, unit: str) -> float | None:

@@ -24,20 +24,12 @@ from kerasmem.graph.outputs import without_preprocessor
 _BATCH_SIZE, _BATCHES = 32, 100
 
 
-def _taylor(weight: Any, gradient: Any) -> Any:
-    return keras.ops.square(weight * gradient)
-
-
-def _movement(weight: Any, gradient: Any) -> Any:
-    return -weight * gradient
-
-
-def _gradient(weight: Any, gradient: Any) -> Any:
-    del weight
-    return gradient
-
-
-_ADDED = {"taylor": _taylor, "movement": _movement, "gradient": _gradient}
+_ADDED: dict[str, Callable[[Any, Any], Any]] = {
+    "taylor": lambda weight, gradient: keras.ops.square(weight * gradient),
+    "movement": lambda weight, gradient: -weight * gradient,
+    "gradient": lambda _, gradient: gradient,
+}
+"""What a step adds for each entry of a weight, by kind."""
 
 
 class GradientEvidence:
@@ -131,20 +123,15 @@ def sums_over_samples(
     copy.optimizer.build(copy.trainable_variables)
     evidence = GradientEvidence(copy.optimizer, copied, kind)
     try:
-        arguments = fit_arguments(data, shared(_BATCH_SIZE)) | _few(data)
+        arguments = fit_arguments(data, shared(_BATCH_SIZE)) | {"shuffle": False}
+        if (sample_count(data) or 0) > _BATCHES * _BATCH_SIZE:
+            arguments["steps_per_epoch"] = _BATCHES
         with without_preprocessor([copy]):
             copy.fit(**arguments, verbose=0)
         return evidence.read()
     finally:
         evidence.release()
         current().release_graphs()
-
-
-def _few(data: Any) -> dict[str, Any]:
-    count = sample_count(data)
-    if count is None or count <= _BATCHES * _BATCH_SIZE:
-        return {"shuffle": False}
-    return {"shuffle": False, "steps_per_epoch": _BATCHES}
 
 
 def observe_samples(

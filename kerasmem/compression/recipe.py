@@ -3,7 +3,7 @@
 import json
 import reprlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,12 @@ from kerasmem.compression.quantize.schemes import (
     quantize,
     reestimate_statistics,
 )
-from kerasmem.compression.technique import Context, Technique
+from kerasmem.compression.technique import Context, Technique, preserve_nothing
 from kerasmem.errors import ConfigError, InputError, did_you_mean
 from kerasmem.files.save import Coding
 from kerasmem.records import WeightChange
 from kerasmem.records.plain import MOST_BYTES, check_depth, read_json
 from kerasmem.records.regular import read_regular
-
-
-def _nothing_to_preserve(
-    config: Any, model: Any, trainer: Any
-) -> AbstractContextManager[None]:
-    del config, model, trainer
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,7 @@ class Implementation:
 
     config: type[Technique]
     apply: Callable[[Any, Any, Context], tuple[Any, list[WeightChange]]]
-    preserve: Callable[[Any, Any, Any], AbstractContextManager[None]] = (
-        _nothing_to_preserve
-    )
+    preserve: Callable[[Any, Any, Any], AbstractContextManager[None]] = preserve_nothing
     ready: Callable[[Any, Context], Any] = lambda config, _: config
 
 

@@ -13,9 +13,10 @@ from kerasmem.compression.fields import Config
 from kerasmem.errors import ConfigError
 
 
-def _preserve_nothing(
+def preserve_nothing(
     technique: "Technique", model: Any, trainer: Any
 ) -> AbstractContextManager[None]:
+    """Return a scope in which training may change everything."""
     del technique, model, trainer
     return nullcontext()
 
@@ -48,7 +49,7 @@ class Context:
     earlier: "tuple[Technique, ...]" = ()
     owned: bool = False
     preserve: Callable[["Technique", Any, Any], AbstractContextManager[None]] = (
-        _preserve_nothing
+        preserve_nothing
     )
 
 

@@ -1,10 +1,9 @@
 """Labelling a model, choosing channels, making the smaller model, checking it."""
 
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import keras
@@ -16,7 +15,7 @@ from kerasmem.compression.channels.choose import kept_channels
 from kerasmem.compression.channels.constructed import remove_units
 from kerasmem.compression.channels.ranking import Ranking, Round
 from kerasmem.compression.channels.scores import class_scores
-from kerasmem.compression.channels.verify import Subset, difference
+from kerasmem.compression.channels.verify import difference
 from kerasmem.compression.channels.widths import find_widths
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import fine_tune
@@ -30,10 +29,10 @@ from kerasmem.graph.channels import (
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT
 from kerasmem.graph.channels.narrow import Narrow
-from kerasmem.graph.clone import compile_settings
+from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import Weight, check_built, listed_graph, own_graph, weights
 from kerasmem.graph.rebuild import Rebuild, variable_pairs
-from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.graph.values import nbytes
 from kerasmem.records import WeightChange
 
 
@@ -169,7 +168,7 @@ def prune_channels(
     smaller = rebuild.run(graph)
     error = difference(graph, smaller, subset, data) if config.verify else None
     pairs = variable_pairs(rebuild.pairs)
-    take_along(model, smaller, pairs, subset)
+    compile_as(smaller, model)
     changes = _changes(graph, pairs, labelled, groups, subset)
     if _ends_unchanged(this_round, changes) and ranking.is_whole:
         _warn_that_whole(config, ranking.largest, next(iter(subset.notes.values()), ""))
@@ -181,7 +180,7 @@ def _with_fewer_units(
 ) -> Pruned:
     """Return a model of the same class with other arguments of its constructor."""
     made = remove_units(model, widths, config, data, this_round)
-    take_along(model, made.model, made.pairs, made.subset)
+    compile_as(made.model, model)
     new = {id(before): after for before, after in made.pairs}
     why = dict(made.reasons)
     changes = [_change(w, new[id(w.variable)], why, {}) for w in weights(model)]
@@ -302,51 +301,3 @@ def _change(
         changed=old != new,
         after_bytes=nbytes(after),
     )
-
-
-def take_along(
-    model: Any, smaller: Any, pairs: Sequence[tuple[Any, Any]], subset: Subset
-) -> None:
-    """Compile the smaller model as the original, and continue its optimizer.
-
-    Slots have the shape of their weight and lose the same channels. Slots of another
-    shape (factored or quantized moments) are taken along if their shape stays, and
-    start anew if not.
-    """
-    settings = compile_settings(model)
-    if settings is None:
-        return
-    smaller.compile(**settings)
-    if not model.optimizer.built:
-        return
-    smaller.optimizer.build(smaller.trainable_variables)
-    before = {id(after): before for before, after in pairs}
-    trained = [before.get(id(after)) for after in smaller.trainable_variables]
-    slots = model.optimizer.variables
-    owners = _owners(slots, [weight for weight in trained if weight is not None])
-    for old, weight, new in zip(
-        slots, owners, smaller.optimizer.variables, strict=True
-    ):
-        value = to_numpy(old)
-        if weight is not None:
-            value = subset.gather(weight, value)
-        if value.shape == tuple(new.shape):
-            new.assign(value)
-
-
-def _owners(slots: Sequence[Any], trained: Sequence[Any]) -> Iterator[Any]:
-    """Yield for every slot the weight whose shape and name it has, None without one.
-
-    Weights with one path have slots of one name, in the order of the weights.
-    """
-    alike: dict[str, list[Any]] = defaultdict(list)
-    for weight in trained:
-        # How Keras names a slot: the weight's path, then what the slot is.
-        alike[f"{weight.path.replace('/', '_')}_"].append(weight)
-    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for slot in slots:
-        shape = tuple(slot.shape)
-        name = max(filter(slot.name.startswith, alike), key=len, default="")
-        fitting = [w for w in alike.get(name, ()) if tuple(w.shape) == shape]
-        yield next(islice(fitting, seen[slot.name, shape], None), None)
-        seen[slot.name, shape] += 1

@@ -14,8 +14,8 @@ import numpy as np
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.ranking import Round
-from kerasmem.compression.channels.units import Counts, Scores, Selection, UnitSubset
-from kerasmem.compression.channels.verify import difference, relative_error
+from kerasmem.compression.channels.units import Counts, Scores, Selection
+from kerasmem.compression.channels.verify import compared, difference
 from kerasmem.compression.channels.widths import LAYOUTS, Width
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.arguments import Pair, Place, made_with
@@ -45,7 +45,6 @@ class Remade:
 
     model: Any
     pairs: list[Pair]
-    subset: UnitSubset
     error: float
     reasons: Mapping[int, str]
 
@@ -94,7 +93,7 @@ def remove_units(
             trial.fill(chosen)
     error = difference(model, trial.model, trial.subset, data) if going else 0.0
     reasons = {**reasons, **stay}
-    return Remade(trial.model, trial.pairs, trial.subset, error, reasons)
+    return Remade(trial.model, trial.pairs, error, reasons)
 
 
 def _check(config: PruneChannels) -> None:
@@ -181,7 +180,7 @@ class _Trial:
         Raises:
             ModelError: if the original cannot be run.
         """
-        error = relative_error(self._original, self.model, self.subset, data)
+        error, *_ = compared(self._original, self.model, self.subset, data)
         if math.isnan(error):
             raise ModelError(
                 f"Whether the model {self._original.name!r} can lose heads and hidden "

@@ -40,19 +40,32 @@ def class_scores(
         ConfigError: if data is missing.
         ModelError: if the criterion takes a loss and the model has none.
     """
-    model, graph = models
+    (model, graph), uses = models, labelled.labels.uses
+    if config.criterion != "activation":
+        return weight_scores(model, uses, classes, config, data)
+    seen = mean_activations(graph, labelled, classes, data)
+    # What never leaves a layer, such as its heads, is ranked by its weights.
+    weighed = _added(_of_weights(uses, classes, "l2"), classes)
+    return np.where(np.isnan(seen), weighed, seen)
+
+
+def weight_scores(
+    model: Any, uses: list[Use], classes: np.ndarray, config: PruneChannels, data: Any
+) -> np.ndarray:
+    """Return the score of every class by its weights; see `class_scores`.
+
+    Args:
+        model: the model, compiled for the criterion `"taylor"`.
+        uses: the labels of its weights.
+        classes: the class of every label.
+        config: the criterion, and the seed of the random one.
+        data: samples with labels, for the criterion `"taylor"`.
+    """
     if config.criterion == "random":
         return np.random.default_rng(config.seed).random(len(classes))
     if config.criterion == "taylor":
-        return _added(
-            _of_gradients(model, labelled.labels.uses, classes, data), classes
-        )
-    if config.criterion == "activation":
-        seen = mean_activations(graph, labelled, classes, data)
-        weighed = _added(_of_weights(labelled.labels.uses, classes, "l2"), classes)
-        # What never leaves a layer, such as its heads, is ranked by its weights.
-        return np.where(np.isnan(seen), weighed, seen)
-    return _added(_of_weights(labelled.labels.uses, classes, config.criterion), classes)
+        return _added(_of_gradients(model, uses, classes, data), classes)
+    return _added(_of_weights(uses, classes, config.criterion), classes)
 
 
 def _added(entries: Entries, classes: np.ndarray) -> np.ndarray:
@@ -66,9 +79,11 @@ def _of_gradients(
     model: Any, uses: list[Use], classes: np.ndarray, data: Any
 ) -> Entries:
     makers = [use for use in uses if use.role == OUT]
-    sums = sums_over_samples(model, [use.variable for use in makers], "taylor", data)
-    for use, entries in zip(makers, sums, strict=True):
-        yield entries, classes[use.labels]
+    variables = {id(use.variable): use.variable for use in makers}
+    sums = sums_over_samples(model, list(variables.values()), "taylor", data)
+    entries = dict(zip(variables, sums, strict=True))
+    for use in makers:
+        yield entries[id(use.variable)], classes[use.labels]
 
 
 def _of_weights(uses: list[Use], classes: np.ndarray, criterion: str) -> Entries:

@@ -1,7 +1,7 @@
 """Heads and hidden units: how many go, which matter least, what stays of weights."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,14 @@ from kerasmem.compression.channels.choose import fewest
 from kerasmem.compression.channels.ranking import (
     Round,
     check_patterns,
-    distances,
     own_ratio,
     removable,
 )
+from kerasmem.compression.channels.scores import weight_scores
 from kerasmem.compression.channels.widths import LAYOUTS, Axis, Layout, Width
-from kerasmem.compression.evidence import sums_over_samples
+from kerasmem.graph.channels import ChannelSubset
+from kerasmem.graph.channels.labels import CHANNEL, OUT, Use, axis_of
 from kerasmem.graph.layers import weights
-from kerasmem.graph.values import to_numpy
 
 
 @dataclass(frozen=True)
@@ -29,40 +29,6 @@ class Selection:
     width: Width
     remaining: int
     layout: Layout = LAYOUTS[0]
-
-
-class UnitSubset:
-    """The entries of weights that stay.
-
-    Args:
-        masks: a bool for every place along some axes of weights, by the weight's `id`
-            and the axis.
-    """
-
-    notes: Mapping[int, str] = {}
-
-    def __init__(self, masks: Mapping[tuple[int, int], np.ndarray]) -> None:
-        self._masks: dict[int, dict[int, np.ndarray]] = {}
-        for (variable, axis), mask in masks.items():
-            if not mask.all():
-                self._masks.setdefault(variable, {})[axis] = mask
-
-    def silences(self, variable: Any) -> bool:
-        """Return True if `silence` changes values of a weight."""
-        return id(variable) in self._masks
-
-    def silence(self, variable: Any, value: np.ndarray) -> np.ndarray:
-        """Return a value with zeros where it takes part in what is removed."""
-        for axis, mask in self._masks.get(id(variable), {}).items():
-            along = mask.reshape([-1 if n == axis else 1 for n in range(value.ndim)])
-            value = np.where(along, value, np.zeros((), value.dtype))
-        return value
-
-    def gather(self, variable: Any, value: np.ndarray) -> np.ndarray:
-        """Return the entries that stay of a value of the shape of a weight."""
-        for axis, mask in self._masks.get(id(variable), {}).items():
-            value = np.compress(mask, value, axis)
-        return value
 
 
 def labels(size: int, units: int, parts: int = 1) -> np.ndarray:
@@ -102,6 +68,14 @@ def stays(scores: np.ndarray, remaining: int, sections: int) -> np.ndarray:
     return mask.ravel()
 
 
+def _use(axis: Axis, labels: np.ndarray, role: str) -> Use:
+    along = axis_of(labels, axis.axis, len(axis.variable.shape))
+    return Use(axis.variable, role, along, silenced=True)
+
+
+_NONE = np.zeros(0, np.int64)
+
+
 class Scores:
     """How much units matter: by the entries of weights that are theirs.
 
@@ -123,44 +97,33 @@ class Scores:
         config: PruneChannels,
         data: Any,
     ) -> None:
-        self._random = np.random.default_rng(config.seed)
-        self._criterion = config.criterion
         axes = {
             (id(axis.variable), axis.axis): axis
             for ways in widths
             for width in ways
             for axis in width.axes
         }
-        entries: dict[int, np.ndarray] = {}
-        if config.criterion == "taylor":
-            variables = {id(axis.variable): axis.variable for axis in axes.values()}
-            sums = sums_over_samples(model, list(variables.values()), "taylor", data)
-            entries = dict(zip(variables, sums, strict=True))
+        ends = np.cumsum([axis.size for axis in axes.values()])
+        places = np.split(np.arange(ends[-1]), ends[:-1])
+        uses = [
+            _use(axis, place, OUT)
+            for axis, place in zip(axes.values(), places, strict=True)
+        ]
+        scores = weight_scores(model, uses, np.arange(ends[-1]), config, data)
         self._along = {
-            key: self._entries(axis, entries.get(key[0])) for key, axis in axes.items()
+            key: scores[place] for key, place in zip(axes, places, strict=True)
         }
 
-    def _entries(self, axis: Axis, sums: np.ndarray | None) -> np.ndarray:
-        """Return how much the entries at each place of an axis matter together."""
-        if sums is None:
-            values = to_numpy(axis.variable).astype("float32", copy=False)
-            if self._criterion == "random":
-                return self._random.random(axis.size)
-            if self._criterion == "fpgm":
-                return distances(values, axis.axis)
-            sums = np.abs(values) if self._criterion == "l1" else np.square(values)
-        others = tuple(n for n in range(sums.ndim) if n != axis.axis)
-        return sums.sum(axis=others, dtype=np.float64)
-
-    def subset(self, selections: Sequence[Selection]) -> UnitSubset:
+    def subset(self, selections: Sequence[Selection]) -> ChannelSubset:
         """Return what stays of the weights, the units that matter most."""
-        masks: dict[tuple[int, int], np.ndarray] = {}
+        uses, removed, count = list[Use](), [_NONE], 0
         for selection in selections:
             for axes, scores in self._by_unit(selection):
                 kept = stays(scores, selection.remaining, selection.width.sections)
-                for axis, of in axes:
-                    masks[id(axis.variable), axis.axis] = kept[of]
-        return UnitSubset(masks)
+                removed.append(count + np.flatnonzero(~kept))
+                uses += [_use(axis, count + of, CHANNEL) for axis, of in axes]
+                count += len(kept)
+        return ChannelSubset(np.arange(count), np.concatenate(removed), uses)
 
     def _by_unit(
         self, selection: Selection
@@ -251,9 +214,8 @@ class Counts:
             first = self._round.sizes.setdefault(2 * key[0] + key[1], width.units)
         each = first // width.sections
         least = -(-config.min_channels // width.sections)
-        remaining = each - removable(each, share, 1, least)
-        while remaining < each and remaining * width.sections % config.round_to:
-            remaining += 1
+        step = config.round_to // math.gcd(config.round_to, width.sections)
+        remaining = each - removable(each, share, step, least)
         return min(remaining * width.sections, width.units)
 
     def _parameters(self, selections: Sequence[Selection]) -> int:

@@ -5,7 +5,7 @@ the smaller model equals the original with these set to zero.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import ml_dtypes
@@ -13,6 +13,7 @@ import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.files.data import few_inputs
+from kerasmem.graph.channels import ChannelSubset
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -26,23 +27,9 @@ _LENGTHS = (64, 32, 8)
 """Lengths to try for axes of inputs that the model leaves open."""
 
 
-class Subset(Protocol):
-    """The channels that stay: of which weights others are silenced, and how."""
-
-    def silences(self, variable: Any) -> bool:
-        """Return True if `silence` changes values of a weight."""
-        ...
-
-    def silence(self, variable: Any, value: np.ndarray) -> np.ndarray:
-        """Return a value with zeros where it takes part in what is removed."""
-        ...
-
-    def gather(self, variable: Any, value: np.ndarray) -> np.ndarray:
-        """Return the entries that stay of a value of the shape of a weight."""
-        ...
-
-
-def difference(original: Any, smaller: Any, subset: Subset, data: Any = None) -> float:
+def difference(
+    original: Any, smaller: Any, subset: ChannelSubset, data: Any = None
+) -> float:
     """Return how far the smaller model is from the original without these channels.
 
     Args:
@@ -58,7 +45,7 @@ def difference(original: Any, smaller: Any, subset: Subset, data: Any = None) ->
     Raises:
         ModelError: if it is more than rounding explains.
     """
-    error, expected, inputs = _compared(original, smaller, subset, data)
+    error, expected, inputs = compared(original, smaller, subset, data)
     if inputs is None or error <= TOLERANCE:
         return error
     # Some models are chaotic in the precision that they compute in: then a nudge at the
@@ -74,15 +61,8 @@ def difference(original: Any, smaller: Any, subset: Subset, data: Any = None) ->
     )
 
 
-def relative_error(
-    original: Any, smaller: Any, subset: Subset, data: Any = None
-) -> float:
-    """Return the same as `difference`, whatever it is."""
-    return _compared(original, smaller, subset, data)[0]
-
-
-def _compared(
-    original: Any, smaller: Any, subset: Subset, data: Any
+def compared(
+    original: Any, smaller: Any, subset: ChannelSubset, data: Any
 ) -> tuple[float, list[np.ndarray], Any]:
     """Return the difference, what was expected, and of which inputs: None of none."""
     for inputs in _inputs(original, data):
@@ -100,7 +80,7 @@ def _compared(
 
 
 def _silenced(
-    model: Any, subset: Subset, inputs: Any, nudge: float = 0.0
+    model: Any, subset: ChannelSubset, inputs: Any, nudge: float = 0.0
 ) -> list[np.ndarray]:
     random = np.random.default_rng(1)
 

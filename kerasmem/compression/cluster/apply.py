@@ -13,24 +13,22 @@ import numpy as np
 from kerasmem.compression.account import account, decibels, select, why_left_alone
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.cluster.kmeans import (
-    Histogram,
     Line,
     centroids,
+    line_of_bins,
     nearest,
     tables_of,
 )
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import LazyChanges, Streams, working_copy
 from kerasmem.errors import ModelError
-from kerasmem.files.entries import PIECE, Readable, cuts
+from kerasmem.files.entries import PIECE, Readable
 from kerasmem.graph.kernels import is_embedding, reduced_axes
 from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
 
 NAME = "cluster"
-_HELD_PIECES = 4
-"""Of channels that have values of their own, so many pieces are in memory at a time."""
 
 
 def cluster_weights(
@@ -166,29 +164,20 @@ class FewValues(Readable):
         if self._channels == 1:
             yield self._line()
             return
-        held = _HELD_PIECES * PIECE * self._channels // max(self.size, 1)
-        for first in range(0, self._channels, max(held, 1)):
-            group = range(first, min(first + max(held, 1), self._channels))
-            parts: list[list[np.ndarray]] = [[] for _ in group]
-            for start, stop in cuts(self.size):
-                values = self._finite((start, stop))
-                for channel, where in self._rows(start, stop):
-                    if channel in group:
-                        parts[channel - first].append(values[where].copy())
-            for part in parts:
-                yield Line.of(np.concatenate(part))
-            if self._progress is not None:
-                self._progress.add(self.nbytes * len(group) // self._channels)
+        values = self._finite((0, self.size)).reshape(-1, self._channels, self._trail)
+        for channel in range(self._channels):
+            yield Line.of(values[:, channel])
+        if self._progress is not None:
+            self._progress.add(self.nbytes)
 
     def _line(self) -> Line:
         if self.size <= PIECE:
             return Line.of(self._finite((0, self.size)))
-        histogram = Histogram()
-        for tables in self.map(
-            lambda cut: tables_of(self._finite(cut)), self._progress
-        ):
-            histogram.add(tables)
-        return histogram.line()
+        tables = self.map(lambda cut: tables_of(self._finite(cut)), self._progress)
+        zeros, counts, sums = next(tables)
+        for each in tables:
+            zeros, counts, sums = zeros + each[0], counts + each[1], sums + each[2]
+        return line_of_bins(zeros, counts, sums)
 
     def _finite(self, cut: tuple[int, int]) -> np.ndarray:
         values = self._source.read(*cut)

@@ -55,30 +55,21 @@ class Line:
         return Line(self.values[wanted], self.counts[wanted])
 
 
-class Histogram:
-    """Counts and sums of numbers by the first bits of each, zeros apart."""
+def line_of_bins(zeros: int, counts: np.ndarray, sums: np.ndarray) -> Line:
+    """Return the line of all numbers, a bin as one number.
 
-    def __init__(self) -> None:
-        self._zeros = 0
-        self._counts = np.zeros(1 << _BIN_BITS, np.int64)
-        self._sums = np.zeros(1 << _BIN_BITS)
-
-    def add(self, tables: tuple[int, np.ndarray, np.ndarray]) -> None:
-        """Count numbers in, by what `tables_of` returned of them."""
-        zeros, counts, sums = tables
-        self._zeros += zeros
-        self._counts += counts
-        self._sums += sums
-
-    def line(self) -> Line:
-        """Return the line of all numbers, a bin as one number."""
-        come = np.flatnonzero(self._counts)
-        values, counts = self._sums[come] / self._counts[come], self._counts[come]
-        if self._zeros:
-            place = np.searchsorted(values, 0.0)
-            values = np.insert(values, place, 0.0)
-            counts = np.insert(counts, place, self._zeros)
-        return Line(values, counts)
+    Args:
+        zeros: how many zeros there are.
+        counts: of all other numbers by bin, as `tables_of` counts them.
+        sums: of these.
+    """
+    come = np.flatnonzero(counts)
+    values, counts = sums[come] / counts[come], counts[come]
+    if zeros:
+        place = np.searchsorted(values, 0.0)
+        values = np.insert(values, place, 0.0)
+        counts = np.insert(counts, place, zeros)
+    return Line(values, counts)
 
 
 def tables_of(values: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:

@@ -101,7 +101,11 @@ def largest_logits(logits: np.ndarray, count: int) -> dict[str, np.ndarray]:
     mean = np.exp(others - highest).sum(axis=-1, keepdims=True)
     mean /= logits.shape[-1] - count
     rest = highest + np.log(mean)
-    return {"places": places, "values": values, "rest": rest.astype("float32")}
+    return {
+        "places": places.astype("int32"),
+        "values": values,
+        "rest": rest.astype("float32"),
+    }
 
 
 _INPUTS, _ANSWERS = "kerasmem_inputs", "kerasmem_answers"

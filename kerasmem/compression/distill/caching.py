@@ -37,6 +37,9 @@ class CachedAnswers:
         data: arrays or a `keras.utils.PyDataset`.
         cache: how and where answers are kept.
         part: folder inside of the cache's.
+
+    Raises:
+        ModelError: if the outputs of the two models do not fit each other.
     """
 
     def __init__(
@@ -47,15 +50,24 @@ class CachedAnswers:
         cache: Cache,
         part: str,
     ) -> None:
-        self._predictor = TeacherPredictor(
-            objective, batch, few_inputs(objective.frozen.model, data), cache
-        )
+        teacher, self._cache = objective.frozen.model, cache
+        sample = few_inputs(teacher, data)
+        self._ways: list[Comparable] = []
+        if objective.losses_on_outputs:
+            answers, _ = objective.frozen.answer(sample, [])
+            check_outputs(answers, batch.predictions)
+            self._ways = objective.comparables(replace(batch, answers=answers))
+        self._model = _TeacherOutputs(objective, self._ways)
+        first = self._model.predict_on_batch(sample)
+        self._tops = [self._top(n, array.shape[-1]) for n, array in enumerate(first)]
+        columns = [
+            Column(f"{name}.bin", str(array.dtype), array.shape[1:])
+            for name, array in self._packed(first).items()
+        ]
         self._folder = Path(cache.folder) / part
-        teacher = objective.frozen.model
         refs = [f"{ref.path}:{ref.index}" for ref in objective.frozen.refs]
-        digest = model_digest(teacher, refs)
-        self._store = Store(self._folder, digest, self._predictor.columns)
-        self._fill(data, cache.batch_size)
+        self._store = Store(self._folder, model_digest(teacher, refs), columns)
+        self._fill(data)
         self._arrays = self._store.arrays()
 
     def rows(self, x: Any) -> list[Any]:
@@ -71,14 +83,17 @@ class CachedAnswers:
         numbers = np.array([self._store.rows[key] for key in keys])
         whole = len(numbers) == len(self._store.rows)
         in_order = whole and bool((numbers == np.arange(len(numbers))).all())
-        return self._predictor.unpacked(
-            [array if in_order else array[numbers] for array in self._arrays]
-        )
+        rest = (array if in_order else array[numbers] for array in self._arrays)
+        names = "places", "values", "rest"
+        return [
+            next(rest) if top_k is None else {name: next(rest) for name in names}
+            for top_k in self._tops
+        ]
 
-    def _fill(self, data: Any, batch_size: int) -> None:
+    def _fill(self, data: Any) -> None:
         if self._store.complete and not is_array_data(data):
             return  # what is unknown shows when the batch is asked for
-        for x in _chunks(data, batch_size):
+        for x in _chunks(data, self._cache.batch_size):
             keys = sample_keys(x)
             new = {k: i for i, k in enumerate(keys) if k not in self._store.rows}
             if new and self._store.complete:
@@ -88,8 +103,28 @@ class CachedAnswers:
                 part = keras.tree.map_structure(
                     lambda array, places=places: array[places], x
                 )
-                self._store.append(list(new), self._predictor(part))
+                packed = self._packed(self._model.predict_on_batch(part))
+                self._store.append(list(new), list(packed.values()))
         self._store.finish()
+
+    def _packed(self, answers: list[np.ndarray]) -> dict[str, np.ndarray]:
+        packed: dict[str, np.ndarray] = {}
+        for number, (array, top_k) in enumerate(zip(answers, self._tops, strict=True)):
+            if top_k is None:
+                packed[f"answer_{number}"] = clipped(array, self._cache.dtype)
+                continue
+            for name, each in largest_logits(array, top_k).items():
+                is_place = name == "places"
+                kept = each if is_place else clipped(each, self._cache.dtype)
+                packed[f"answer_{number}_{name}"] = kept
+        return packed
+
+    def _top(self, number: int, classes: int) -> int | None:
+        """Return how many entries of an answer are kept, None for all."""
+        top_k = self._cache.top_k
+        if top_k is None or number >= len(self._ways) or top_k >= classes:
+            return None
+        return top_k if self._ways[number].task is Task.CATEGORICAL else None
 
     def _unknown(self, count: int, of: int) -> DataError:
         return DataError(
@@ -214,71 +249,3 @@ class _TeacherOutputs(keras.Model):
             way.teacher_values(x) for way, x in zip(self._ways, full, strict=True)
         ]
         return [*logits, *(ops.cast(x, "float32") for x in features.values())]
-
-
-class TeacherPredictor:
-    """Asks one teacher and packs what it says.
-
-    Args:
-        objective: the teacher and what is compared.
-        batch: what the student and its data look like, for `sample`.
-        sample: inputs of one sample or more.
-        cache: how answers are kept.
-
-    Raises:
-        ModelError: if the outputs of the two models do not fit each other.
-    """
-
-    def __init__(
-        self, objective: Objective, batch: Batch, sample: Any, cache: Cache
-    ) -> None:
-        self._cache = cache
-        ways = []
-        if objective.losses_on_outputs:
-            answers, _ = objective.frozen.answer(sample, [])
-            check_outputs(answers, batch.predictions)
-            ways = objective.comparables(replace(batch, answers=answers))
-        self._ways = ways
-        self._model = _TeacherOutputs(objective, ways)
-        self._tops: list[int | None] = []
-        first = self._model.predict_on_batch(sample)
-        for number, array in enumerate(first):
-            self._tops.append(self._top(number, array.shape[-1]))
-        self.columns = [
-            Column(f"{name}.bin", str(array.dtype), array.shape[1:])
-            for name, array in self._packed(first).items()
-        ]
-
-    def __call__(self, x: Any) -> list[np.ndarray]:
-        """Return one array per column for a batch of inputs."""
-        return list(self._packed(self._model.predict_on_batch(x)).values())
-
-    def unpacked(self, columns: list[np.ndarray]) -> list[Any]:
-        """Return rows of all columns as an `Objective` takes them."""
-        rest = iter(columns)
-        names = "places", "values", "rest"
-        return [
-            next(rest) if top_k is None else {name: next(rest) for name in names}
-            for top_k in self._tops
-        ]
-
-    def _packed(self, answers: list[np.ndarray]) -> dict[str, np.ndarray]:
-        packed: dict[str, np.ndarray] = {}
-        for number, (array, top_k) in enumerate(zip(answers, self._tops, strict=True)):
-            if top_k is None:
-                packed[f"answer_{number}"] = clipped(array, self._cache.dtype)
-                continue
-            parts = largest_logits(array, top_k)
-            packed[f"answer_{number}_places"] = parts["places"].astype("int32")
-            for name in ("values", "rest"):
-                packed[f"answer_{number}_{name}"] = clipped(
-                    parts[name], self._cache.dtype
-                )
-        return packed
-
-    def _top(self, number: int, classes: int) -> int | None:
-        """Return how many entries of an answer are kept, None for all."""
-        top_k = self._cache.top_k
-        if top_k is None or number >= len(self._ways) or top_k >= classes:
-            return None
-        return top_k if self._ways[number].task is Task.CATEGORICAL else None

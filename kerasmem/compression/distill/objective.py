@@ -31,6 +31,7 @@ from kerasmem.compression.distill.sample_weights import (
 )
 from kerasmem.compression.distill.schedules import ScheduledFactors
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.graph.outputs import Form, Task, describe_outputs
 
 
@@ -314,35 +315,16 @@ def teacher_answers(objective: Objective, x: Any, batch: Batch, cached: Any) -> 
         cached: what the teacher said of the batch before, or None to ask it.
     """
     answered, _ = objective.teacher_batch(x, batch, cached)
-    ways, masked = objective.comparables(answered), _MaskedAs()
+    ways = objective.comparables(answered)
     of_student, of_teacher = map(
         keras.tree.flatten, (batch.predictions, answered.answers)
     )
     return keras.tree.pack_sequence_as(
         batch.predictions,
         [
-            masked([prediction, way.as_students(keras.ops.cast(answer, "float32"))])
+            with_mask(way.as_students(ops.cast(answer, "float32")), mask_of(prediction))
             for way, answer, prediction in zip(
                 ways, of_teacher, of_student, strict=True
             )
         ],
     )
-
-
-class _MaskedAs(keras.layers.Layer):
-    """Gives the second of two tensors the mask of the first."""
-
-    def __init__(self) -> None:
-        super().__init__(dtype="float32")
-        self.supports_masking = True
-        self.built = True
-
-    def call(self, inputs: Any) -> Any:
-        """Return the second tensor."""
-        _, values = inputs
-        return values
-
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Return the first tensor's mask."""
-        del inputs
-        return previous_mask[0] if previous_mask else None

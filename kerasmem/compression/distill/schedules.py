@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import keras
 import numpy as np
 
-from kerasmem.compression.fields import Config, Real, from_tagged
+from kerasmem.compression.fields import Config, Real
 from kerasmem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,15 +120,6 @@ class Cosine(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {"linear": Linear, "cosine": Cosine}
-
-
-def schedule_from_json(config: dict[str, Any]) -> Schedule:
-    """Return the schedule that `Schedule.to_json` described.
-
-    Raises:
-        ConfigError: if the schedule or one of its arguments is unknown.
-    """
-    return from_tagged("A schedule", SCHEDULES, config, "schedule")
 
 
 class ScheduledFactors(keras.layers.Layer):

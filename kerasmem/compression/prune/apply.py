@@ -22,7 +22,7 @@ from kerasmem.compression.prune.scores import (
 )
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import LazyChanges, Streams, working_copy
-from kerasmem.files.entries import PIECE, Readable
+from kerasmem.files.entries import Readable
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
@@ -188,22 +188,15 @@ class _Scores:
 
     def divide_by_rms(self) -> None:
         """Let scores be relative to the root mean square of all entries."""
-        total = self._sum_of_squares(0, self.source.size)
+
+        def squares(cut: Cut) -> float:
+            sizes = magnitude(self.source.read(*cut))
+            return float(np.square(sizes, dtype=np.float64).sum())
+
+        total = sum(self.source.map(squares, self.progress))
         scale = math.sqrt(total / max(self.source.size, 1))
         if 0 < scale < math.inf:
             self._scale = scale
-
-    def _sum_of_squares(self, start: int, count: int) -> float:
-        """Return the sum as NumPy adds up a whole array, half and half, to the bit."""
-        if count <= PIECE:
-            sizes = magnitude(self.source.read(start, start + count))
-            if self.progress is not None:
-                self.progress.add(count * self.source.dtype.itemsize)
-            return float(np.square(sizes, dtype=np.float64).sum())
-        half = count // 2
-        half -= half % 8
-        first = self._sum_of_squares(start, half)
-        return first + self._sum_of_squares(start + half, count - half)
 
 
 def _pruned(members: Sequence[_Scores], removed: int) -> list["_Pruned"]:

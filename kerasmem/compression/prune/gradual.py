@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compression.evidence import GradientEvidence
-from kerasmem.compression.prune import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED, Prune
+from kerasmem.compression.prune import CRITERIA, GRADIENT, INPUTS, Prune
 from kerasmem.compression.prune.apply import changes, choose_masks
 from kerasmem.compression.prune.masks import Masks
 from kerasmem.compression.prune.plan import input_norms, make_plan
 from kerasmem.compression.prune.schedules import RigL
-from kerasmem.compression.prune.scores import Ranked, exchange, removed_count, scores
+from kerasmem.compression.prune.scores import exchange, removed_count, scores
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
@@ -49,7 +49,6 @@ class Gradual:
         self._matters = self._watch(config.criterion) if needs == GRADIENT else None
         self._grows = self._watch("gradient") if regrowth == "gradient" else None
         self._current_masks = self._masks.read()
-        self._ranked: dict[tuple[int, ...], Ranked] = {}
 
     @property
     def waits_for_gradients(self) -> bool:
@@ -83,21 +82,15 @@ class Gradual:
         zeros = sum(np.count_nonzero(each == 0) for each in values)
         return zeros / sum(each.size for each in values)
 
-    def go_on(self, place: float, until: float | None = None) -> None:
+    def go_on(self, place: float) -> None:
         """Choose anew what is removed, as the schedule says for `place`.
 
         Args:
             place: where the training is, in the unit of the schedule.
-            until: a place shortly behind, up to which the ranking of now may serve;
-                None to rank anew at the next one in any case.
         """
         schedule = self._config.schedule
         sparsities = [schedule.sparsity(place, s) for s in self.plan.sparsities]
-        if until is not None and self._ranks_ahead:
-            self._remove_next(sparsities, until)
-        else:
-            self._ranked.clear()
-            self._write(self._chosen(place, sparsities))
+        self._write(self._chosen(place, sparsities))
         self.sparsity = self._weighed(sparsities)
 
     def enforce(self) -> None:
@@ -120,44 +113,6 @@ class Gradual:
         """Let the weights change freely again; a second call is a no-op."""
         while self._undo:
             self._undo.pop()()
-
-    @property
-    def _ranks_ahead(self) -> bool:
-        """Return whether entries go one by one, and none comes back."""
-        is_single = self._config.pattern == UNSTRUCTURED
-        return is_single and self._config.schedule.regrowth is None
-
-    def _remove_next(self, sparsities: Sequence[float], until: float) -> None:
-        """Remove a few more entries of each group, ranked once up to `until`.
-
-        They become zero in the step that follows.
-        """
-        due = {g: self._missing(g, sparsities[g[0]]) for g in self.plan.groups}
-        lacking = [g for g, n in due.items() if len(self._ranked.get(g, ())) < n]
-        if lacking:
-            matters = self._scores()
-            schedule = self._config.schedule
-            for group in lacking:
-                final = self.plan.sparsities[group[0]]
-                count = self._missing(group, schedule.sparsity(until, final))
-                some = [matters[index] for index in group]
-                masks = [self._current_masks[index] for index in group]
-                self._ranked[group] = Ranked(some, masks, max(count, due[group]))
-        changed: dict[int, np.ndarray] = {}
-        for group, count in due.items():
-            if count:
-                masks = [self._current_masks[index] for index in group]
-                self._ranked[group].take(count, masks)
-                changed |= dict(zip(group, masks, strict=True))
-        self._fetch()
-        self._masks.narrow(changed)
-
-    def _missing(self, group: tuple[int, ...], sparsity: float) -> int:
-        """Return how many entries of a group are still to be removed."""
-        masks = [self._current_masks[index] for index in group]
-        size = sum(mask.size for mask in masks)
-        there = sum(int(np.count_nonzero(mask)) for mask in masks)
-        return max(0, removed_count(size, sparsity) - (size - there))
 
     def _chosen(self, place: float, sparsities: Sequence[float]) -> list[np.ndarray]:
         schedule, matters = self._config.schedule, self._scores()

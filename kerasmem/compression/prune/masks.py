@@ -90,15 +90,6 @@ class Masks:
             if average is not None:
                 zero_out(average, mask)
 
-    def narrow(self, masks: dict[int, np.ndarray]) -> None:
-        """Have more entries become zero in the step that follows.
-
-        Args:
-            masks: those that changed, by the place of their variable.
-        """
-        for index, mask in masks.items():
-            self._links[index].mask.write(self._encoded(mask))
-
     def enforce(self) -> None:
         """Apply the masks once more, to weights that were set in another way."""
         for variable, mask in zip(self._variables, self.read(), strict=True):

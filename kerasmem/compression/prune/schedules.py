@@ -11,7 +11,7 @@ for model compression", 2017 (the cubic rise); Evci, Gale, Menick, Castro and El
 
 import abc
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
 from kerasmem.compression.fields import Config, Real, Whole, from_tagged, is_number
@@ -47,10 +47,15 @@ class Schedule(Config, abc.ABC):
 
     tag: ClassVar[str] = "schedule"
     regrowth: ClassVar[str | None] = None
+    rises: ClassVar[bool] = False
     """What may bring weights back: None, `"gradient"` or `"splicing"`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rises and self.end is None:
+            raise ConfigError(
+                f"A {self.name} schedule rises up to its end. Received: end=None."
+            )
         numbers = (self.begin, *(() if self.end is None else (self.end,)))
         most = 1 if self.unit == "share" else math.inf
         if not all(map(is_number, numbers)) or not (
@@ -155,10 +160,7 @@ class Polynomial(Schedule):
     initial: Annotated[float, _SPARSITY] = 0.0
     power: Annotated[float, Real(above=0)] = 3.0
     name: ClassVar[str] = "polynomial"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _needs_end(self)
+    rises: ClassVar[bool] = True
 
     def rise(self, progress: float, final: float) -> float:
         """Return the sparsity at `progress`."""
@@ -180,10 +182,7 @@ class Cosine(Schedule):
     _: KW_ONLY
     initial: Annotated[float, _SPARSITY] = 0.0
     name: ClassVar[str] = "cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _needs_end(self)
+    rises: ClassVar[bool] = True
 
     def rise(self, progress: float, final: float) -> float:
         """Return the sparsity at `progress`."""
@@ -206,10 +205,7 @@ class Iterative(Schedule):
     _: KW_ONLY
     rounds: Annotated[int, Whole(1)] = 5
     name: ClassVar[str] = "iterative"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _needs_end(self)
+    rises: ClassVar[bool] = True
 
     @property
     def spacing(self) -> float | None:
@@ -273,57 +269,13 @@ class Splicing(Polynomial):
     regrowth: ClassVar[str | None] = "splicing"
 
 
-def _needs_end(schedule: Schedule) -> None:
-    if schedule.end is None:
-        raise ConfigError(
-            f"A {schedule.name} schedule rises up to its end. Received: end=None."
-        )
-
-
 SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
     for schedule in (Constant, Polynomial, Cosine, Iterative, RigL, Splicing)
 }
 
 _TFMOT = "tensorflow_model_optimization."
-
-
-@dataclass(frozen=True)
-class Borrowed(Schedule):
-    """A schedule object of tfmot's shape: called with a step, it tells what to do.
-
-    Args:
-        schedule: called as `schedule(step) -> (should_prune, sparsity)`.
-    """
-
-    _: KW_ONLY
-    schedule: Any = field(default=None)
-    end: float | None = None
-    every: float | None = 1
-    unit: str = "step"
-    name: ClassVar[str] = "borrowed"
-
-    def latest(self, place: float) -> float | None:
-        """Return the step, if the schedule prunes in it; None otherwise."""
-        return place if bool(self.schedule(int(place))[0]) else None
-
-    def due(self, after: float | None, place: float) -> float | None:
-        """Return the last step behind `after`, up to here, in which it prunes."""
-        first = int(place) if after is None else int(after) + 1
-        steps = range(int(place), first - 1, -1)
-        return next((s for s in steps if self.latest(s) is not None), None)
-
-    def sparsity(self, place: float, final: float) -> float:  # noqa: ARG002
-        """Return the sparsity that the schedule tells for a step."""
-        return float(self.schedule(int(place))[1])
-
-    def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
-        """Return the final sparsity: where it lies the schedule alone knows."""
-        return final
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the schedule tells of itself."""
-        return {"schedule": self.name, **self.schedule.get_config()}
+_KINDS = ("ConstantSparsity", "PolynomialDecay")
 
 
 def as_schedule(schedule: Any) -> Schedule:
@@ -336,7 +288,8 @@ def as_schedule(schedule: Any) -> Schedule:
         return schedule
     if isinstance(schedule, dict):
         return schedule_from_json(schedule)
-    if callable(schedule) and hasattr(schedule, "get_config"):
+    kind = type(schedule)
+    if kind.__module__.startswith(_TFMOT) and kind.__name__ in _KINDS:
         return _from_tfmot(schedule)
     raise ConfigError(
         "A schedule is one of kerasmem.compression.prune, such as Polynomial(end=0.5), "
@@ -355,14 +308,10 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
         >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin
         0.25
     """
-    what = "A schedule (a borrowed one has to be handed in itself)"
-    return from_tagged(what, SCHEDULES, config, "schedule")
+    return from_tagged("A schedule", SCHEDULES, config, "schedule")
 
 
 def _from_tfmot(schedule: Any) -> Schedule:
-    kind = type(schedule)
-    if not kind.__module__.startswith(_TFMOT):
-        return Borrowed(schedule=schedule)
     arguments = schedule.get_config()["config"]
     places = {
         "begin": arguments["begin_step"],
@@ -370,7 +319,7 @@ def _from_tfmot(schedule: Any) -> Schedule:
         "every": arguments["frequency"],
         "unit": "step",
     }
-    if kind.__name__ == "ConstantSparsity":
+    if type(schedule).__name__ == "ConstantSparsity":
         return Constant(**places)
     initial, power = arguments["initial_sparsity"], arguments["power"]
     return Polynomial(**places, initial=initial, power=power)

@@ -225,15 +225,11 @@ def planned(
             _why_not(weight, config, codes.get(id(weight.variable)), exclude)
             or replace(
                 _place(weight, config, block_bytes, inputs),
-                scales=_scales_of(model, weight, scales),
+                scales=scales.get(name_of(model, weight)) if scales else None,
             ),
         )
         for weight in all_weights
     ]
-
-
-def _scales_of(model: Any, weight: Weight, scales: Scales) -> np.ndarray | None:
-    return scales.get(name_of(model, weight)) if scales else None
 
 
 def _why_not(

@@ -13,13 +13,10 @@ from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
 from kerasmem.compression.quantize.in_blocks import losses
 from kerasmem.compression.quantize.knapsack import best_options
 from kerasmem.compression.quantize.layer import Place
-from kerasmem.compression.quantize.on_data.rounding import round_on_data
 from kerasmem.compression.quantize.on_data.sensitivity import sensitivities
 from kerasmem.compression.working import Streams
 from kerasmem.errors import ModelError
 from kerasmem.files.data import check_data
-from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.units import format_bytes
@@ -51,8 +48,7 @@ def mixed_plan(
     outputs of the model go from those of the float one when a layer alone is rounded;
     and of what is best so, with and without the fewest bits, and of one scheme for all
     layers that is taken whose outputs, all layers rounded, are nearest. Without data
-    harm is the noise in the weights. Where weights are to be rounded on data, what is
-    best so and the best scheme for all layers are, to see which is nearer.
+    harm is the noise in the weights.
 
     Scales of groups are kept in 16 bits.
 
@@ -84,13 +80,7 @@ def mixed_plan(
         lost = _sums(harm, choices)
     else:
         lost = _lost(model, plans, rows, choices, data)
-    order = np.argsort(lost, kind="stable").tolist()
-    if data is None or not config.takes_samples:
-        return _plan_of(plans, rows, choices[order[0]])
-    alike = [n for n in order if len({*choices[n]}) == 1]
-    both = dict.fromkeys([order[0], *alike[:1]])
-    found = [_plan_of(plans, rows, choices[n]) for n in both]
-    return _nearest_on_data(model, config, found, data)
+    return _plan_of(plans, rows, choices[int(np.argmin(lost))])
 
 
 def _plan_of(
@@ -100,25 +90,6 @@ def _plan_of(
     for row, option in zip(rows, numbers, strict=True):
         options |= dict.fromkeys(row, option)
     return [plans[options.get(i, 0)][i] for i in range(len(plans[0]))]
-
-
-def _nearest_on_data(
-    model: Any, config: "Quantize", plans: Sequence[WeightPlan], data: Any
-) -> WeightPlan:
-    """Return the plan with which rounding on data leaves the outputs nearest."""
-
-    def changed(number: int) -> AbstractContextManager[None]:
-        copy = clone(model)
-        plan = zip(weights(copy), plans[number], strict=True)
-        own = [(weight, place) for weight, (_, place) in plan]
-        _, own = round_on_data((model, copy), config, own, data)
-        pairs = zip(plans[number], _as_stored(own), strict=True)
-        return _assigned((weight.variable, new) for (weight, _), (_, new) in pairs)
-
-    if len(plans) == 1:
-        return plans[0]
-    lost = _seen(sensitivities(model, [model] * len(plans), changed, data))
-    return plans[int(np.argmin(lost))]
 
 
 def _candidates(config: "Quantize") -> Iterator["Quantize"]:

@@ -58,10 +58,6 @@ class Task:
             most is None or trial.worst_drop <= most
         )
 
-    def meets(self, trial: SearchTrial) -> bool:
-        """Return whether a trial costs no more than the target allows."""
-        return bool(self.target.limits) and trial.over <= 1
-
     def rank(self, trial: SearchTrial) -> tuple[float, float, float]:
         """Return what the best trial has the least of.
 
@@ -69,7 +65,7 @@ class Task:
         of those that do their job, the smallest.
         """
         if self.keeps(trial):
-            if self.meets(trial):
+            if self.target.limits and trial.over <= 1:
                 return 0, trial.worst_drop, trial.over
             return 1, trial.over, trial.worst_drop
         return 2, trial.worst_drop, trial.over

@@ -153,31 +153,6 @@ def test_as_many_channels_go_as_it_takes(scope):
         assert 0.34 < count(small) / count(model) <= 0.4
 
 
-def test_the_optimizer_goes_on_with_the_moments_of_what_stays():
-    model = convolutional()
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    x = np.random.default_rng(0).normal(size=(16, 8, 8, 3)).astype("float32")
-    y = np.zeros((16, 4), "float32")
-    model.fit(x, y, epochs=1, verbose=0)
-    small, _ = apply_technique(km.PruneChannels(0.5), model)
-    assert int(small.optimizer.iterations) == int(model.optimizer.iterations) == 1
-    # After one step Adam's first moment is a tenth of the gradient, and a channel's
-    # entries are those of the original at the same place.
-    old = {v.name: to_numpy(v) for v in model.optimizer.variables}
-    new = {v.name: to_numpy(v) for v in small.optimizer.variables}
-    kernel = to_numpy(model.get_layer("first").kernel)
-    stay = [
-        next(i for i in range(8) if np.array_equal(kernel[..., i], one))
-        for one in np.moveaxis(to_numpy(small.get_layer("first").kernel), -1, 0)
-    ]
-    for slot in ("momentum", "velocity"):
-        name = f"first_kernel_{slot}"
-        np.testing.assert_array_equal(new[name], old[name][..., stay])
-    small.fit(x, y, epochs=1, verbose=0)
-    assert int(small.optimizer.iterations) == 2
-    assert small.evaluate(x, y, verbose=0, return_dict=True).keys() == {"loss", "mae"}
-
-
 @pytest.mark.one_backend
 def test_frozen_layers_stay_frozen():
     model = convolutional()

@@ -148,21 +148,6 @@ def test_codes_are_refused():
         apply_technique(km.PruneChannels(0.5), model)
 
 
-def test_the_optimizer_goes_on_where_it_was():
-    model = net()
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
-    model.fit(X, X[:, :2], verbose=0)
-    small, _ = apply_technique(km.PruneChannels(0.5), model)
-    slots = {v.path: to_numpy(v) for v in small.optimizer.variables}
-    old = {v.path: to_numpy(v) for v in model.optimizer.variables}
-    assert slots.keys() == old.keys()
-    (name,) = [name for name in slots if "block_0_out_kernel" in name]
-    weights = [m.get_layer("block_0").out.kernel for m in (model, small)]
-    kept, _ = kept_places(*map(to_numpy, weights))
-    np.testing.assert_array_equal(slots[name], old[name][kept])
-    assert np.abs(slots[name]).max() > 0
-
-
 def test_gradients_rank_units_too():
     model = net()
     model.compile("sgd", "mse")

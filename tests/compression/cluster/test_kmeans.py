@@ -12,9 +12,9 @@ from sklearn.cluster import KMeans
 from kerasmem.compression.cluster import STARTS, Cluster, apply
 from kerasmem.compression.cluster.apply import FewValues
 from kerasmem.compression.cluster.kmeans import (
-    Histogram,
     Line,
     centroids,
+    line_of_bins,
     nearest,
     tables_of,
 )
@@ -151,10 +151,9 @@ def test_a_histogram_of_many_values_loses_next_to_nothing(dtype, start, monkeypa
 
 def test_a_histogram_of_few_values_is_exact():
     values = RNG(4).choice(RNG(5).normal(size=9), 5000).astype("float32")
-    histogram = Histogram()
-    for piece in np.split(values, 5):
-        histogram.add(tables_of(piece))
-    found, expected = histogram.line(), Line.of(values)
+    tables = map(tables_of, np.split(values, 5))
+    found = line_of_bins(*map(sum, zip(*tables, strict=True)))
+    expected = Line.of(values)
     np.testing.assert_array_equal(found.values, expected.values)
     np.testing.assert_array_equal(found.counts, expected.counts)
 

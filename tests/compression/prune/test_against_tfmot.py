@@ -75,28 +75,6 @@ def test_block_masks_are_tfmots(name, tfmot):
     np.testing.assert_array_equal(mask, tfmot[f"block {name}"])
 
 
-class LazyChanges:
-    """A schedule of somebody's own, of tfmot's shape."""
-
-    def __call__(self, step):
-        return step % 3 == 0, 0.1 * min(step, 6)
-
-    def get_config(self):
-        return {"class_name": "LazyChanges", "config": {}}
-
-
-def test_a_schedule_of_tfmots_shape_is_taken_as_it_is():
-    schedule = Prune(0.6, schedule=LazyChanges()).schedule
-    assert [schedule.due(None, s) for s in (0, 1, 3)] == [0, None, 3]
-    assert schedule.due(0, 8) == 6  # several steps at once jump over none
-    assert schedule.sparsity(6, 0.6) == pytest.approx(0.6)
-    assert Prune(0.6, schedule=LazyChanges()).to_json()["schedule"] == {
-        "schedule": "borrowed",
-        "class_name": "LazyChanges",
-        "config": {},
-    }
-
-
 def stand_in(name, **config):
     """Return an object as tfmot's own would be, without importing it."""
     kind = type(name, (), {"__call__": lambda self, step: None})

@@ -13,14 +13,12 @@ from kerasmem.compression.prune.plan import erdos_renyi
 from kerasmem.compression.prune.scores import (
     Blocks,
     NOfM,
-    Ranked,
     Unstructured,
     exchange,
     keep_largest,
     parse_pattern,
     removed_count,
     scores,
-    smallest,
 )
 from kerasmem.errors import ConfigError
 
@@ -237,32 +235,6 @@ def test_an_exchange_changes_places_and_not_the_number(weights, fraction, sparsi
         assert np.abs(gradient[come]).min() >= refused
     if gone.any() and (mask & changed).any():
         assert np.abs(weights[gone]).max() <= np.abs(weights[mask & changed]).min()
-
-
-@law
-@given(
-    st.lists(WEIGHTS, min_size=1, max_size=3),
-    st.lists(st.integers(0, 40), max_size=6),
-)
-def test_ranked_once_entries_go_smallest_first_over_several_arrays(weights, counts):
-    matters = [np.abs(each) for each in weights]
-    kept = [each != 1 for each in weights]
-    there = sorted(np.concatenate([m[k] for m, k in zip(matters, kept, strict=True)]))
-    ranked = Ranked(matters, kept, len(there))
-    gone = 0
-    for count in counts:
-        ranked.take(count, kept)
-        gone = min(gone + count, len(there))
-        left = [m[k] for m, k in zip(matters, kept, strict=True)]
-        assert sorted(np.concatenate(left)) == there[gone:]
-        assert len(ranked) == len(there) - gone
-
-
-def test_a_guess_that_finds_too_few_is_no_harm():
-    # Every 64th entry, which the guess comes from, is tiny; the others are not.
-    scores_ = np.where(np.arange(6400) % 64 == 0, 0.0, np.arange(6400.0))
-    found = smallest(scores_, np.ones(6400, bool), 3000)
-    np.testing.assert_array_equal(np.sort(scores_)[:3000], scores_[found])
 
 
 def test_a_block_larger_than_a_weight_is_the_weight():

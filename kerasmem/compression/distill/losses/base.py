@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
-from kerasmem.compression.distill.schedules import Schedule, schedule_from_json
-from kerasmem.compression.fields import Config, Real
+from kerasmem.compression.distill.schedules import SCHEDULES, Schedule
+from kerasmem.compression.fields import Config, Real, from_tagged
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 
@@ -92,7 +92,8 @@ class DistillationLoss(Config, abc.ABC):
         for field in self.scheduled:
             value = getattr(self, field)
             if isinstance(value, dict):
-                self._set(field, schedule_from_json(value))
+                schedule = from_tagged("A schedule", SCHEDULES, value, "schedule")
+                self._set(field, schedule)
         super().__post_init__()
 
 

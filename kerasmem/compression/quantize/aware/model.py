@@ -8,7 +8,6 @@ Size Quantization", 2020.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +16,7 @@ import keras
 from kerasmem.backends import current
 from kerasmem.backends.variables import forget_float_weights
 from kerasmem.compression.account import matches
+from kerasmem.compression.fields import is_number
 from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
 from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.aware.places import (
@@ -271,9 +271,8 @@ def _check_choice(quantize: Any) -> None:
 def _check_options(
     quantize: Quantize, activations: Any, decay: Any, learned: Any, *, rounds: bool
 ) -> None:
-    is_number = isinstance(decay, Real) and not isinstance(decay, bool)
     _check(
-        is_number and 0 <= float(decay) < 1,
+        is_number(decay) and 0 <= decay < 1,
         "The decay of quantization_aware is a number, at least 0 and below 1.",
         decay=decay,
     )
@@ -282,11 +281,6 @@ def _check_options(
         "The activations of quantization_aware are rounded, True, or not, False; None "
         "for what the scheme says.",
         activations=activations,
-    )
-    _check(
-        learned in (True, False),
-        "The scales of quantization_aware are learned, True, or not, False.",
-        learned_scales=learned,
     )
     _check(
         quantize.scales == "max",

@@ -88,8 +88,10 @@ def is_product_of_matrices(layer: Any) -> bool:
         return False
     if entry.kernel == "einsum":
         return _axes(layer).is_product
+    # TensorFlow has no depthwise product with strides of several lengths everywhere.
+    is_even = len({*getattr(layer, "strides", (1,))}) == 1
     is_one = entry.kernel in ("dense", "convolution", "depthwise")
-    return is_one and entry.integer is not None
+    return is_one and is_even and entry.integer is not None
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,6 @@ def columns(layer: Any, x: Any) -> np.ndarray:
     if padding == "causal":
         before = layer.dilation_rate[0] * (window[0] - 1)
         x, padding = ops.pad(x, [(0, 0), (before, 0), (0, 0)]), "valid"
-    strides, steps = layer.strides, (1,) * len(window)
-    if len({*strides}) > 1:
-        # TensorFlow on a CPU without oneDNN has no depthwise product for these.
-        if padding == "same":
-            x, padding = _padded(layer, x), "valid"
-        strides, steps = steps, strides
     # One filter for each place in the window, which gives what stands there.
     count, channels = math.prod(window), x.shape[-1]
     places = np.eye(count, dtype="float32").reshape(*window, 1, count)
@@ -172,26 +168,15 @@ def columns(layer: Any, x: Any) -> np.ndarray:
         ops.depthwise_conv(
             x,
             ops.convert_to_tensor(np.repeat(places, channels, axis=-2)),
-            strides,
+            layer.strides,
             padding,
             "channels_last",
             layer.dilation_rate,
         )
-    )[(slice(None), *(slice(None, None, step) for step in steps))]
+    )
     groups = _groups(layer)
     found = found.reshape(-1, groups, channels // groups, count)
     return found.transpose(1, 0, 3, 2).reshape(groups, -1, count * (channels // groups))
-
-
-def _padded(layer: Any, x: Any) -> Any:
-    """Return the input with the zeros of `padding="same"`."""
-    widths = [(0, 0)]
-    windows = zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
-    for length, (size, stride, dilation) in zip(x.shape[1:-1], windows, strict=True):
-        covered = (math.ceil(length / stride) - 1) * stride + (size - 1) * dilation + 1
-        before = max(covered - length, 0) // 2
-        widths.append((before, max(covered - length, 0) - before))
-    return keras.ops.pad(x, [*widths, (0, 0)])
 
 
 def _einsum_columns(layer: Any, x: np.ndarray) -> np.ndarray:

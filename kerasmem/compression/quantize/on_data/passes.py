@@ -73,7 +73,6 @@ class Passes:
         self._copy = Pass(models[1], data, size)
         self._is_one = models[0] is models[1]
         self._exact = self._copy if self._is_one else Pass(models[0], data, size)
-        self._are_alike = True
 
     def turns(self, see: See) -> Iterator[tuple[int, ...]]:
         """Yield the numbers of layers once all that they are given was seen.
@@ -87,11 +86,9 @@ class Passes:
         for part in self._plan():
             self._run(part, see)
             yield part.layers
-            self._are_alike = self._is_one
             if part.is_held:
                 with current().inference():
-                    self._copy.hold(map(self._copy.to(part.end), self._copy.batches()))
-                self._copy.begin = part.end + 1
+                    self._copy.go_on(part.end + 1)
 
     def _plan(self) -> list[_Part]:
         """Return all layers that are called, in the order of their last calls."""
@@ -136,8 +133,8 @@ class Passes:
 
     def _run(self, part: _Part, see: See) -> None:
         """Show what the layers of a part are given; the model goes on behind them."""
-        exact, copy, alike = self._exact, self._copy, self._are_alike
-        is_held = part.is_held and not self._is_one  # of one model behind the change
+        exact, copy, is_one = self._exact, self._copy, self._is_one
+        is_held = part.is_held and not is_one  # of one model behind the change
         pairs = [self._layers[n] for n in part.layers]
         numbers = {id(x): n for n in part.layers for x in self._layers[n]}
         waiting = {n: deque[Any]() for n in part.layers}
@@ -145,7 +142,7 @@ class Passes:
 
         def of_exact(call: LayerCall) -> None:
             number = numbers[id(call.layer)]
-            if alike:
+            if is_one:
                 see(number, call.x, call.x)
             else:
                 waiting[number].append(call.x)
@@ -157,18 +154,16 @@ class Passes:
             ends[1].count()
 
         def shown() -> Iterator[Values]:
-            others = exact.batches() if alike else copy.batches()
-            for before, after in zip(exact.batches(), others, strict=True):
+            for before, after in zip(exact.batches(), copy.batches(), strict=True):
                 with observing([layer for layer, _ in pairs], inputs=of_exact):
                     yield ends[0].run(exact.to(part.end), before)
-                if not alike:
+                if not is_one:
                     with observing([layer for _, layer in pairs], inputs=of_copy):
                         ends[1].run(copy.to(part.end), after)
 
         with current().inference():
             if is_held:
-                exact.hold(shown())
-                exact.begin = part.end + 1
+                exact.hold(shown(), part.end + 1)
             else:
                 deque(shown(), maxlen=0)
 
@@ -232,9 +227,14 @@ class Pass:
         tensors = map(keras.ops.convert_to_tensor, arrays)
         return dict(zip(calls.inputs, tensors, strict=True))
 
-    def hold(self, values: Iterator[Values]) -> None:
-        """Hold values in the place of what was held."""
+    def hold(self, values: Iterator[Values], begin: int) -> None:
+        """Hold values of before a call in the place of what was held."""
         self._held = list(values)
+        self.begin = begin
+
+    def go_on(self, begin: int) -> None:
+        """Hold what the model gives before a call."""
+        self.hold(map(self.to(begin - 1), self.batches()), begin)
 
     def to(self, end: int) -> Callable[[Values], Values]:
         """Return what runs a batch from where values are held to behind a call."""

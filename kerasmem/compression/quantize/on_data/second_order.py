@@ -53,7 +53,9 @@ def _codes(
         _DAMPING * diagonal.mean() + np.where(diagonal > 0, 0.0, 1.0)
     )
     order = np.argsort(-diagonal, kind="stable")
-    upper = _root_of_inverse(damped[np.ix_(order, order)])
+    # From the last row up Cholesky gives an upper root, whose inverse is the one.
+    ordered = damped[np.ix_(order[::-1], order[::-1])]
+    upper = _inverse(np.linalg.cholesky(ordered)[::-1, ::-1])
     left, steps = weights[order], steps[order]
     zeros = left == 0
     codes = np.empty_like(left)
@@ -68,12 +70,6 @@ def _codes(
             lost[row - start] = error
         left[end:] -= upper[start:end, end:].T @ lost
     return codes[np.argsort(order)]
-
-
-def _root_of_inverse(matrix: np.ndarray) -> np.ndarray:
-    """Return upper triangular `u` with `u.T @ u` the inverse of a positive matrix."""
-    # From the last row up Cholesky gives an upper root, whose inverse is the one.
-    return _inverse(np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1])
 
 
 def _inverse(upper: np.ndarray) -> np.ndarray:

@@ -69,17 +69,11 @@ def sensitivities(
         parts = [_part(weight, n * size, y) for n, y in enumerate(exact)]
         for done, number in enumerate(np.argsort(order, kind="stable").tolist()):
             if order[number] > run.begin:
-                _go_on(run, order[number])
+                run.go_on(order[number])
             with changed(number):
                 found[number] = _mean(run, exact, measures, parts)
             stage("sensitivity", done + 1, len(layers))
     return found
-
-
-def _go_on(run: Pass, begin: int) -> None:
-    """Hold what the model gives before a call."""
-    run.hold(map(run.to(begin - 1), run.batches()))
-    run.begin = begin
 
 
 def _mean(run: Pass, exact: list[Any], measures: list[Any], parts: list[Any]) -> float:
