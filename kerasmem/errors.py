@@ -23,6 +23,7 @@ KerasMemWarning (UserWarning)
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 __all__ = [
@@ -59,12 +60,10 @@ def shortened(message: str) -> str:
         >>> len(shortened(f"There is no file {'a' * 5000}."))
         217
     """
-    message = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", _cut_word, message)
+    message = re.sub(
+        rf"\S{{{_LONGEST_WORD + 1},}}", lambda m: _cut(m[0], _LONGEST_WORD), message
+    )
     return _cut(message, _LONGEST_MESSAGE)
-
-
-def _cut_word(match: re.Match[str]) -> str:
-    return _cut(match[0], _LONGEST_WORD)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -276,14 +275,12 @@ def first_line(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     count = 2 if lines and lines[0].startswith(IN_CALL) else 1
-    while lines[count:] and _goes_on(lines[count - 1], lines[count]):
+    for line, after in pairwise(lines[count - 1 :]):
+        is_cut = after[0].islower() and not line.endswith((".", ":"))
+        if not is_cut and not line.endswith("encountered:"):
+            break
         count += 1
     return " ".join(lines[:count])
-
-
-def _goes_on(line: str, after: str) -> bool:
-    is_cut = after[0].islower() and not line.endswith((".", ":"))
-    return is_cut or line.endswith("encountered:")
 
 
 def as_received(value: object) -> str:

@@ -24,8 +24,8 @@ optional.register(
     {
         "Adam8bit": "kerasmem.extras.optimizers:Adam8bit",
         "RayExecutor": "kerasmem.extras.ray:RayExecutor",
-        "comparison_plot": "kerasmem.report.stills:comparison_plot",
-        "estimate_plot": "kerasmem.report.stills:estimate_plot",
+        "comparison_plot": "kerasmem.report.plots:comparison_plot",
+        "estimate_plot": "kerasmem.report.plots:estimate_plot",
         "estimate_by_plan": "kerasmem.extras.plans:estimate",
         "export": "kerasmem.exporting:export",
         "load_legacy": "kerasmem.extras.legacy:load_legacy",

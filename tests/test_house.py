@@ -47,7 +47,7 @@ FOREIGN = {
     "compression/prune/schedules.py": {"given", "schedule"},  # tfmot's
     "files/data/check.py": {"labels", "array"},
     "files/data/forms.py": {"value"},
-    "files/data/mapped.py": {"mapping"},
+    "files/data/source.py": {"mapping"},
     "graph/channels/families/elementwise.py": {"x"},  # an argument of an operation
     "graph/from_config.py": {"layer"},  # a user's layer
     "graph/clone.py": {"type(layer)", "value"},  # a user's layer

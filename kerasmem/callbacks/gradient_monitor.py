@@ -18,11 +18,10 @@ from kerasmem.callbacks.validation_gap import ValidationGap
 from kerasmem.errors import ConfigError
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import Finding, GradientRecord, Run
-from kerasmem.report.plot import Plot
+from kerasmem.report.plots import Plot, panels_plot
 from kerasmem.report.run import notebook_html
 from kerasmem.report.run.gradients import norm_panel
 from kerasmem.report.run.page import loss_panel
-from kerasmem.report.stills import panels_plot
 
 
 class GradientMonitor(AttachedCallback):

@@ -20,10 +20,9 @@ from kerasmem.memory.peaks import MemoryReader, Phase
 from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
 from kerasmem.processes.host import host_peak
 from kerasmem.records import Finding, MemoryRecord, Run
-from kerasmem.report.plot import Plot
+from kerasmem.report.plots import Plot, panels_plot
 from kerasmem.report.run import notebook_html
 from kerasmem.report.run.memory import memory_panels
-from kerasmem.report.stills import panels_plot
 
 
 class MemoryMonitor(keras.callbacks.Callback):

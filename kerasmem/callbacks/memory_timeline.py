@@ -16,9 +16,8 @@ from kerasmem.files.run_dir import run_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
-from kerasmem.report.plot import Plot
+from kerasmem.report.plots import Plot, timeline_plot
 from kerasmem.report.run import notebook_html, write_run_page
-from kerasmem.report.stills import timeline_plot
 
 
 class MemoryTimeline(keras.callbacks.Callback):

@@ -102,11 +102,7 @@ def command(
     name: str, summary: str, *options: Option, starts_keras: bool = True
 ) -> Callable[[Callable[[Namespace], Outcome]], Command]:
     """Return a decorator that makes a command of the function which runs it."""
-
-    def decorate(run: Callable[[Namespace], Outcome]) -> Command:
-        return Command(name, summary, options, run, starts_keras)
-
-    return decorate
+    return lambda run: Command(name, summary, options, run, starts_keras)
 
 
 class Parser(argparse.ArgumentParser):

@@ -183,10 +183,13 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
     """Return the result, by way of the file alone where no model is handed in."""
     from kerasmem.compression.compress import compress as compress_model
     from kerasmem.compression.opening import Loaded
+    from kerasmem.files.preset import is_preset
     from kerasmem.report.progress import FitProgress
 
     model, train, test = loaded
     by_file = model is None
+    # None of a preset, whose layers may want weights in memory.
+    low_memory = True if options.low_memory or not is_preset(options.model) else None
     with FitProgress("fine-tuning", progress_console()) as progress:
         return compress_model(
             options.model if by_file else Loaded(model, options.model),
@@ -207,7 +210,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
             output=options.output if by_file else None,
-            low_memory=_low_memory(options) if by_file else False,
+            low_memory=low_memory if by_file else False,
         )
 
 
@@ -226,13 +229,6 @@ def _file_job(options: Namespace, job: Job) -> Any:
     low_memory = options.low_memory or None
     given = (low_memory, options.model, options.output, steps, asks)
     return job_by_file(*given)
-
-
-def _low_memory(options: Namespace) -> bool | None:
-    """Return True, or None of a preset, whose layers may want weights in memory."""
-    from kerasmem.files.preset import is_preset
-
-    return True if options.low_memory or not is_preset(options.model) else None
 
 
 def _check(options: Namespace, job: Job) -> None:

@@ -59,6 +59,8 @@ from kerasmem.records.regular import check_output
 )
 def distill(options: Namespace) -> Outcome:
     """Train the student, write it, and return it beside its teacher."""
+    import keras
+
     from kerasmem.compression.distill import distill as train_student
     from kerasmem.files import save_model
     from kerasmem.report.progress import FitProgress
@@ -66,9 +68,13 @@ def distill(options: Namespace) -> Outcome:
     check_output(options.output, ".keras")
     if options.report:
         check_output(options.report, ".html")
-    _check_one_student(options)
+    if (options.student is None) == (options.student_ratio is None):
+        raise ConfigError(
+            "The student is either a file or made of the teacher. Received: "
+            f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
+        )
     teacher, student, train, test = _load(options)
-    curves = _Curves()
+    curves = keras.callbacks.History()
     with FitProgress("distilling", progress_console()) as progress:
         trained = train_student(
             teacher,
@@ -78,40 +84,27 @@ def distill(options: Namespace) -> Outcome:
             batch_size=options.batch_size,
             temperature=options.temperature,
             cache=options.cache,
-            callbacks=[progress, curves.callback()],
+            callbacks=[progress, curves],
             verbose=0,
             seed=options.seed,
         )
     save_model(trained, options.output)
     models = {"teacher": teacher, "student": trained}
-    return _outcome(options, models, test, curves.values)
-
-
-class _Curves:
-    """What a training tells after every epoch, by name."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-
-    def callback(self) -> Any:
-        """Return the callback that fills `values`."""
-        import keras
-
-        return keras.callbacks.LambdaCallback(on_epoch_end=self._add)
-
-    def _add(self, _: int, logs: Mapping[str, float] | None) -> None:
-        for name, value in (logs or {}).items():
-            self.values.setdefault(name, []).append(float(value))
+    return _outcome(options, models, test, curves.history)
 
 
 def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     """Return teacher, student, training data and data to judge by, checked."""
     from kerasmem.cli.judging import check_judging, compile_for, split_to_judge
+    from kerasmem.compression.student import make_student
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
 
     teacher = load_model(options.teacher)
-    student = _student(options, teacher)
+    if options.student is not None:
+        student = load_model(options.student)
+    else:
+        student = make_student(teacher, options.student_ratio)
     loaded = load_data(options.data)
     train, test = loaded.train, loaded.test
     for model in (teacher, student):
@@ -122,23 +115,6 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     for model in (teacher, student):
         check_judging(model, test, options.batch_size)
     return teacher, student, train, test
-
-
-def _check_one_student(options: Namespace) -> None:
-    if (options.student is None) == (options.student_ratio is None):
-        raise ConfigError(
-            "The student is either a file or made of the teacher. Received: "
-            f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
-        )
-
-
-def _student(options: Namespace, teacher: Any) -> Any:
-    from kerasmem.compression.student import make_student
-    from kerasmem.files import load_model
-
-    if options.student is not None:
-        return load_model(options.student)
-    return make_student(teacher, options.student_ratio)
 
 
 def _outcome(

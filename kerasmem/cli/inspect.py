@@ -1,7 +1,6 @@
 """`kerasmem inspect`: where a model's bytes are."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +37,11 @@ def inspect(options: Namespace) -> Outcome:
     from kerasmem.report.memory import contents_table, layer_table
 
     found, peak = _layers(options)
-    layers = _sorted(found, options.sort)
+    largest = {
+        "weights": lambda layer: -layer.weight_bytes,
+        "outputs": lambda layer: -(layer.output_bytes or 0),
+    }
+    layers = sorted(found, key=largest.get(options.sort, lambda _: 0))
     state = optimizer_state(options.model)
     contents = inspect_file(options.model)
     outputs = [layer.output_bytes for layer in layers]
@@ -77,14 +80,6 @@ def _layers(options: Namespace) -> tuple[list[Any], int | None]:
             )
         layers = layer_activations(model, options.batch_size)
         return layers, peak_activation_bytes(model, options.batch_size)
-
-
-def _sorted(layers: Sequence[Any], order: str) -> list[Any]:
-    if order == "weights":
-        return sorted(layers, key=lambda layer: -layer.weight_bytes)
-    if order == "outputs":
-        return sorted(layers, key=lambda layer: -(layer.output_bytes or 0))
-    return list(layers)
 
 
 def _summary(data: dict[str, Any], *, is_fresh: bool) -> str:

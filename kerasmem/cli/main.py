@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 from kerasmem.cli.command import Outcome, Parser, option
 from kerasmem.cli.compare import compare, evaluate
@@ -76,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with redirect_stdout(sys.stderr), warnings.catch_warnings():
             _say_warnings_in_one_line()
             outcome = _run(options)
-        _show(outcome, options, stdout)
+        if options.json:
+            print(outcome.to_json(), file=stdout)
+        else:
+            outcome.print_tables(stdout)
+        stdout.flush()
     except KeyboardInterrupt:
         return _fail("Interrupted. Nothing was left half-written.")
     except (AccuracyDropError, TargetError) as error:
@@ -148,14 +152,6 @@ def _temporary_folder() -> Iterator[None]:
             os.environ.pop("TMPDIR")
             if before[1] is not None:
                 os.environ["TMPDIR"] = before[1]
-
-
-def _show(outcome: Outcome, options: Namespace, stdout: TextIO) -> None:
-    if options.json:
-        print(outcome.to_json(), file=stdout)
-    else:
-        outcome.print_tables(stdout)
-    stdout.flush()
 
 
 def _fail(message: str, code: int = _WRONG_INPUT) -> int:

@@ -10,7 +10,6 @@ import sys
 import warnings
 import zipfile
 from argparse import Namespace
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -83,7 +82,7 @@ def run(options: Namespace) -> Outcome:
     earlier = _post_mortems(log_dir)
     child = subprocess.Popen(
         command,
-        env=_environment(os.environ, counting=options.timeline),
+        env={**(_COUNTING_ALLOCATOR if options.timeline else {}), **os.environ},
         # With --json stdout is for the result alone.
         stdout=sys.stderr.fileno() if options.json else None,
     )
@@ -91,7 +90,8 @@ def run(options: Namespace) -> Outcome:
     code = returned if returned >= 0 else 128 - returned
     for found in _post_mortems(log_dir):
         if found not in earlier:
-            say(_sentence(found))
+            causes = (cause_sentence(found.cause), fitting_sentence(found))
+            say(f"Out of memory, {moment_words(found)}: {' '.join(causes).strip()}")
     recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
     if not recorded:
         say(
@@ -136,11 +136,6 @@ def _post_mortems(log_dir: Path) -> list[PostMortem]:
     return found
 
 
-def _sentence(post_mortem: PostMortem) -> str:
-    sentences = (cause_sentence(post_mortem.cause), fitting_sentence(post_mortem))
-    return f"Out of memory, {moment_words(post_mortem)}: {' '.join(sentences).strip()}"
-
-
 def _wait_for(child: "subprocess.Popen[bytes]") -> int:
     """Return the exit code of the script, which decides itself when it ends."""
     # The terminal sends Ctrl-C to the script too, and it may want to save something.
@@ -156,11 +151,6 @@ def _wait_for(child: "subprocess.Popen[bytes]") -> int:
     finally:
         for number, do in before.items():
             signal.signal(number, signal.SIG_DFL if do is None else do)
-
-
-def _environment(inherited: Mapping[str, str], *, counting: bool) -> dict[str, str]:
-    """Return the environment of the script; what the user has set stays."""
-    return (_COUNTING_ALLOCATOR if counting else {}) | dict(inherited)
 
 
 @command(

@@ -64,23 +64,14 @@ class Workshop:
         self.seconds[title] = round(time.perf_counter() - start, 1)
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A trained model and what its monitors recorded."""
-
-    model: Any
-    memory: MemoryMonitor
-    gradients: GradientMonitor
-
-
-def train(shop: Workshop) -> Watched:
+def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
     """Train the network under both monitors; write `original.keras`, `epochs.csv`."""
     recipe, images = shop.recipe, shop.images
     model = residual_network(
         images.shape, images.classes, recipe.widths, recipe.dropout
     )
     compile_classifier(model, recipe.learning_rate)
-    watched = Watched(model, MemoryMonitor(), GradientMonitor())
+    memory, gradients = MemoryMonitor(), GradientMonitor()
     with shop.stage("training") as progress:
         model.fit(
             *images.train,
@@ -89,15 +80,15 @@ def train(shop: Workshop) -> Watched:
             validation_data=images.test,
             callbacks=[
                 falling_rate(recipe.learning_rate, recipe.epochs),
-                watched.memory,
-                watched.gradients,
+                memory,
+                gradients,
                 keras.callbacks.CSVLogger(shop.out / "epochs.csv"),
                 progress,
             ],
             verbose=0,
         )
     save_stored(model, shop.out / "original.keras")
-    return watched
+    return model, memory, gradients
 
 
 def shrink(shop: Workshop) -> CompressionResult:
@@ -220,16 +211,16 @@ def run_demo(
     )
     shop.out.mkdir(parents=True, exist_ok=True)
     with seeded(shop.recipe.seed):
-        watched = train(shop)
+        model, memory, gradients = train(shop)
         compressed = shrink(shop)
-        student = teach(shop, watched.model)
-    measured = compare(shop, watched.model, compressed, student)
+        student = teach(shop, model)
+    measured = compare(shop, model, compressed, student)
     page = Page(
         title="kerasmem demo",
         models=measured,
         changes=compressed.changes,
-        memory=tuple(watched.memory.records),
-        gradients=tuple(watched.gradients.records),
+        memory=tuple(memory.records),
+        gradients=tuple(gradients.records),
         origin={"data": shop.images.name, "seed": shop.recipe.seed},
     )
     write_page(shop.out / _PAGE, page)

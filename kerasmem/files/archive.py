@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Literal
 
@@ -137,37 +136,6 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     Raises:
         ModelFileError: if the weights are damaged.
     """
-    with placed_weights(path) as found:
-        yield None if found is None else found.weights
-
-
-@dataclass(frozen=True)
-class PlacedWeights:
-    """An HDF5 file that is a part of another one.
-
-    Args:
-        weights: it.
-        file: descriptor of the other.
-        start: the byte where it begins there.
-    """
-
-    weights: h5py.File
-    file: int
-    start: int
-
-    def read(self, place: int, size: int) -> bytes:
-        """Return bytes of the part; any thread may, which HDF5 does not allow.
-
-        Args:
-            place: where they begin in it.
-            size: number of bytes, fewer at its end.
-        """
-        return read_at(self.file, size, self.start + place)
-
-
-@contextmanager
-def placed_weights(path: Path) -> Iterator[PlacedWeights | None]:
-    """Give what `opened_weights` does, and where the bytes of it are."""
     with ExitStack() as scope:
         archive = scope.enter_context(zipfile.ZipFile(path))
         if WEIGHTS not in archive.namelist():
@@ -177,15 +145,12 @@ def placed_weights(path: Path) -> Iterator[PlacedWeights | None]:
         if member.compress_type == zipfile.ZIP_STORED:
             file = scope.enter_context(path.open("rb"))
             start = data_start(file, member)
-            content = Window(file, start, member.file_size)
         else:
             file, start = scope.enter_context(_room(path.parent)), 0
             with archive.open(member) as reader:
                 _unpack(reader, file, member.file_size)
-            file.flush()
-            content = Window(file, start, member.file_size)
-        weights = scope.enter_context(h5py.File(content, "r"))
-        yield PlacedWeights(weights, file.fileno(), start)
+        content = Window(file, start, member.file_size)
+        yield scope.enter_context(h5py.File(content, "r"))
 
 
 def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:

@@ -6,7 +6,7 @@ each other, so that an array can come, or go, a block at a time. Any HDF5 reads 
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,8 @@ import numpy as np
 from h5py import h5f, h5g, h5p
 
 from kerasmem.errors import OutputError
-from kerasmem.files.deflating import better_shuffled, crc32, deflated, inflated
+from kerasmem.files.deflating import better_shuffled, crc32, deflated
 from kerasmem.files.entries import Threads
-from kerasmem.stages import Progress
 
 _PIECE_BYTES = 1 << 20
 _BLOCK_BYTES = 4 * _PIECE_BYTES
@@ -122,11 +121,8 @@ def write_array(
     )
     note_type(made, dtype)
     # Keras would take so large an array without a piece for a trap.
-    pack = (
-        _packed
-        if math.prod(shape) * width > MOST_UNSTORED_BYTES
-        else _packed_unless_zero
-    )
+    keeps_zeros = math.prod(shape) * width > MOST_UNSTORED_BYTES
+    pack = partial(_packed, keeps_zeros=keeps_zeros)
     unfiltered = 0b11 if shuffle else 0b1
     for number, (place, _) in enumerate(places):
         piece = first if number == 0 else next(pieces)
@@ -157,12 +153,12 @@ def _write(
     sums.append(crc)
 
 
-def _packed_unless_zero(piece: np.ndarray, width: int, size: int) -> _Packed | None:
-    """Return what `_packed` does, None for zeros, of which nothing is written."""
-    return _packed(piece, width, size) if piece.any() else None
-
-
-def _packed(piece: np.ndarray, width: int, size: int) -> _Packed:
+def _packed(
+    piece: np.ndarray, width: int, size: int, *, keeps_zeros: bool
+) -> _Packed | None:
+    """Return a piece deflated; None for zeros, of which nothing is written."""
+    if not keeps_zeros and not piece.any():
+        return None
     crc = checksum(piece)
     if piece.size < size:  # at an end of the array, HDF5's chunk reaches over it
         piece = np.concatenate([piece, np.zeros(size - piece.size, np.uint8)])
@@ -172,59 +168,18 @@ def _packed(piece: np.ndarray, width: int, size: int) -> _Packed:
     return stream, False, crc
 
 
-def check_array(
-    threads: Threads,
-    source: tuple[Callable[[int, int], bytes], h5py.Dataset],
-    name: str,
-    written: WrittenArray,
-    progress: Progress,
-) -> None:
-    """Read the chunks that `write_array` wrote, and compare their checksums.
-
-    Args:
-        threads: that read and inflate them.
-        source: what returns bytes of the file, given a place and their number; and
-            where in it the chunks are.
-        name: of the array, for the error.
-        written: what it should be.
-        progress: is told of the bytes of each chunk.
-
-    Raises:
-        OutputError: if it differs, here or when the scope of the threads ends.
-    """
-    (read, dataset), width = source, written.dtype.itemsize
-    how = width if dataset.shuffle else 1
-    size = math.prod(dataset.chunks) * width
-    places = _places(written.shape, dataset.chunks)
-    for (place, entries), crc in zip(places, written.sums, strict=True):
-        found = dataset.id.get_chunk_info_by_coord(place)
-        if crc is None:
-            raise_unless(
-                name, found.byte_offset is None, shown=(progress, entries * width)
-            )
-            continue
-        threads.run(
-            _has_sum,
-            partial(read, found.byte_offset, found.size),
-            0 if found.filter_mask else how,
-            size,
-            entries * width,
-            crc,
-            then=partial(raise_unless, name, shown=(progress, entries * width)),
-        )
-
-
-def check_by_filters(dataset: h5py.Dataset, name: str, written: WrittenArray) -> None:
-    """Read an array as any reader does, by HDF5's own filters; see `check_array`."""
-    content, begin = bytes_of(dataset[()]), 0
-    for (_, entries), crc in zip(
-        _places(written.shape, dataset.chunks), written.sums, strict=True
-    ):
-        end = begin + entries * written.dtype.itemsize
-        piece, begin = content[begin:end], end
-        raise_unless(
-            name, checksum(piece) == crc if crc is not None else not piece.any()
-        )
+def is_as_written(dataset: h5py.Dataset, written: WrittenArray) -> bool:
+    """Return whether an array in a file is what was written, as any reader reads it."""
+    if dataset.chunks is None:
+        crc = 0
+        for block in blocks_of(dataset):
+            crc = checksum(block, crc)
+        return [crc] == written.sums
+    for place, crc in zip(dataset.iter_chunks(), written.sums, strict=True):
+        piece = dataset[place]
+        if piece.any() if crc is None else checksum(piece) != crc:
+            return False
+    return True
 
 
 def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
@@ -236,21 +191,6 @@ def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
     step = max(_BLOCK_BYTES // max(row, 1), 1)
     for start in range(0, dataset.shape[0], step):
         yield dataset[start : start + step]
-
-
-def _has_sum(
-    read: Callable[[], bytes], width: int, size: int, used: int, crc: int
-) -> bool:
-    """Return whether a chunk's entries, of which the first bytes count, have a sum."""
-    content = read()
-    if not width:
-        found = np.frombuffer(content, np.uint8)
-    else:
-        try:
-            found = inflated(content, width, size)
-        except ValueError:
-            return False
-    return found.size == size and checksum(found[:used]) == crc
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -362,23 +302,9 @@ def note_type(dataset: h5py.Dataset, dtype: np.dtype) -> None:
         dataset.attrs["dtype"] = "bfloat16"
 
 
-def raise_unless(
-    name: str,
-    same: bool,  # noqa: FBT001
-    shown: tuple[Progress, int] | None = None,
-) -> None:
-    """Raise `OutputError` if a weight was not read back as it was written.
-
-    Args:
-        name: of the weight.
-        same: whether it was.
-        shown: what is told of the number of bytes that were read back.
-    """
-    if not same:
-        raise OutputError(f"the weight {name!r} was not read back as it was written")
-    if shown is not None:
-        progress, nbytes = shown
-        progress.add(nbytes)
+def not_read_back(name: str) -> OutputError:
+    """Return the error of a weight that is not in the file as it was written."""
+    return OutputError(f"the weight {name!r} was not read back as it was written")
 
 
 def other_length(name: str) -> OutputError:

@@ -26,7 +26,9 @@ from kerasmem.files.preset import is_preset, weight_files
 from kerasmem.records import FileContents, StoredTensor
 from kerasmem.units import KIB
 
-_PIECE = 1 << 12
+_PIECE = 16
+"""Bytes of a deflated stream to which the share of a weight in it is exact."""
+
 _OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h5 file
 
 
@@ -44,41 +46,17 @@ def deflated_places(
     Returns:
         The number of deflated bytes by each mark, from 0 to `size`.
     """
-    return _Walk(marks, size).through(file, start)
-
-
-class _Walk:
-    def __init__(self, marks: Sequence[int], size: int) -> None:
-        self._ahead = sorted(set(marks), reverse=True)
-        self._size, self._read, self._inflated = size, 0, 0
-        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        self._places: dict[int, int] = {}
-
-    def through(self, file: BinaryIO, start: int) -> dict[int, int]:
-        self._reached(0)
-        file.seek(start)
-        while self._ahead and self._read < self._size:
-            self._take(file.read(min(_PIECE, self._size - self._read)))
-        # What is left lies behind the end.
-        return self._places | dict.fromkeys(self._ahead, self._size)
-
-    def _take(self, piece: bytes) -> None:
-        """Inflate a piece; in halves, as long as it holds a mark."""
-        before = self._inflate.copy()
-        inflated = self._inflated + len(self._inflate.decompress(piece))
-        if len(piece) > 1 and self._ahead and self._ahead[-1] <= inflated:
-            self._inflate = before
-            middle = len(piece) // 2
-            self._take(piece[:middle])
-            self._take(piece[middle:])
-            return
-        self._inflated = inflated
-        self._read += len(piece)
-        self._reached(self._read)
-
-    def _reached(self, place: int) -> None:
-        while self._ahead and self._ahead[-1] <= self._inflated:
-            self._places[self._ahead.pop()] = place
+    ahead, places = sorted(set(marks), reverse=True), dict[int, int]()
+    inflate, inflated, read = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
+    file.seek(start)
+    while ahead and read < size:
+        while ahead and ahead[-1] <= inflated:
+            places[ahead.pop()] = read
+        piece = file.read(min(_PIECE, size - read))
+        inflated += len(inflate.decompress(piece))
+        read += len(piece)
+    # What is left lies behind the end.
+    return places | dict.fromkeys(ahead, size)
 
 
 _STRUCTURE = "structure of the weights"

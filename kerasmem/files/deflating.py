@@ -1,27 +1,19 @@
-"""The pieces of an array as HDF5's own filters store them, made and read much faster.
+"""The pieces of an array as HDF5's own filters store them, made much faster.
 
 HDF5 shuffles the bytes of a piece, first bytes of all entries first, and deflates them.
-Here libdeflate does it, zlib where that is missing. Of float weights the low bytes of
-the mantissa are as good as random: these are stored in the stream as they are, which
-takes no time to write and none to read.
+Here libdeflate does it. Of float weights the low bytes of the mantissa are as good as
+random: these are stored in the stream as they are, which takes no time to write and
+none to read.
 """
 
 import zlib
 from collections.abc import Callable
 
+import deflate
 import numpy as np
 
-try:
-    import deflate
-except ImportError:  # no wheel for this machine: slower, and read all the same
-    deflate = None
-
-_DAMAGED = (zlib.error, deflate.DeflateError if deflate else zlib.error)
-
-crc32, adler32 = (
-    (deflate.crc32, deflate.adler32) if deflate else (zlib.crc32, zlib.adler32)
-)
-"""As zlib's functions of these names, sixteen times as fast."""
+crc32 = deflate.crc32
+"""As that of zlib, sixteen times as fast."""
 
 _SAMPLE_BYTES = 1 << 12
 _WORTH_IT = 0.98
@@ -80,7 +72,7 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
         blocks.append(_END)
     else:  # what repeats may do so in all planes
         blocks = [_stored(planes[: coded[0]]), _deflated(planes[coded[0] :])]
-    adler = adler32(planes.reshape(-1).data).to_bytes(4, "big")
+    adler = deflate.adler32(planes.reshape(-1).data).to_bytes(4, "big")
     stream = b"".join([b"\x78\x01", *blocks, adler])
     return stream if len(stream) < piece.size else None
 
@@ -122,39 +114,4 @@ def _deflated(content: np.ndarray) -> bytes:
 
 
 def _raw(content: np.ndarray, level: int) -> bytes:
-    if deflate is not None:
-        return bytes(deflate.deflate_compress(content, level))
-    coder = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return coder.compress(content.data) + coder.flush()
-
-
-def inflated(stream: bytes, width: int, size: int) -> np.ndarray:
-    """Return the bytes of a piece, of the shape (size,).
-
-    Args:
-        stream: what `deflated` returned, or HDF5 wrote.
-        width: bytes of an entry if they were shuffled, else 1.
-        size: bytes of the piece.
-
-    Raises:
-        ValueError: if the stream does not hold that.
-    """
-    try:
-        if deflate is not None:
-            content = deflate.zlib_decompress(stream, size)
-        else:
-            unpack = zlib.decompressobj()
-            content = unpack.decompress(stream, size + 1)
-            if not unpack.eof:
-                raise ValueError("the stream does not end")
-    except _DAMAGED as error:
-        raise ValueError("the stream is damaged") from error
-    if len(content) != size:
-        raise ValueError("the stream has another length")
-    planes = np.frombuffer(content, np.uint8).reshape(width, -1)
-    if width == 1:
-        return planes[0]
-    piece = np.empty((size // width, width), np.uint8)
-    for place, plane in enumerate(planes):  # four times as fast as all at once
-        piece[:, place] = plane
-    return piece.reshape(-1)
+    return bytes(deflate.deflate_compress(content, level))

@@ -96,7 +96,9 @@ def new_optimizer(model: Any, *, slots: bool, described: bool) -> Iterator[None]
         ModelError: if the optimizer's config does not describe it.
     """
     built_for = [*model.trainable_variables] if slots else None
-    if built_for and (described or any(map(_is_elsewhere, built_for))):
+    if built_for and (
+        described or any(source_at_rest(v) is not None for v in built_for)
+    ):
         built_for = [*map(_Shape, built_for)]
     values = current().lazy_values()
     is_lazy = values.why_not() is None
@@ -107,10 +109,6 @@ def new_optimizer(model: Any, *, slots: bool, described: bool) -> Iterator[None]
         if is_lazy:
             _save_slots_unread(model)
         yield
-
-
-def _is_elsewhere(variable: Any) -> bool:
-    return source_at_rest(variable) is not None
 
 
 def _save_slots_unread(model: Any) -> None:

@@ -10,7 +10,6 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import check_links, read_regular
 from kerasmem.stages import Progress
 
+_Parts = tuple[dict[str, bytes], list[h5py.File]]
 METADATA, ASSETS = "metadata.json", "assets"
 
 
@@ -49,27 +49,15 @@ def check_has_model(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What an archive is made of.
-
-    Args:
-        members: the small ones, by name.
-        weights: files whose arrays become one file.
-    """
-
-    members: dict[str, bytes]
-    weights: list[h5py.File] = field(default_factory=list)
-
-
 @contextmanager
 def _parts_of_archive(path: Path) -> Iterator[_Parts]:
+    """Give the small members of an archive by name, and files with its arrays."""
     with opened_weights(path) as weights, zipfile.ZipFile(path) as archive:
         if weights is not None:
             check_declared(path, weights)
         names = (name for name in archive.namelist() if name != WEIGHTS)
         members = {name: archive.read(name) for name in names}
-        yield _Parts(members, [] if weights is None else [weights])
+        yield members, [] if weights is None else [weights]
 
 
 @contextmanager
@@ -92,7 +80,7 @@ def _parts_of_weights(path: Path) -> Iterator[_Parts]:
                 check_declared(shard, weights[-1])
         except (InputError, *DAMAGED) as error:
             raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
-        yield _Parts(members, weights)
+        yield members, weights
 
 
 def write_plain(path: Path, target: Path) -> None:
@@ -107,20 +95,20 @@ def write_plain(path: Path, target: Path) -> None:
     """
     file = target.with_suffix(".h5")
     opened = _parts_of_weights if is_weights_alone(path) else _parts_of_archive
-    with opened(path) as parts, zipfile.ZipFile(target, "w") as made:
-        config = _config(path, parts.members)
+    with opened(path) as (members, weights), zipfile.ZipFile(target, "w") as made:
+        config = _config(path, members)
         backbone = backbone_config(config)
         if backbone is not config:
-            parts.members[CONFIG] = json.dumps(backbone).encode()
+            members[CONFIG] = json.dumps(backbone).encode()
         coded = is_coded(config)
         if coded:
             inner, compiled = config["config"]["model"], config.get("compile_config")
             inner |= {} if compiled is None else {"compile_config": compiled}
-            parts.members[CONFIG] = json.dumps(inner).encode()
-        for name, content in parts.members.items():
+            members[CONFIG] = json.dumps(inner).encode()
+        for name, content in members.items():
             made.writestr(name, content)
-        if parts.weights:
-            _write_weights(path, file, parts.weights, coded=coded)
+        if weights:
+            _write_weights(path, file, weights, coded=coded)
             made.write(file, WEIGHTS)
             file.unlink()
 

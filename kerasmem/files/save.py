@@ -114,8 +114,6 @@ def check(model: Any, path: Path, written: WrittenModel) -> None:
         ModelError: if two classes of the model have one name.
         OutputError: if the file is not as it was written, or cannot be opened.
     """
-    # In turns: Python's lock would go to and fro between the threads that read and
-    # Keras, which opens.
     check_written(path, written)
     check_opens(model, path, written)
 

@@ -46,15 +46,10 @@ def folded(timeline: Timeline, most_blocks: int) -> Timeline:
 
 
 def _parted(blocks: tuple[Block, ...], number: int) -> tuple[list[Block], list[Block]]:
-    kept = nlargest(
-        number, range(len(blocks)), key=lambda index: blocks[index].given_bytes
-    )
-    is_large = bytearray(len(blocks))
-    for index in kept:
-        is_large[index] = 1
+    kept = set(nlargest(number, range(len(blocks)), lambda n: blocks[n].given_bytes))
     return (
-        [block for block, large in zip(blocks, is_large, strict=True) if large],
-        [block for block, large in zip(blocks, is_large, strict=True) if not large],
+        [block for n, block in enumerate(blocks) if n in kept],
+        [block for n, block in enumerate(blocks) if n not in kept],
     )
 
 

@@ -20,21 +20,19 @@ import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import PlacedWeights
 from kerasmem.files.chunks import (
     MOST_UNSTORED_BYTES,
     Form,
     WrittenArray,
     blocks_of,
     bytes_of,
-    check_array,
-    check_by_filters,
     checksum,
+    is_as_written,
     new_file,
     new_group,
+    not_read_back,
     note_type,
     other_length,
-    raise_unless,
     type_in_file,
     type_of,
     whole_of,
@@ -48,7 +46,6 @@ from kerasmem.files.coding import (
     encode,
     has_code,
 )
-from kerasmem.files.deflating import crc32
 from kerasmem.files.entries import Threads
 from kerasmem.stages import Progress
 
@@ -62,7 +59,6 @@ ALIGNMENT_BYTES = 64
 """Where an array in a file begins that is to be mapped: what processors like best."""
 
 _ZEROS = np.zeros(1 << 20, np.uint8)
-_LARGE_BYTES = 1 << 16
 
 
 class WeightsFile:
@@ -330,66 +326,36 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def check_weights(
-    threads: Threads,
-    placed: PlacedWeights,
-    written: Mapping[str, WrittenArray],
-    coding: Coding,
+    weights: h5py.File, written: Mapping[str, WrittenArray], coding: Coding
 ) -> None:
     """Read every array of a file, and compare it with what was written.
 
     Args:
-        threads: that read, and go on when this returns.
-        placed: the file.
+        weights: the file.
         written: its arrays, by their paths.
         coding: how they were written.
 
     Raises:
-        OutputError: if one differs, here or when the scope of the threads ends.
+        OutputError: if one differs.
     """
-    kinds = set()
     progress = Progress("checking the file", sum(a.nbytes for a in written.values()))
-    for name in sorted(written, key=lambda name: math.prod(written[name].shape)):
-        array, dataset = written[name], placed.weights.get(name)
-        raise_unless(name, isinstance(dataset, h5py.Dataset))
-        then = partial(raise_unless, name, shown=(progress, array.nbytes))
-        if coding == "entropy" and could_be_code(dataset):
-            read = partial(placed.read, dataset.id.get_offset() or 0, dataset.nbytes)
-            threads.run(_decodes, read, array, then=then)
-            continue
-        is_alike = dataset.dtype == type_in_file(array.dtype)
-        raise_unless(name, is_alike and dataset.shape == array.shape)
-        kind = (array.dtype, bool(dataset.shuffle))
-        if dataset.chunks is None and dataset.nbytes < _LARGE_BYTES:
-            then([checksum(dataset[()])] == array.sums)
-        elif dataset.chunks is None:
-            place = dataset.id.get_offset()
-            threads.run(_is_plain, placed.read, place, array, then=then)
-        elif kind not in kinds:
-            # The smallest of each kind as any reader reads it.
-            kinds.add(kind)
-            check_by_filters(dataset, name, array)
-            progress.add(array.nbytes)
-        else:
-            check_array(threads, (placed.read, dataset), name, array, progress)
+    for name, array in written.items():
+        try:
+            is_same = _is_same(weights.get(name), array, coding)
+        except (OSError, RuntimeError, ModelFileError) as error:  # of HDF5's filters
+            raise not_read_back(name) from error
+        if not is_same:
+            raise not_read_back(name)
+        progress.add(array.nbytes)
 
 
-def _is_plain(
-    read: Callable[[int, int], bytes], place: int | None, written: WrittenArray
-) -> bool:
-    """Return whether an array lies in a file as it is; None for a place of zeros."""
-    crc, size = 0, _ZEROS.size
-    for start in range(0, written.nbytes, size):
-        length = min(size, written.nbytes - start)
-        piece = bytes(length) if place is None else read(place + start, length)
-        crc = crc32(piece, crc)
-    return [crc] == written.sums
-
-
-def _decodes(read: Callable[[], bytes], written: WrittenArray) -> bool:
-    """Return whether a code stands for an array."""
-    try:
-        found = decode(read(), max(written.nbytes, 1))
-    except ModelFileError:
+def _is_same(dataset: Any, written: WrittenArray, coding: Coding) -> bool:
+    if not isinstance(dataset, h5py.Dataset):
         return False
-    form = (written.shape, type_in_file(written.dtype))
-    return (found.shape, found.dtype) == form and [checksum(found)] == written.sums
+    if coding == "entropy" and could_be_code(dataset):
+        found = decode(dataset[()].tobytes(), max(written.nbytes, 1))
+        form = (written.shape, type_in_file(written.dtype))
+        return (found.shape, found.dtype) == form and [checksum(found)] == written.sums
+    is_alike = dataset.dtype == type_in_file(written.dtype)
+    is_alike = is_alike and dataset.shape == written.shape
+    return is_alike and is_as_written(dataset, written)

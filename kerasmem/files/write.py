@@ -25,10 +25,10 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.lazy import first_value, is_made_of_zeros, source_at_rest
 from kerasmem.errors import KerasMemError, OutputError
-from kerasmem.files.archive import WEIGHTS, opened_weights, placed_weights
-from kerasmem.files.chunks import WrittenArray, raise_unless
+from kerasmem.files.archive import WEIGHTS, opened_weights
+from kerasmem.files.chunks import WrittenArray, not_read_back
 from kerasmem.files.coded_model import CONFIG, CodedModel
-from kerasmem.files.entries import Entries, Mapped, Threads, zeros
+from kerasmem.files.entries import Entries, Mapped, zeros
 from kerasmem.files.load import first_reason
 from kerasmem.files.optimizer import new_optimizer
 from kerasmem.files.weights import (
@@ -105,8 +105,13 @@ def write_model(
             is_described = entries_of is not None
             new = new_optimizer(model, slots=slots, described=is_described)
             scope.enter_context(new)
-        hand_over = _HandOver(file, written, entries_of or _no_entries)
-        with _before_saving(model, hand_over.prepare):
+        entries_of = entries_of or (lambda _: None)
+
+        def prepare(store: Any) -> None:
+            store.__class__ = type("HandingOver", (_HandingOver, type(store)), {})
+            store.into, store.written, store.entries_of = file, written, entries_of
+
+        with _before_saving(model, prepare):
             save_by_keras(model, rest)
         with opened_weights(rest) as other:
             if other is not None:
@@ -120,10 +125,6 @@ def write_model(
     rest.unlink()
     weights.unlink()
     return written
-
-
-def _no_entries(variable: Any) -> None:
-    del variable
 
 
 def check_written(path: Path, written: WrittenModel) -> None:
@@ -140,11 +141,12 @@ def check_written(path: Path, written: WrittenModel) -> None:
         for name in archive.namelist():
             if name != WEIGHTS:
                 _check_member(archive, name)
-    with placed_weights(path) as placed, Threads() as threads:
-        if placed is not None:
-            check_weights(threads, placed, written.arrays, written.coding)
+    with opened_weights(path) as weights:
+        if weights is not None:
+            check_weights(weights, written.arrays, written.coding)
             for name, words in written.words.items():
-                raise_unless(name, same_bits(words, placed.weights[name][()]))
+                if not same_bits(words, weights[name][()]):
+                    raise not_read_back(name)
 
 
 def _check_member(archive: zipfile.ZipFile, name: str) -> None:
@@ -203,79 +205,62 @@ def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
         shutil.copyfileobj(reader, writer, _PIECE)
 
 
-class _HandOver:
-    """Has Keras's store give the arrays that go into it to a file of ours.
+_Store: Any = object
 
-    Args:
-        file: it.
+
+class _HandingOver(_Store):
+    """What a class of Keras's stores becomes to hand arrays that go into it to a file.
+
+    Attributes:
+        into: the file.
         written: gets the variables that arrays are the values of.
         entries_of: as of `write_model`.
     """
 
-    def __init__(
-        self, file: WeightsFile, written: WrittenModel, entries_of: EntriesOf
-    ) -> None:
-        self._file, self._written, self._entries_of = file, written, entries_of
-        self._plain: Any = None
+    into: WeightsFile
+    written: WrittenModel
+    entries_of: EntriesOf
 
-    def prepare(self, store: Any) -> None:
-        """Let a store be of a class that hands arrays over, and reads what it has."""
-        self._plain = type(store)
-        methods = {
-            "__setitem__": self._put,
-            "__getitem__": self._get,
-            "__delitem__": self._remove,
-            "__contains__": lambda store, key: key in self._keys(store),
-            "__len__": lambda store: len(self._keys(store)),
-            "keys": self._keys,
-        }
-        unbound = {name: _with_store(method) for name, method in methods.items()}
-        store.__class__ = type("HandingOver", (self._plain,), unbound)
-
-    def _put(self, store: Any, key: str, value: Any) -> None:
-        form, blocks = _entries(value, self._entries_of)
+    def __setitem__(self, key: str, value: Any) -> None:
+        form, blocks = _entries(value, self.entries_of)
         if not is_numbers(form[1]):
-            self._plain.__setitem__(store, key, value)
+            super().__setitem__(key, value)
             return
-        if not isinstance(store._h5_entry_group, h5py.Group):
+        if not isinstance(self._h5_entry_group, h5py.Group):
             # A number in its place makes the group that it is in.
-            self._plain.__setitem__(store, key, np.zeros((), "int8"))
-            self._plain.__delitem__(store, key)
-        name = _path(store, key)
-        self._file.put(name, form, blocks)
+            super().__setitem__(key, np.zeros((), "int8"))
+            super().__delitem__(key)
+        name = _path(self, key)
+        self.into.put(name, form, blocks)
         if isinstance(value, keras.Variable):
-            self._written.variables[name] = value
+            self.written.variables[name] = value
 
     # A layer may look at what it has saved.
 
-    def _get(self, store: Any, key: str) -> Any:
-        name = _path(store, key)
-        if name in self._file.written:
-            return self._file.read(name)
-        return self._plain.__getitem__(store, key)
+    def __getitem__(self, key: str) -> Any:
+        name = _path(self, key)
+        is_ours = name in self.into.written
+        return self.into.read(name) if is_ours else super().__getitem__(key)
 
-    def _remove(self, store: Any, key: str) -> None:
-        name = _path(store, key)
-        if name in self._file.written:
-            self._file.remove(name)
-            self._written.variables.pop(name, None)
+    def __delitem__(self, key: str) -> None:
+        name = _path(self, key)
+        if name in self.into.written:
+            self.into.remove(name)
+            self.written.variables.pop(name, None)
         else:
-            self._plain.__delitem__(store, key)
+            super().__delitem__(key)
 
-    def _keys(self, store: Any) -> list[str]:
-        group = _path(store, "")
-        ours = (name.rpartition("/") for name in self._file.written)
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> list[str]:
+        group = _path(self, "")
+        ours = (name.rpartition("/") for name in self.into.written)
         found = [key for where, _, key in ours if f"{where}/" == group]
-        return [*self._plain.keys(store), *found]
-
-
-def _with_store(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is a method of the store, which it hands on."""
-
-    def call(store: Any, *args: Any) -> Any:
-        return method(store, *args)
-
-    return call
+        return [*super().keys(), *found]
 
 
 def _path(store: Any, key: str) -> str:

@@ -83,27 +83,6 @@ def remedy_words(remedy: "Remedy") -> str:
     return f"{less}, a peak of {peak} (estimated): {enough}"
 
 
-def post_mortem_text(post_mortem: "PostMortem", layers: int = 10) -> str:
-    """Return a post-mortem as text of several lines.
-
-    Args:
-        post_mortem: what was found out.
-        layers: number of layers to list, from 0.
-    """
-    lines = [
-        f"out of memory: {post_mortem.model} ({post_mortem.backend}), "
-        f"{moment_words(post_mortem)}",
-        f"  {cause_sentence(post_mortem.cause)}",
-        f"  {post_mortem.cause.error}: {post_mortem.cause.message}",
-        *_parts_of_peak(post_mortem, layers),
-        "what would help:",
-        *(f"  {line}" for line in _what_would_help(post_mortem)),
-    ]
-    if post_mortem.left_out:
-        lines += ["not found out:", *(f"  {line}" for line in post_mortem.left_out)]
-    return "\n".join(lines)
-
-
 def peak_words(post_mortem: "PostMortem") -> str:
     """Return the peak, and whether it was measured."""
     if post_mortem.peak_bytes is None:
@@ -301,4 +280,14 @@ class PostMortem(OfParts, JsonRecord):
 
     def text(self, layers: int = 10) -> str:
         """Return all of it in words, with so many of the largest layers."""
-        return post_mortem_text(self, layers)
+        lines = [
+            f"out of memory: {self.model} ({self.backend}), {moment_words(self)}",
+            f"  {cause_sentence(self.cause)}",
+            f"  {self.cause.error}: {self.cause.message}",
+            *_parts_of_peak(self, layers),
+            "what would help:",
+            *(f"  {line}" for line in _what_would_help(self)),
+        ]
+        if self.left_out:
+            lines += ["not found out:", *(f"  {line}" for line in self.left_out)]
+        return "\n".join(lines)

@@ -1,11 +1,299 @@
-"""Still plots, by matplotlib: noise and sensitivity of the weights of a model."""
+"""Still pictures by matplotlib, for notebooks and papers: readable on white and black.
 
-from collections.abc import Sequence
+Of an estimate, a compression, a run, a timeline, and of weights that were rounded or
+pruned.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kerasmem.compression.prune.analysis import Sensitivity
-from kerasmem.records import WeightChange
+from kerasmem.errors import ConfigError, OutputError
+from kerasmem.files.atomic import replacing
+from kerasmem.records import (
+    CATEGORIES,
+    CompressionReport,
+    MemoryEstimate,
+    Timeline,
+    WeightChange,
+)
+from kerasmem.records.comparison import file_label
+from kerasmem.records.estimate import NO_LAYER
 from kerasmem.records.weights import has_output_noise, worst_first
+from kerasmem.report.page.panels import Panel
+from kerasmem.report.run.timelines import sizes_by_category, timeline_title
+from kerasmem.units import MIB, format_bytes, format_ms
+
+TEXT = "#797979"
+"""As far from white as from the ground of a dark notebook: 4.3 to 1."""
+
+COLORS = {
+    "blue": "#3b7dd8",
+    "orange": "#c8741a",
+    "green": "#2f9463",
+    "purple": "#a25fc0",
+    "teal": "#2a8f9c",
+    "red": "#d04a4a",
+    "gray": "#8a8a8a",
+}
+"""Of lines and bars: at least 3 to 1 on either ground."""
+
+_LOOK: dict[Any, Any] = {
+    "axes.edgecolor": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.titlecolor": TEXT,
+    "axes.titlesize": "medium",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "font.family": "sans-serif",
+    "legend.frameon": False,
+    "legend.labelcolor": TEXT,
+    "savefig.transparent": True,
+    "svg.fonttype": "none",  # letters stay letters, and the file small
+    "svg.hashsalt": "kerasmem",  # the same picture is the same file
+    "text.color": TEXT,
+    "text.parse_math": False,  # a name of the user's is no formula
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+}
+
+
+class Plot:
+    """A still picture: a notebook shows it, `save` writes it.
+
+    Args:
+        figure: a `matplotlib.figure.Figure`.
+        words: what it shows, for those who cannot see it.
+
+    Attributes:
+        figure: the figure, to change before it is shown.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> Plot(Figure(), "nothing yet")
+        <Plot: nothing yet>
+    """
+
+    def __init__(self, figure: Any, words: str) -> None:
+        self.figure, self._words = figure, words
+
+    def __repr__(self) -> str:
+        return f"<Plot: {self._words}>"
+
+    def _repr_svg_(self) -> str:
+        """Return the picture for a notebook."""
+        return self._drawn("svg").decode()
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture, whole or not at all.
+
+        Args:
+            path: of the file; its ending says the format: `.svg`, `.png`, `.pdf`.
+
+        Raises:
+            OutputError: if it cannot be written, or there is no such format.
+        """
+        path = Path(path)
+        formats = self.figure.canvas.get_supported_filetypes()
+        if path.suffix[1:] not in formats:
+            raise OutputError(
+                f"A picture ends in one of {', '.join(sorted(formats))}. Received: "
+                f"path={str(path)!r}."
+            )
+        content = self._drawn(path.suffix[1:])
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+
+    def _drawn(self, form: str) -> bytes:
+        import matplotlib as mpl
+
+        file = io.BytesIO()
+        title = {"Title": self._words}
+        undated = {"Date": None} if form == "svg" else {}
+        known = title | undated if form in {"svg", "pdf", "png"} else {}
+        with mpl.rc_context(_LOOK):
+            self.figure.savefig(file, format=form, metadata=known, dpi=160)
+        return file.getvalue()
+
+
+@contextmanager
+def _drawing(rows: int, height: float) -> Iterator[tuple[Any, list[Any]]]:
+    """Return a scope with a figure and its axes, one above the other, in our look.
+
+    Args:
+        rows: number of axes.
+        height: of the figure, in inches; its width is 7.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_LOOK):
+        figure = Figure(figsize=(7, height), layout="constrained")
+        axes = figure.subplots(rows, squeeze=False)[:, 0]
+        yield figure, list(axes)
+
+
+_SERIES = list(COLORS.values())
+_CATEGORY_COLORS = dict(zip(CATEGORIES, _SERIES, strict=True))
+_MOST_MOMENTS = 120
+
+
+def estimate_plot(estimate: MemoryEstimate, layers: int = 8) -> Plot:
+    """Return bars of what is in use at the peak, by category and by layer.
+
+    Args:
+        estimate: the estimate.
+        layers: number of layers, the largest ones.
+    """
+    categories = {k.replace("_", " "): v for k, v in estimate.by_category().items()}
+    largest = [*estimate.by_layer().items()][:layers]
+    bars = [categories, {layer or NO_LAYER: size for layer, size in largest}]
+    words = (
+        f"estimated peak {format_bytes(estimate.peak_bytes)}, between "
+        f"{format_bytes(estimate.low_bytes)} and {format_bytes(estimate.high_bytes)}, "
+        f"batch of {estimate.batch_size}"
+    )
+    with _drawing(2, 1.4 + 0.27 * sum(map(len, bars))) as (figure, axes):
+        for one, sizes, color in zip(axes, bars, _SERIES, strict=False):
+            _draw_sizes(one, sizes, color)
+        axes[0].set_title(words, loc="left")
+        axes[0].set_ylabel("category")
+        axes[1].set_ylabel("layer")
+        axes[1].set_xlabel("MiB at the peak")
+    return Plot(figure, words)
+
+
+def _draw_sizes(axes: Any, sizes: Mapping[str, int], color: str) -> None:
+    bars = axes.barh([*sizes], [size / MIB for size in sizes.values()], color=color)
+    axes.bar_label(bars, [format_bytes(s) for s in sizes.values()], padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+
+
+def comparison_plot(report: CompressionReport) -> Plot:
+    """Return bars of what is left of a model after compression, metrics in words."""
+    before, after = report.before, report.after
+    file = file_label((before, after))
+    pairs = [
+        (file, before.model_file_bytes, after.model_file_bytes, format_bytes),
+        ("weights in RAM", before.weight_bytes, after.weight_bytes, format_bytes),
+        ("nonzero weights", before.nonzero, after.nonzero, "{:,}".format),
+        (
+            "activation peak",
+            before.activation_peak_bytes,
+            after.activation_peak_bytes,
+            format_bytes,
+        ),
+        ("time of a batch", before.latency_ms, after.latency_ms, format_ms),
+    ]
+    known = [pair for pair in pairs if pair[1] and pair[2] is not None]
+    shares = [100 * new / old for _, old, new, _ in known]
+    texts = [f"{text(old)} → {text(new)}" for _, old, new, text in known]
+    metrics = [
+        f"{name} {value:.4g} → {after.metrics[name]:.4g}"
+        for name, value in before.metrics.items()
+        if name in after.metrics
+    ]
+    with _drawing(1, 0.9 + 0.4 * len(known)) as (figure, (axes,)):
+        bars = axes.barh([name for name, *_ in known], shares, color=COLORS["blue"])
+        axes.bar_label(bars, texts, padding=4)
+        axes.axvline(100, color=TEXT, linestyle=":")
+        axes.set_xlim(0, 1.45 * max(100, *shares))
+        axes.set_xlabel("% of the original")
+        axes.set_title(", ".join(metrics) or "before and after", loc="left")
+        axes.invert_yaxis()
+    rows = [f"{name} {text}" for (name, *_), text in zip(known, texts, strict=True)]
+    return Plot(figure, "; ".join([*rows, *metrics]))
+
+
+def panels_plot(panels: Sequence[Panel]) -> Plot:
+    """Return lines over the epochs, one chart for each panel.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if not panels:
+        raise ConfigError(
+            "Nothing was recorded yet. Expected: a monitor that has watched a fit. "
+            "Received: no record."
+        )
+    with _drawing(len(panels), 0.3 + 2.1 * len(panels)) as (figure, axes):
+        for one, panel in zip(axes, panels, strict=True):
+            _draw_lines(one, panel)
+        axes[-1].set_xlabel(panels[-1].step)
+    return Plot(figure, " ".join(f"{panel.title}. {panel.words}" for panel in panels))
+
+
+def _draw_lines(axes: Any, panel: Panel) -> None:
+    scale = MIB if panel.unit == "bytes" else 1
+    for line, color in zip(panel.lines, _SERIES * len(panel.lines), strict=False):
+        look = "o" if line.style == "first" or len(line.x) < 3 else "-"
+        axes.plot(
+            line.x,
+            [value / scale for value in line.y],
+            look,
+            color=color,
+            label=line.name,
+        )
+    for mark in panel.marks:
+        axes.axvline(mark, color=COLORS["red"], linestyle=":")
+    positive = all(y > 0 for line in panel.lines for y in line.y if math.isfinite(y))
+    if panel.unit == "log" and positive:
+        _scale_by_powers(axes)
+    axes.set_title(panel.title, loc="left")
+    axes.set_ylabel("MiB" if panel.unit == "bytes" else "")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _scale_by_powers(axes: Any) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+
+
+def timeline_plot(timelines: Sequence[Timeline]) -> Plot:
+    """Return the bytes in use by category over the window of the fullest allocator.
+
+    Raises:
+        ConfigError: if there is no timeline.
+    """
+    if not timelines:
+        raise ConfigError(
+            "There is no timeline. Expected: one of steps that were trained, on an "
+            "allocator that tells of them. Received: timelines=[]."
+        )
+    timeline = max(timelines, key=lambda one: one.peak_bytes)
+    sizes = sizes_by_category(timeline)
+    moments = range(0, sizes.shape[1], max(1, sizes.shape[1] // _MOST_MOMENTS))
+    peak = 0 if timeline.peak_event is None else timeline.peak_event + 1
+    shown = sorted({*moments, peak})
+    used = [i for i in range(len(CATEGORIES)) if sizes[i].any()]
+    words = f"{timeline_title(timeline)}: peak {format_bytes(timeline.peak_bytes)}"
+    with _drawing(1, 3.2) as (figure, (axes,)):
+        axes.stackplot(
+            shown,
+            sizes[used][:, shown] / MIB,
+            labels=[CATEGORIES[i].replace("_", " ") for i in used],
+            colors=[_CATEGORY_COLORS[CATEGORIES[i]] for i in used],
+            step="post",
+        )
+        axes.axvline(peak, color=TEXT, linestyle=":")
+        axes.set_title(words, loc="left")
+        axes.set_xlabel("event of the allocator")
+        axes.set_ylabel("MiB in use")
+        handles, labels = axes.get_legend_handles_labels()
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+        axes.legend(handles[::-1], labels[::-1], **place)
+    return Plot(figure, words)
 
 
 def plot_noise(
@@ -20,27 +308,22 @@ def plot_noise(
         path: of the file; its ending says the format, such as `.svg` or `.png`.
         most: number of bars.
     """
-    from matplotlib.figure import Figure
-
     worst = worst_first(changes)[:most]
     series = {"weight": [change.sqnr_db or 0.0 for change in worst]}
     if has_output_noise(worst):
         series["output on data"] = [change.output_sqnr_db or 0.0 for change in worst]
-    height = 1.5 + 0.25 * len(worst) * len(series)
-    figure = Figure(figsize=(8, height), layout="constrained")
-    axes = figure.add_subplot()
     thick = 0.8 / len(series)
-    for number, (name, values) in enumerate(series.items()):
-        places = [index + number * thick for index in range(len(worst))]
-        axes.barh(places, values, thick, label=name)
-    middle = thick * (len(series) - 1) / 2
-    places = [index + middle for index in range(len(worst))]
-    axes.set_yticks(places, [change.weight for change in worst])
-    axes.invert_yaxis()
-    axes.set_xlabel("signal-to-quantization-noise ratio, dB")
-    axes.tick_params(axis="y", labelsize="small")
-    axes.legend()
-    figure.savefig(path)
+    with _drawing(1, 1.5 + 0.25 * len(worst) * len(series)) as (figure, (axes,)):
+        for number, (name, values) in enumerate(series.items()):
+            places = [index + number * thick for index in range(len(worst))]
+            axes.barh(places, values, thick, label=name)
+        middle = thick * (len(series) - 1) / 2
+        places = [index + middle for index in range(len(worst))]
+        axes.set_yticks(places, [change.weight for change in worst])
+        axes.invert_yaxis()
+        axes.set_xlabel("signal-to-quantization-noise ratio, dB")
+        axes.legend()
+    Plot(figure, "signal-to-quantization-noise ratios").save(path)
 
 
 def plot_sensitivity(sensitivity: Sensitivity, path: str | Path) -> None:
@@ -50,16 +333,12 @@ def plot_sensitivity(sensitivity: Sensitivity, path: str | Path) -> None:
         sensitivity: what `kerasmem.compression.prune.analysis.sensitivity` returned.
         path: of the file; its ending says the format, such as `.svg` or `.png`.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for weight in sensitivity.weights:
+    with _drawing(1, 5) as (figure, (axes,)):
         places = [0.0, *sensitivity.sparsities]
-        axes.plot(
-            places, [sensitivity.baseline, *weight.values], "o-", label=weight.weight
-        )
-    axes.set_xlabel("sparsity of one weight")
-    axes.set_ylabel(sensitivity.metric)
-    axes.legend(fontsize="small")
-    figure.savefig(path)
+        for weight in sensitivity.weights:
+            values = [sensitivity.baseline, *weight.values]
+            axes.plot(places, values, "o-", label=weight.weight)
+        axes.set_xlabel("sparsity of one weight")
+        axes.set_ylabel(sensitivity.metric)
+        axes.legend(fontsize="small")
+    Plot(figure, f"{sensitivity.metric} by sparsity of one weight").save(path)

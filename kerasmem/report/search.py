@@ -8,7 +8,7 @@ import rich.table
 from kerasmem.compression.search.target import cost_value
 from kerasmem.records import SearchReport
 from kerasmem.records.table import Table, terminal_table
-from kerasmem.report.page.packing import Packer
+from kerasmem.report.page.panels import Packer
 
 
 def trial_table(report: SearchReport) -> Table:

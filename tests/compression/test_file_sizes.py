@@ -18,7 +18,7 @@ from kerasmem.cli import main
 from kerasmem.files.contents import file_size
 from kerasmem.records.comparison import comparison_table
 from kerasmem.report.compression.page import Page, page_content
-from kerasmem.report.stills import comparison_plot
+from kerasmem.report.plots import comparison_plot
 
 pytestmark = pytest.mark.one_backend
 

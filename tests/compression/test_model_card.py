@@ -53,7 +53,6 @@ def test_its_text_has_steps_figures_and_what_they_were_measured_on():
         "Weights changed: 1; as they were: 1.",
         "| file | 4.00 KiB | 1.00 KiB | measured |",
         "| weights in RAM | 2.00 KiB | 512 B | counted |",
-        "| activation peak, 1 sample | - | - | estimated |",
         "| nonzero parameters | 512 | 100 | counted |",
         "| accuracy | 0.9000 | 0.8500 | measured |",
         "| a\\|b | 1.0000 | 2.0000 | measured |",

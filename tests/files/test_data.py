@@ -18,9 +18,9 @@ from kerasmem.files.data import (
     fit_arguments,
     hold_out,
     load_data,
-    mapped,
     sample_count,
     sample_inputs,
+    source,
 )
 from kerasmem.files.data.check import flat_samples
 from kerasmem.files.data.tokens import token_samples
@@ -564,7 +564,7 @@ def test_an_array_whose_header_is_no_sentence_of_python_is_refused(tmp_path):
 
 @pytest.mark.one_backend
 def test_token_ids_are_bounded_by_their_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped, "_LARGE_BYTES", 2**20)
+    monkeypatch.setattr(source, "_LARGE_BYTES", 2**20)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Embedding(9, 9)])
     path = tmp_path / "ids.npz"
     np.savez_compressed(path, token_ids=np.ones(2**18, "int32"))

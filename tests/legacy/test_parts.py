@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kerasmem.extras.legacy.file import clustered, masked
 from kerasmem.extras.legacy.keras_archive import Part, snake_case
-from kerasmem.extras.legacy.operators import _NAMES, operator
-from kerasmem.extras.legacy.tfmot import clustered, masked
+from kerasmem.extras.legacy.layers import _NAMES, operator
 from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
 from kerasmem.graph.values import to_numpy
 

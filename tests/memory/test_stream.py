@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import load_data
-from kerasmem.files.data.mapped import map_arrays, mapping_of
+from kerasmem.files.data.source import map_arrays, mapping_of
 from kerasmem.memory.pipeline import stream
 from kerasmem.units import MIB
 

@@ -15,8 +15,12 @@ from kerasmem.records import (
     WeightChange,
 )
 from kerasmem.report.compression import Page, render_page, write_page
-from kerasmem.report.compression.bars import layer_bars, model_bars
-from kerasmem.report.compression.curves import history_panels, history_table
+from kerasmem.report.compression.page import (
+    history_panels,
+    history_table,
+    layer_bars,
+    model_bars,
+)
 from kerasmem.report.run.gradients import norm_panel
 from kerasmem.units import MIB
 from tests.report.packed import packed

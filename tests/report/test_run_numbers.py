@@ -15,8 +15,7 @@ from kerasmem.records import (
     Run,
     Timeline,
 )
-from kerasmem.report.page.packing import Packer
-from kerasmem.report.page.panels import Line, thinned
+from kerasmem.report.page.panels import Line, Packer, thinned
 from kerasmem.report.run.epochs import continued, later_fits, numbered, placed
 from kerasmem.report.run.gradients import gradient_flow
 from kerasmem.report.run.headline import headline

@@ -10,8 +10,7 @@ import kerasmem as km
 from kerasmem.errors import ConfigError, OutputError
 from kerasmem.records import CompressionReport, EstimatePart, MemoryEstimate
 from kerasmem.records import ModelFigures as Figures
-from kerasmem.report.plot import COLORS, TEXT
-from kerasmem.report.stills import comparison_plot, timeline_plot
+from kerasmem.report.plots import COLORS, TEXT, comparison_plot, timeline_plot
 from kerasmem.units import MIB, format_bytes
 from tests.report.runs import countable_timeline, gradient_records, memory_records
 

@@ -9,7 +9,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError
-from kerasmem.extras.trackers.mlflow import _allowed as mlflow_name
+from kerasmem.extras.trackers import _allowed as mlflow_name
 from kerasmem.records import HostReading, MemoryRecord
 from kerasmem.report.run.scalars import run_scalars
 from kerasmem.units import MIB

@@ -7,7 +7,7 @@ import keras
 import yaml
 
 from kerasmem.records import CompressionReport, WeightChange
-from kerasmem.units import format_bytes, format_ms
+from kerasmem.records.comparison import models_table
 
 _TAGS = {
     "prune": "pruning",
@@ -15,7 +15,6 @@ _TAGS = {
     "quantize": "quantization",
     "distill": "knowledge-distillation",
 }
-_MISSING = "-"
 
 
 def model_card(
@@ -70,47 +69,16 @@ def _steps(report: CompressionReport, changes: Sequence[WeightChange]) -> Iterat
 
 
 def _figures(report: CompressionReport) -> Iterator[str]:
-    before, after = report.before, report.after
     yield "| figure | before | after | |\n|---|---|---|---|"
-    states = before.optimizer_file_bytes, after.optimizer_file_bytes
-    label = "file without optimizer state" if any(states) else "file"
-    state = ("optimizer state in the file", *states, "measured")
-    for name, old, new, source in (
-        (label, before.model_file_bytes, after.model_file_bytes, "measured"),
-        *([state] if any(states) else []),
-        ("weights in RAM", before.weight_bytes, after.weight_bytes, "counted"),
-        (
-            "activation peak, 1 sample",
-            before.activation_peak_bytes,
-            after.activation_peak_bytes,
-            "estimated",
-        ),
-    ):
-        yield _row(name, _bytes(old), _bytes(new), source)
-    yield _row("parameters", f"{before.parameters:,}", f"{after.parameters:,}")
-    yield _row("nonzero parameters", f"{before.nonzero:,}", f"{after.nonzero:,}")
-    if before.latency_ms is not None and after.latency_ms is not None:
-        times = format_ms(before.latency_ms), format_ms(after.latency_ms)
-        batch = f"latency, batch of {after.latency_batch_size}"
-        yield _row(batch, *times, "measured on the machine that made it")
-    for name, value in after.metrics.items():
-        old = before.metrics.get(name)
-        earlier = _MISSING if old is None else f"{old:.4f}"
-        yield _row(name, earlier, f"{value:.4f}", "measured")
+    for label, before, after, _, source in models_table(report.by_name()).rows:
+        cells = map(_plain, (label, before, after, source))
+        yield f"| {' | '.join(cells)} |"
 
 
 def _judged(report: CompressionReport) -> str:
     if not report.samples:
         return "No data was there to judge it by: its accuracy is unknown."
     return f"Loss and metrics are of {report.samples:,} validation samples."
-
-
-def _bytes(size: int | None) -> str:
-    return _MISSING if size is None else format_bytes(size)
-
-
-def _row(name: str, old: str, new: str, source: str = "counted") -> str:
-    return f"| {_plain(name)} | {old} | {new} | {source} |"
 
 
 def _plain(text: str) -> str:

@@ -8,7 +8,6 @@ is: the config in `keras_metadata.pb`, and the weights in the checkpoint.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,19 @@ import numpy as np
 from kerasmem.backends.protobuf import fields
 from kerasmem.backends.tensorflow_files import Checkpoint, Node
 from kerasmem.errors import ModelFileError
-from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile
-from kerasmem.extras.legacy.tfmot import Named, without_wrappers
+from kerasmem.extras.legacy.file import (
+    Assignment,
+    ConvertedLayer,
+    LegacyFile,
+    Named,
+    without_wrappers,
+)
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import open_regular, read_regular
 
 Layers = Mapping[str, "Sequence[Named] | Layers"]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Variables of one layer that a file lists one after another."""
-
-    layer: Any
-    variables: list[Any]
+_Run = tuple[Any, list[Any]]
+"""A layer, and variables of it that a file lists one after another."""
 
 
 def fill_by_layer(
@@ -63,18 +61,18 @@ def _fill(
 ) -> None:
     trained, others = _order(converted)
     at, seen = 0, set()
-    for run in (*trained, *others):
-        variables = [v for v in run.variables if id(v) not in seen]
+    for layer, listed in (*trained, *others):
+        variables = [v for v in listed if id(v) not in seen]
         seen.update(map(id, variables))
         stored = entries[at : at + len(variables)]
         at += len(variables)
         if len(stored) < len(variables):
             raise ModelFileError(
-                f"The file has too few weights for the layer {run.layer.name!r}. "
+                f"The file has too few weights for the layer {layer.name!r}. "
                 f"Expected: {len(variables)}. Received: {len(stored)}."
             )
-        for variable, array in _pairs(run.layer.name, variables, stored):
-            assignment.put(variable, array, run.layer.name)
+        for variable, array in _pairs(layer.name, variables, stored):
+            assignment.put(variable, array, layer.name)
     if at < len(entries):
         raise ModelFileError(
             f"The file has a weight {entries[at][0]!r} that the layer "
@@ -105,7 +103,7 @@ def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
     """Return what is trained, and what is not, in the order of Keras 2."""
     if not converted.layers:
         trained, others = _order_within(converted.layer)
-        return [_Run(converted.layer, trained)], [_Run(converted.layer, others)]
+        return [(converted.layer, trained)], [(converted.layer, others)]
     inner = [_order(child) for child in converted.layers if child.layer is not None]
     trained = [run for runs, _ in inner for run in runs]
     others = [run for _, runs in inner for run in runs]

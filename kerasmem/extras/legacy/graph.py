@@ -11,18 +11,16 @@ from typing import Any
 
 import keras
 
-from kerasmem.errors import ModelFileError
-from kerasmem.extras.legacy.file import ConvertedLayer
+from kerasmem.extras.legacy.file import ConvertedLayer, inner_layer, is_quantizer
 from kerasmem.extras.legacy.layers import (
     Config,
     is_graph,
     known_name,
     make_layer,
+    operator,
     reason,
     refusal,
 )
-from kerasmem.extras.legacy.operators import operator
-from kerasmem.extras.legacy.tfmot import inner_layer, is_quantizer
 from kerasmem.graph.layers import node_of
 
 _CONSTANT = "_CONSTANT_VALUE"
@@ -106,16 +104,6 @@ def _set_trainable(model: Any, config: Config) -> None:
     # Set to True, it would thaw the layers within.
     if config.get("trainable") is False:
         model.trainable = False
-
-
-def check_is_model(converted: ConvertedLayer) -> None:
-    """Raise unless a model was made, rather than a layer.
-
-    Raises:
-        ModelFileError: if there is none.
-    """
-    if not isinstance(converted.layer, keras.Model):
-        raise ModelFileError("There is no model in the file.")
 
 
 class Functional:

@@ -17,8 +17,14 @@ import h5py
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile
-from kerasmem.extras.legacy.tfmot import clustered, masked, wrapper_kind
+from kerasmem.extras.legacy.file import (
+    Assignment,
+    ConvertedLayer,
+    LegacyFile,
+    clustered,
+    masked,
+    wrapper_kind,
+)
 from kerasmem.files.archive import WEIGHTS, opened_weights
 from kerasmem.files.datasets import check_declared, whole_array
 from kerasmem.graph.layers import own_variables
@@ -176,9 +182,7 @@ def _taken_out(stored: Config, part: Part) -> list[np.ndarray]:
 def _pruned(part: Part, wrapper: Part) -> Part:
     """Return a layer's part with the masks of its wrapper applied, where it has any."""
     arrays = [array for array in wrapper.arrays.values() if array.ndim]
-    masks = iter(arrays[len(arrays) // 2 :])
-    waiting = list(masks)
-    return _masked(part, waiting)
+    return _masked(part, arrays[len(arrays) // 2 :])
 
 
 def _masked(part: Part, waiting: list[np.ndarray]) -> Part:

@@ -11,11 +11,10 @@ import h5py
 import keras
 
 from kerasmem.errors import KerasMemWarning, ModelFileError
-from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile
+from kerasmem.extras.legacy.file import Assignment, ConvertedLayer, LegacyFile, Named
 from kerasmem.extras.legacy.flat import fill_by_layer, read_saved_model
-from kerasmem.extras.legacy.graph import check_is_model, make
+from kerasmem.extras.legacy.graph import make
 from kerasmem.extras.legacy.keras_archive import read_archive
-from kerasmem.extras.legacy.tfmot import Named
 from kerasmem.files.archive import DAMAGED
 from kerasmem.files.datasets import bounded_weights, whole_array
 from kerasmem.files.keras_2 import attribute_text
@@ -81,7 +80,8 @@ def _converted(
     try:
         file = _read(path)
         converted = make(file.config, custom_objects)
-        check_is_model(converted)
+        if not isinstance(converted.layer, keras.Model):
+            raise ModelFileError("There is no model in the file.")
         assignment = Assignment()
         file.fill(converted, assignment)
         assignment.check_complete(converted.layer)

@@ -8,7 +8,6 @@ the time.
 """
 
 import math
-from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -25,21 +24,7 @@ _EIGHT = 0
 _WORTH_IT = 0.995
 
 
-class Positions(ABC):
-    """A way to write flags.
-
-    Attributes:
-        coded_bytes: about how many bytes it takes.
-    """
-
-    coded_bytes: float
-
-    @abstractmethod
-    def write(self, out: Writer) -> None:
-        """Write the flags."""
-
-
-class _Eight(Positions):
+class _Eight:
     """Eight flags a symbol, each of them expected to be set as often as all.
 
     Args:
@@ -75,7 +60,7 @@ def of_eight(often: int) -> rans.Frequencies:
     return rans.Frequencies(table[None])
 
 
-class _ByClass(Positions):
+class _ByClass:
     """Flags one by one, expected by the classes of their row and column.
 
     Args:
@@ -112,7 +97,7 @@ class _ByClass(Positions):
         self._code.write(out, self._grid.ravel(), contexts)
 
 
-def plan(full: np.ndarray, shape: tuple[int, ...]) -> Positions:
+def plan(full: np.ndarray, shape: tuple[int, ...]) -> "_Eight | _ByClass":
     """Return a way to tell which entries of an array are True: small, then fast.
 
     Args:
@@ -120,9 +105,10 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> Positions:
         shape: the shape of the array.
     """
     grid = full.reshape(_grid(shape))
-    classes = [_class_of(grid.sum(axis=axis)) for axis in (1, 0)]
+    doublings = (np.log2(grid.sum(axis=axis) + 1.0) for axis in (1, 0))
+    classes = [np.ceil(_CLASSES_A_DOUBLING * n).astype(np.intp) for n in doublings]
     counts = _counts(grid, classes)
-    ways: list[Positions] = []
+    ways: list[_ByClass] = []
     for step in (1, _CLASSES_A_DOUBLING, 0):
         merged = [_merged(each, step) for each in classes]
         numbers = [_merged(np.arange(number), step) for number in counts.shape]
@@ -133,7 +119,7 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> Positions:
 
 
 def read(shape: tuple[int, ...], source: Reader) -> np.ndarray:
-    """Return the flags that `Positions` wrote, of the shape (entries,)."""
+    """Return the flags that a way of `plan` wrote, of the shape (entries,)."""
     numbers, classes = [], []
     for length in _grid(shape):
         number = source.number()
@@ -162,10 +148,6 @@ def _read_eight(source: Reader, size: int) -> np.ndarray:
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
-
-
-def _class_of(counts: np.ndarray) -> np.ndarray:
-    return np.ceil(_CLASSES_A_DOUBLING * np.log2(counts + 1.0)).astype(np.intp)
 
 
 def _merged(classes: np.ndarray, step: int) -> np.ndarray:

@@ -7,7 +7,7 @@
 """
 
 import math
-from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,13 @@ def some_of(entries: np.ndarray) -> np.ndarray:
     return entries[:: entries.size // _SAMPLE | 1]
 
 
-def plan(entries: np.ndarray) -> "Values":
-    """Return the smallest form of entries.
+def plan(entries: np.ndarray) -> Any:
+    """Return the smallest form of entries: its `coded_bytes`, about, and its `write`.
 
     Args:
         entries: unsigned integers of the shape (entries,).
     """
-    forms: list[Values] = [_Raw(entries)]
+    forms: list[Any] = [_Raw(entries)]
     if entries.size:
         if entries.itemsize > 1:  # else the few are the bytes
             forms.append(_Bytes(entries))
@@ -48,35 +48,13 @@ def read(source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
     return _FORMS[number].read(source, dtype, count)
 
 
-class Values(ABC):
-    """A form of entries.
-
-    Attributes:
-        coded_bytes: about how many bytes it takes.
-    """
-
-    coded_bytes: float
-
-    def write(self, out: Writer) -> None:
-        """Write the form and the entries."""
-        out.number(_FORMS.index(type(self)))
-        self._write(out)
-
-    @abstractmethod
-    def _write(self, out: Writer) -> None: ...
-
-    @classmethod
-    @abstractmethod
-    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
-        """Return the entries."""
-
-
-class _Raw(Values):
+class _Raw:
     def __init__(self, entries: np.ndarray) -> None:
         self._entries = entries
         self.coded_bytes = entries.nbytes
 
-    def _write(self, out: Writer) -> None:
+    def write(self, out: Writer) -> None:
+        out.number(_FORMS.index(_Raw))
         out.raw(self._entries.tobytes())
 
     @classmethod
@@ -84,7 +62,7 @@ class _Raw(Values):
         return source.array(dtype, count).copy()
 
 
-class _Bytes(Values):
+class _Bytes:
     def __init__(self, entries: np.ndarray) -> None:
         self._raw = entries.view(np.uint8).reshape(entries.size, -1).T
         self._planes = [
@@ -96,7 +74,8 @@ class _Bytes(Values):
             for plane in self._planes
         )
 
-    def _write(self, out: Writer) -> None:
+    def write(self, out: Writer) -> None:
+        out.number(_FORMS.index(_Bytes))
         for plane, raw in zip(self._planes, self._raw, strict=True):
             if plane is not None and plane.coded_bytes < _WORTH_IT * raw.size:
                 out.number(1)
@@ -116,7 +95,7 @@ class _Bytes(Values):
         return planes.reshape(-1).view(dtype)
 
 
-class _Few(Values):
+class _Few:
     def __init__(self, different: np.ndarray, indices: np.ndarray) -> None:
         self._different = different
         self._symbols = rans.Symbols(indices, different.size)
@@ -136,7 +115,8 @@ class _Few(Values):
             indices = np.searchsorted(different, entries)
         return cls(different, indices) if different.size <= MOST_SYMBOLS else None
 
-    def _write(self, out: Writer) -> None:
+    def write(self, out: Writer) -> None:
+        out.number(_FORMS.index(_Few))
         out.number(self._different.size)
         out.raw(self._different.tobytes())
         self._symbols.write(out)
@@ -176,4 +156,4 @@ def _different(entries: np.ndarray) -> np.ndarray:
     return np.union1d(found, entries[missing])
 
 
-_FORMS: list[type[Values]] = [_Raw, _Bytes, _Few]
+_FORMS: list[Any] = [_Raw, _Bytes, _Few]

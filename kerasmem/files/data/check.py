@@ -355,7 +355,12 @@ def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
     x = sample_inputs(data, count)
     tensors = getattr(model, "inputs", None)
     if not tensors:
-        _check_unnamed(model, x)
+        if isinstance(x, dict):
+            raise ConfigError(
+                f"The model {model.name!r} does not name its inputs. Received: a dict "
+                f"of {', '.join(map(str, x))}. Next: put it into a keras.Model with "
+                "named Inputs."
+            )
         return [np.asarray(array) for array in keras.tree.flatten(x)]
     if isinstance(x, dict):
         given = named_leaves(x)
@@ -380,15 +385,6 @@ def check_numbers(tensor: Any) -> None:
         raise ConfigError(
             f"Expected numbers, no texts. Received: input {tensor.name!r} of dtype "
             "string. Next: take its layer out of the model, and pass the output."
-        )
-
-
-def _check_unnamed(model: Any, x: Any) -> None:
-    if isinstance(x, dict):
-        raise ConfigError(
-            f"The model {model.name!r} does not name its inputs. Received: a dict of "
-            f"{', '.join(map(str, x))}. Next: put it into a keras.Model with named "
-            "Inputs."
         )
 
 

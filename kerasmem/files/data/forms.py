@@ -149,37 +149,32 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
         batch_size: samples in a batch; batched data keeps its own.
     """
     if is_array_data(data):
-        x = _named(data)["x"]
-        count = length_of(_leaves(x)[0])
-        for start in range(first * batch_size, count, batch_size):
-            yield _rows(x, start, start + batch_size)
+        data = _named(data)["x"]
+    for x, _, _ in labeled_batches(data, batch_size, first):
+        yield x
+
+
+def labeled_batches(
+    data: Any, batch_size: int, first: int = 0
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield inputs, labels and sample weights of batches, None for what lacks.
+
+    Args:
+        data: samples in any of the forms that `kerasmem.files.data` lists.
+        batch_size: samples in a batch; batched data keeps its own.
+        first: number of the first batch, from 0.
+    """
+    if is_array_data(data):
+        parts = [_named(data).get(name) for name in _ARGUMENTS]
+        for start in range(first * batch_size, sample_count(data) or 0, batch_size):
+            x, y, weight = (_rows(part, start, start + batch_size) for part in parts)
+            yield x, y, weight
         return
     # A PyDataset has as many batches as it says; iterated over, it might go on.
     if isinstance(data, keras.utils.PyDataset):
         batches: Iterator[Any] = map(data.__getitem__, _numbers(data, first))
     else:
         batches = islice(data, first, None)
-    for batch in batches:
-        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        yield keras.tree.map_structure(_dense, x)
-
-
-def labeled_batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield inputs, labels and sample weights of all batches, None for what lacks.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        batch_size: samples in a batch; batched data keeps its own.
-    """
-    if is_array_data(data):
-        parts = [_named(data).get(name) for name in _ARGUMENTS]
-        for start in range(0, sample_count(data) or 0, batch_size):
-            x, y, weight = (_rows(part, start, start + batch_size) for part in parts)
-            yield x, y, weight
-        return
-    batches = data
-    if isinstance(data, keras.utils.PyDataset):
-        batches = map(data.__getitem__, _numbers(data))
     for batch in batches:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         yield keras.tree.map_structure(_dense, x), y, weight

@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import input_names
-from kerasmem.files.data.mapped import check_sizes
+from kerasmem.files.data.source import check_sizes
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """Of an archive: the last two for another compression and for a password."""

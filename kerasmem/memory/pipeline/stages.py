@@ -13,7 +13,7 @@ from kerasmem.backends.tf_data import AUTOTUNE, DatasetStage
 from kerasmem.errors import DataError
 from kerasmem.files.data import is_array_data
 from kerasmem.files.data.forms import first_samples, is_sparse, named_leaves
-from kerasmem.files.data.mapped import mapping_of
+from kerasmem.files.data.source import mapping_of
 from kerasmem.memory.pipeline.stream import Stream
 from kerasmem.records import PipelineStage
 from kerasmem.units import MIB, format_bytes

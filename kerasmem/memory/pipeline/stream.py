@@ -11,7 +11,7 @@ import numpy as np
 
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
-from kerasmem.files.data.mapped import mapping_of, release_pages
+from kerasmem.files.data.source import mapping_of, release_pages
 from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.units import MIB
 

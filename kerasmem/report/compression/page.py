@@ -18,22 +18,221 @@ from kerasmem.records import (
     SearchReport,
     WeightChange,
 )
-from kerasmem.records.comparison import models_table
+from kerasmem.records.comparison import file_label, models_table
+from kerasmem.records.table import Table, evenly, number_text
 from kerasmem.records.weights import weight_table
-from kerasmem.report.compression.bars import layer_bars, model_bars, packed_bars
-from kerasmem.report.compression.curves import (
-    history_panels,
-    history_table,
-    sensitivity_panel,
-    sensitivity_table,
-)
 from kerasmem.report.page.html import html_page, write_html
-from kerasmem.report.page.packing import Packer
-from kerasmem.report.page.panels import packed_panels
+from kerasmem.report.page.panels import Line, Packer, Panel, packed_panels
 from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradients import gradient_flow, norm_panel, norm_table
 from kerasmem.report.run.memory import memory_panels, memory_tables
 from kerasmem.report.search import packed_trials, search_chart, trial_table
+from kerasmem.units import format_bytes, format_ms
+
+_MOST_LAYERS = 16
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A chart of rows with a bar for each model, or for before and after.
+
+    Args:
+        title: what it is of.
+        bars: what the bars of a row are, in their order.
+        rows: by its name the lengths of a row's bars, all on one scale.
+        texts: by the same names what stands at the ends of the bars.
+    """
+
+    title: str
+    bars: tuple[str, ...]
+    rows: Mapping[str, Sequence[float]]
+    texts: Mapping[str, Sequence[str]]
+
+    @property
+    def words(self) -> str:
+        """What the chart shows, for those who cannot see it."""
+        return " ".join(
+            f"{name}: {', '.join(map(' '.join, zip(self.bars, texts, strict=True)))}."
+            for name, texts in self.texts.items()
+        )
+
+
+def model_bars(models: Mapping[str, ModelFigures]) -> Bars | None:
+    """Return the sizes and the time of models as shares of the first one's.
+
+    Args:
+        models: figures by the model's name, the one to compare with first.
+
+    Returns:
+        None without two models, or without a figure that all of them have.
+    """
+    figures = list(models.values())
+    known = {
+        file_label(figures): ([f.model_file_bytes for f in figures], format_bytes),
+        "weights in RAM": ([f.weight_bytes for f in figures], format_bytes),
+        "activation peak": ([f.activation_peak_bytes for f in figures], format_bytes),
+        "median latency": ([f.latency_ms for f in figures], format_ms),
+    }
+    shown = {
+        name: ([value for value in values if value], text)
+        for name, (values, text) in known.items()
+        if all(values)
+    }
+    if len(models) < 2 or not shown:
+        return None
+    return Bars(
+        f"Size and time beside “{next(iter(models))}”",
+        tuple(models),
+        {name: [v / values[0] for v in values] for name, (values, _) in shown.items()},
+        {name: [*map(text, values)] for name, (values, text) in shown.items()},
+    )
+
+
+def layer_bars(changes: Sequence[WeightChange]) -> Bars | None:
+    """Return the bytes of each layer's weights in RAM, before and after.
+
+    The layers that were largest have rows of their own.
+
+    Args:
+        changes: what each technique did to each weight, in order.
+
+    Returns:
+        None if no layer has other bytes than before.
+    """
+    first = dict[str, WeightChange]()
+    for change in changes:
+        first.setdefault(change.weight, change)
+    last = {change.weight: change for change in changes}
+    sizes = dict[str, tuple[int, int]]()
+    for weight, change in first.items():
+        layer = weight.rpartition("/")[0] or change.layer
+        before, after = sizes.get(layer, (0, 0))
+        sizes[layer] = (
+            before + change.before_bytes,
+            after + last[weight].after_bytes,
+        )
+    if all(before == after for before, after in sizes.values()):
+        return None
+    ranked = sorted(sizes, key=lambda layer: -sizes[layer][0])
+    rows = {layer: sizes[layer] for layer in ranked[:_MOST_LAYERS]}
+    if rest := [sizes[layer] for layer in ranked[_MOST_LAYERS:]]:
+        before, after = map(sum, zip(*rest, strict=True))
+        rows[f"{len(rest):,} smaller layers"] = (before, after)
+    return Bars(
+        "Weights of each layer in RAM",
+        ("before", "after"),
+        rows,
+        {name: [*map(format_bytes, pair)] for name, pair in rows.items()},
+    )
+
+
+def packed_bars(charts: Mapping[str, Bars | None], packer: Packer) -> dict[str, Any]:
+    """Return what the page's script reads of charts, by their names."""
+    return {
+        name: {
+            "bars": chart.bars,
+            "rows": [
+                {"name": row, "values": packer.place(values), "texts": chart.texts[row]}
+                for row, values in chart.rows.items()
+            ],
+        }
+        for name, chart in charts.items()
+        if chart
+    }
+
+
+_STYLES = ("peak", "current", "validation", "largest", "within", "pool", "card")
+"""Looks of lines; a chart has no more lines than there are."""
+
+
+def history_panels(history: Mapping[str, Sequence[float]]) -> list[Panel]:
+    """Return the charts of a training's losses and of its other metrics.
+
+    Args:
+        history: values by name and epoch, as of `History.history`.
+    """
+    losses = [name for name in history if name.endswith("loss")]
+    others = [name for name in history if name not in losses]
+    panels = {"Losses": losses, "Metrics": others}
+    return [
+        Panel(title, tuple(_lines(history, names)), unit="number")
+        for title, names in panels.items()
+        if names
+    ]
+
+
+def _lines(history: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[Line]:
+    points = [(name, _by_epoch(history, name)) for name in names]
+    shown = [(name, found) for name, found in points if found]
+    return [
+        Line(name, style, [*map(float, found)], [*map(float, found.values())])
+        for (name, found), style in zip(shown, _STYLES, strict=False)
+    ]
+
+
+def _by_epoch(history: Mapping[str, Sequence[float]], name: str) -> dict[int, float]:
+    """Return values by the number of their epoch, where there may be one in N.
+
+    With `validation_freq=2` there are half as many of validation as epochs. Where that
+    leaves open which epochs they are of there is none.
+    """
+    values, epochs = history[name], _epochs(history)
+    steps = [n for n in range(1, epochs + 1) if epochs // n == len(values)]
+    if len(steps) != 1:
+        return {}
+    return {steps[0] * (n + 1): value for n, value in enumerate(values)}
+
+
+def _epochs(history: Mapping[str, Sequence[float]]) -> int:
+    return max(map(len, history.values()), default=0)
+
+
+def history_table(history: Mapping[str, Sequence[float]]) -> Table:
+    """Return the values of every epoch."""
+    columns = {name: _by_epoch(history, name) for name in history}
+    rows, note = evenly(
+        [
+            (f"{n:,}", *(number_text(c.get(n), 4) for c in columns.values()))
+            for n in range(1, _epochs(history) + 1)
+        ]
+    )
+    return Table("training", ("epoch", *columns), tuple(rows), 0, note)
+
+
+def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
+    """Return the metric against the sparsity of one weight alone.
+
+    The weights that cost most at the highest sparsity have lines.
+    """
+    ranked = sorted(sensitivity.weights, key=lambda w: -float(sensitivity.drops(w)[-1]))
+    shown = ranked[: len(_STYLES)]
+    places = [0.0, *sensitivity.sparsities]
+    lines = [
+        Line(
+            w.weight,
+            style,
+            places,
+            [float(sensitivity.baseline), *map(float, w.values)],
+        )
+        for w, style in zip(shown, _STYLES, strict=False)
+    ]
+    notes = ["One weight is pruned, the others are whole; nothing is trained."]
+    if len(shown) < len(ranked):
+        notes.append(f"Shown are the {len(shown)} most sensitive of {len(ranked)}.")
+    title = f"{sensitivity.metric} by sparsity of one weight"
+    return Panel(title, tuple(lines), tuple(notes), unit="number", step="sparsity")
+
+
+def sensitivity_table(sensitivity: Sensitivity) -> Table:
+    """Return the metric of every weight at every sparsity."""
+    rows, note = evenly(
+        [
+            (w.weight, f"{w.size:,}", *(number_text(float(v), 4) for v in w.values))
+            for w in sensitivity.weights
+        ]
+    )
+    heads = tuple(f"{sparsity:.0%} zero" for sparsity in sensitivity.sparsities)
+    return Table("sensitivity", ("weight", "entries", *heads), tuple(rows), 1, note)
 
 
 @dataclass(frozen=True)

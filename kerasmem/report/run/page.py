@@ -9,12 +9,10 @@ from kerasmem.records import GradientRecord, MemoryRecord, Run, gravest_first
 from kerasmem.records.post_mortem import remedy_words
 from kerasmem.records.table import Table, evenly, number_text
 from kerasmem.report.page.html import html_page, write_html
-from kerasmem.report.page.packing import Packer
-from kerasmem.report.page.panels import Lines, Panel, packed_panels
+from kerasmem.report.page.panels import Lines, Packer, Panel, packed_panels
 from kerasmem.report.run.epochs import continued, later_fits
 from kerasmem.report.run.gradients import (
     MEASURES,
-    GradientFlow,
     gradient_flow,
     norm_panel,
     norm_table,
@@ -107,7 +105,11 @@ def page_content(run: Run) -> dict[str, Any]:
         {
             "fits": packer.whole(later),
             "panels": packed_panels(panels, packer),
-            "flow": _flow(flow, packer),
+            "flow": {
+                "paths": flow.paths,
+                "columns": packer.whole(flow.columns),
+                "measures": {n: packer.real(flow.measures[n]) for n in MEASURES},
+            },
             "timelines": [timeline_columns(t, packer, model) for t in timelines],
         }
     )
@@ -119,7 +121,7 @@ def page_content(run: Run) -> dict[str, Any]:
         "later_fits": later,
         "panels": panels,
         "epoch_tables": [*tables, *memory_tables(run.memory)],
-        "batches": sum(_is_batch(record) for record in run.memory),
+        "batches": sum(record.batch is not None for record in run.memory),
         "flow": flow,
         "variable_table": variable_table(flow),
         "timelines": [
@@ -130,18 +132,6 @@ def page_content(run: Run) -> dict[str, Any]:
         "post_mortems": post_mortems,
         "post_mortems_note": post_mortems_note,
         "remedy_words": remedy_words,
-    }
-
-
-def _is_batch(record: MemoryRecord) -> bool:
-    return record.batch is not None
-
-
-def _flow(flow: GradientFlow, packer: Packer) -> dict[str, Any]:
-    return {
-        "paths": flow.paths,
-        "columns": packer.whole(flow.columns),
-        "measures": {name: packer.real(flow.measures[name]) for name in MEASURES},
     }
 
 

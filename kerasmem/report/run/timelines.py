@@ -15,7 +15,7 @@ import numpy as np
 from kerasmem.records import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.records.estimate import NO_LAYER
 from kerasmem.records.table import MOST_ROWS, Table, evenly, share_text
-from kerasmem.report.page.packing import Packer
+from kerasmem.report.page.panels import Packer
 from kerasmem.units import format_bytes
 
 MOST_BLOCKS = 300_000
