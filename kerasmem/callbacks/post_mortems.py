@@ -98,7 +98,6 @@ class FailureWatch(keras.callbacks.Callback):
             step=self._step,
             is_freed=False,
             other_bytes=self._other_bytes,
-            may_try=True,
             timelines=[one for one in timelines if self._is_seen_by(one)],
             process=backends.current().processes(model)[0],
         )

@@ -172,7 +172,7 @@ def measure(name, limit):
     told = child(limit, "fail", name, batch)
     found = told["found"]
     where = {"model": name, "limit_mib": limit, "batch": batch}
-    known = {name: found[name] for name in ("left_out", "fitting_is_tried")}
+    known = {"left_out": found["left_out"]}
     print(json.dumps(where | known | {"seconds": round(told["seconds"], 1)}))
     parts = found["fitting_micro_batches"]
     advice = [(remedy["name"], 1, remedy) for remedy in found["remedies"]]

@@ -1,7 +1,6 @@
 """The largest batch that fits: estimated, then tried for real with few trials."""
 
 import functools
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +14,6 @@ from kerasmem.graph.layers import has_graph
 from kerasmem.memory.batch_size.search import MOST_TRIALS, Search
 from kerasmem.memory.batch_size.trial import (
     ONE_THREAD,
-    USABLE,
-    USABLE_BY_THREADS,
     BatchSize,
     CurvePoint,
     Limit,
@@ -141,42 +138,26 @@ def search_for(
     request: Request,
     limit_bytes: int,
     sizes: Sequence[int],
-    *,
-    predict: Callable[[int], int] | None = None,
-    seconds: float | None = None,
-    one_thread: bool = True,
 ) -> Search:
     """Return a search for the largest batch that runs within a limit.
 
     Args:
-        request: the question, for any batch size; of several replicas one is tried,
-            with its part of the batch.
+        request: the question, for any batch size, on one device.
         limit_bytes: the limit.
         sizes: those that may be tried, from 1 and rising.
-        predict: returns the estimated peak of a batch size, in bytes; it grows. None
-            for that of `predictor`, once the limit is seen to be of use.
-        seconds: how long it may take, counted from now; then the next trial, or the
-            running one, raises a TimeoutError. None for as long as it takes.
-        one_thread: as of `environment`; with several there is more to spare.
 
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
     fixed = _fixed_bytes(request, limit_bytes)
-    usable = USABLE if one_thread else USABLE_BY_THREADS
-    limit = Limit.with_fixed(fixed, limit_bytes, usable)
-    limited = environment(
-        limit_bytes, request.backend, request.device, one_thread=one_thread
-    )
-    end = None if seconds is None else time.monotonic() + seconds
+    limit = Limit.with_fixed(fixed, limit_bytes)
+    limited = environment(limit_bytes, request.backend, request.device)
 
     def tried(size: int) -> Trial:
-        left = None if end is None else max(end - time.monotonic(), 0.0)
-        part = request.with_batch_size(size).of_a_replica()
-        return replace(attempt(part, limit, limited, left), batch_size=size)
+        return attempt(request.with_batch_size(size), limit, limited)
 
     return Search(
-        predict=predict or predictor(request, sizes[-1]),
+        predict=predictor(request, sizes[-1]),
         attempt=tried,
         limit_bytes=limit.usable_bytes,
         fixed_bytes=fixed,

@@ -30,9 +30,6 @@ next, and a limit decides by chance.
 USABLE = 0.96
 """Of what variables leave: nearer to the limit chance decides."""
 
-USABLE_BY_THREADS = 0.9
-"""The same where several threads start operations, in another order each time."""
-
 ONLY_WHAT_IT_NEEDS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -113,17 +110,14 @@ class Limit:
     usable_bytes: int
 
     @classmethod
-    def with_fixed(
-        cls, fixed_bytes: int, nbytes: int, usable: float = USABLE
-    ) -> "Limit":
+    def with_fixed(cls, fixed_bytes: int, nbytes: int) -> "Limit":
         """Return a limit of which variables take so many bytes.
 
         Args:
             fixed_bytes: what they take.
             nbytes: the limit.
-            usable: share of the rest that a step may need.
         """
-        return cls(nbytes, fixed_bytes + round(usable * (nbytes - fixed_bytes)))
+        return cls(nbytes, fixed_bytes + round(USABLE * (nbytes - fixed_bytes)))
 
 
 def limit_in_bytes(memory_limit: Any, device: str) -> int:
@@ -146,25 +140,20 @@ def limit_in_bytes(memory_limit: Any, device: str) -> int:
     return card.total_bytes - card.used_bytes
 
 
-def environment(
-    limit_bytes: int, backend: str, device: str, *, one_thread: bool = True
-) -> Mapping[str, str]:
+def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str]:
     """Return the environment in which a child keeps to the limit, where one can.
 
     Args:
         limit_bytes: the limit.
         backend: name of the Keras backend of the child.
         device: `"cpu"` or `"gpu"`.
-        one_thread: whether TensorFlow starts operations one by one on a CPU; otherwise
-            as this process does.
     """
     if device == "gpu":
         return ONLY_WHAT_IT_NEEDS
     if backend != "tensorflow":
         return ON_THE_CPU
     limited = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
-    threads = ONE_THREAD if one_thread else {}
-    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **threads, **limited}
+    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD, **limited}
 
 
 def set_limit(limit_bytes: int, device: str) -> None:
@@ -180,7 +169,6 @@ def attempt(
     request: Request,
     limit: Limit,
     environment: Mapping[str, str],
-    seconds: float | None = None,
 ) -> Trial:
     """Return whether steps of `request`'s batch run within the limit.
 
@@ -188,10 +176,8 @@ def attempt(
         request: the model and the batch.
         limit: the memory limit.
         environment: with which the child keeps to the limit.
-        seconds: how long it may take; None for as long as it takes.
 
     Raises:
-        TimeoutError: if it took longer.
         ChildDiedError: if the step fails for another reason than memory.
     """
     job = {**request.job(), "limit": limit.nbytes, "usable": limit.usable_bytes}
@@ -201,7 +187,6 @@ def attempt(
             job,
             backend=request.backend,
             environment=environment,
-            seconds=seconds,
             doing=f"Measuring batch size {request.batch_size}",
         )
     except ChildDiedError as error:

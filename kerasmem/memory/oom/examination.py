@@ -20,10 +20,8 @@ from kerasmem.memory.oom.fitting import (
     Fitting,
     Room,
     StepContext,
-    can_be_tried,
     correction_by_failure,
     fewest_micro_batches,
-    try_micro_batches,
 )
 from kerasmem.memory.oom.savings import (
     SAVINGS,
@@ -55,11 +53,10 @@ def post_mortem(model: Any, cause: Cause, context: StepContext) -> PostMortem:
     """Return all that can be told of why memory ran out, and what would help.
 
     It never raises: a part that cannot be found out is left out and said. Nothing runs
-    on the device, but in processes of their own if `context` allows that, and what is
-    returned holds no tensors. What was in use at the peak is measured if `context` has
-    a timeline, else estimated for a step like the failed one.
-    Ask for it when the error is gone and its tensors are free: what is in use by then
-    is taken for what stays in use.
+    on the device, and the result holds no tensors. The use at the peak is measured if
+    `context` has a timeline, else estimated for a step like the failed one. Ask for it
+    when the error is gone and its tensors are free: the memory in use by then is taken
+    as in use between steps.
 
     Args:
         model: the model in training; it stays as it is.
@@ -105,7 +102,6 @@ class _Examination:
             other_bytes=other,
             fitting_micro_batches=fitting.micro_batches if fitting else None,
             fitting_bytes=fitting.peak_bytes if fitting else None,
-            fitting_is_tried=fitting.is_tried if fitting else False,
             remedies=found or (),
             left_out=tuple(dict.fromkeys(self._left_out)),
             process=context.process,
@@ -154,16 +150,10 @@ class _Examination:
     def _fitting(self, room: Room | None) -> Fitting | None:
         if room is None or not self._context.batch_size:
             return None
-        context, failed = self._context, self._context.micro_batches
-        if context.may_try and can_be_tried():
-            tried = self._try(
-                "how many micro-batches fit when tried",
-                lambda: try_micro_batches(self._model, context, room, self._estimate),
-            )
-            if tried is not None and tried.fitting is not None:
-                return tried.fitting
-            failed = tried.failed if tried else failed
-        return fewest_micro_batches(self._estimate, room, context.batch_size, failed)
+        context = self._context
+        return fewest_micro_batches(
+            self._estimate, room, context.batch_size, context.micro_batches
+        )
 
     def _remedies(
         self, fitting: Fitting | None, room: Room | None
@@ -185,12 +175,7 @@ class _Examination:
         )
         end = time.monotonic() + _SECONDS
         found = [self._saving(name, step, end) for name in SAVINGS]
-        correction = 1.0
-        if room is not None:
-            correction = max(
-                correction_by_failure(estimate, room),
-                fitting.correction if fitting else 1.0,
-            )
+        correction = correction_by_failure(estimate, room) if room else 1.0
         return (*special, *worthwhile(found, estimate, room, correction))
 
     def _saving(self, name: str, step: FailedStep, end: float) -> Saving | None:

@@ -1,20 +1,15 @@
-"""How many micro-batches would fit: estimated, tried, corrected by what has failed."""
+"""How many micro-batches would fit: estimated, corrected by what has failed."""
 
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from kerasmem import backends
-from kerasmem.backends import device_kind
 from kerasmem.files.data.forms import is_array_data
-from kerasmem.memory.batch_size.find import search_for
-from kerasmem.memory.batch_size.trial import USABLE, Trial
-from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.records import MemoryEstimate, Timeline
 
 _STORED = ("parameter", "optimizer_state")
@@ -41,8 +36,6 @@ class StepContext:
             use now says nothing of what stays in use.
         other_bytes: bytes in use beside the variables between steps; None to take what
             is in use now for it, if the failed step is gone.
-        may_try: whether what should fit may be tried in processes of its own, within
-            a minute, where a process can be kept to the limit.
         timelines: a window of steps that ends with this one, where there is one.
         process: index of the process.
     """
@@ -57,7 +50,6 @@ class StepContext:
     input_shape: Any | None = None
     is_freed: bool = True
     other_bytes: int | None = None
-    may_try: bool = False
     timelines: Sequence[Timeline] = ()
     process: int = 0
 
@@ -65,12 +57,6 @@ class StepContext:
     def micro_batch_size(self) -> int:
         """Samples that went through the model at a time, at most."""
         return -(-self.batch_size // self.micro_batches)
-
-    def smaller_sizes(self) -> Sequence[int]:
-        """Return the sizes of more micro-batches than these, rising; at least 1."""
-        counts = range(self.micro_batches + 1, self.batch_size + 1)
-        sizes = {-(-self.batch_size // count) for count in counts}
-        return sorted({1} | {size for size in sizes if size < self.micro_batch_size})
 
 
 def samples_per_batch(x: Any, batch_size: int | None) -> int:
@@ -157,14 +143,10 @@ class Fitting:
     Args:
         micro_batches: the number.
         peak_bytes: the peak with it, and with what is in use beside it.
-        is_tried: whether steps of it ran within the limit; otherwise it is estimated.
-        correction: by how much more than estimated a step was seen to move, from 1.
     """
 
     micro_batches: int
     peak_bytes: int
-    is_tried: bool = False
-    correction: float = 1.0
 
 
 def fewest_micro_batches(
@@ -259,93 +241,3 @@ class _Need:
 
     def _most(self, size: int) -> float:
         return most_moving_bytes(self._estimate(size), self._correction)
-
-
-_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What trials said.
-
-    Args:
-        fitting: the number of micro-batches that fits, None if none did.
-        failed: the largest number of them that was seen not to fit.
-    """
-
-    fitting: Fitting | None
-    failed: int
-
-
-def can_be_tried() -> bool:
-    """Return whether a process of its own has as much memory, and keeps to a limit.
-
-    A GPU is full while this process has it.
-    """
-    return device_kind() == "cpu" and backends.current().cpu_limit_bytes() is not None
-
-
-def try_micro_batches(
-    model: Any,
-    context: StepContext,
-    room: Room,
-    estimate: Callable[[int], MemoryEstimate],
-) -> Tried | None:
-    """Return what trials of smaller batches said; None if none ended within a minute.
-
-    Args:
-        model: the model in training.
-        context: the step that failed.
-        room: what a step may use.
-        estimate: returns the estimate for so many samples at a time.
-
-    Raises:
-        ConfigError: if the variables alone are above the limit.
-        ChildDiedError: if a step fails for another reason than memory.
-    """
-    request = checked_request(
-        model,
-        1,
-        training=context.training,
-        device=device_kind(),
-        input_shape=context.input_shape,
-    )
-
-    def most(size: int) -> int:
-        found = estimate(size)
-        return stored_bytes(found) + round(most_moving_bytes(found, 1.0))
-
-    search = search_for(
-        request,
-        room.limit_bytes - room.other_bytes - room.accumulator_bytes,
-        context.smaller_sizes(),
-        predict=most,
-        seconds=_SECONDS,
-        # What is said here is of a step in this process, with its threads.
-        one_thread=False,
-    )
-    with suppress(TimeoutError):  # what was tried until then counts
-        search.run()
-    if not search.trials:
-        return None
-    fits = [trial for trial in search.trials if trial.fits]
-    fails = [trial.batch_size for trial in search.trials if not trial.fits]
-    failed = -(-context.batch_size // min(fails, default=context.micro_batch_size))
-    if not fits:
-        return Tried(None, failed)
-    largest = max(fits, key=lambda trial: trial.batch_size)
-    fitting = _fitting(largest, context, room, estimate(largest.batch_size))
-    return Tried(fitting, failed)
-
-
-def _fitting(
-    trial: Trial, context: StepContext, room: Room, estimate: MemoryEstimate
-) -> Fitting:
-    own = trial.peak_bytes or estimate.peak_bytes
-    moved = own - stored_bytes(estimate)
-    return Fitting(
-        micro_batches=-(-context.batch_size // trial.batch_size),
-        peak_bytes=own + room.other_bytes + room.accumulator_bytes,
-        is_tried=True,
-        correction=max(1.0, moved / max(moving_bytes(estimate), 1)),
-    )

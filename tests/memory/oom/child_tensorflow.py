@@ -51,9 +51,7 @@ def device():
     model = network()
     model.train_on_batch(*batch(8))
     cause, text = failed(lambda: model.train_on_batch(*batch(BATCH)), model)
-    found = post_mortem(
-        model, cause, StepContext(batch_size=BATCH, step=1, may_try=True)
-    )
+    found = post_mortem(model, cause, StepContext(batch_size=BATCH, step=1))
     return {
         "text": text,
         "found": found.to_json(),
