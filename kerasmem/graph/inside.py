@@ -169,10 +169,9 @@ def _computes_alike(layer: Any, graph: keras.Function) -> bool:
 
 def _runs(graph: keras.Function) -> bool:
     """Return whether a graph runs on tensors: an open length in it is no number."""
-    operation = keras.Operation()
-    operation.call = graph.__call__
     try:
-        keras.Operation.compute_output_spec(operation, graph._inputs_struct)
+        # Not the method of `Function`, which asks its operations for their shapes.
+        keras.Operation.compute_output_spec(graph, graph._inputs_struct)
     except Exception:  # noqa: BLE001 - whatever it raises, training would raise it too
         return False
     return True

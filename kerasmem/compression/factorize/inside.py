@@ -293,8 +293,9 @@ def _insert(owner: Any, layers: Sequence[Any], forms: Forms) -> None:
     product = FactorizedKernel(kernel, owner, layers, forms)
     exchange_weight(owner, "_kernel", kernel, product)
     with unlocked(owner):
-        for number, layer in enumerate(layers):
-            setattr(owner, f"factor_{number}", layer)
+        owner.factor_0, owner.factor_1 = layers[:2]
+        if len(layers) > 2:
+            owner.factor_2 = layers[2]
     _change_class(owner, FactorizedProduct)
 
 
