@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.graph.layers import set_class
 from kerasmem.graph.lora import note_lora_inside
 
 
@@ -30,7 +31,7 @@ def become(layer: Any, form: type, block: type, name: str) -> None:
         name: Name of the new class.
     """
     if not isinstance(layer, form):
-        _set_class(layer, _combined(form, type(layer), block, name))
+        set_class(layer, _combined(form, type(layer), block, name))
 
 
 @functools.cache
@@ -41,10 +42,6 @@ def _combined(form: type, cls: type, block: type, name: str) -> type:
     register(combined)
     register(block)  # which the name has to lead to
     return combined
-
-
-def _set_class(layer: Any, cls: type) -> None:
-    set_attribute(layer, "__class__", cls)
 
 
 def layer_before(config: dict[str, Any]) -> Any:
@@ -69,6 +66,6 @@ def as_it_was(layer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _set_class(layer, cls)
+        set_class(layer, cls)
         for name in {*vars(layer)} - before:
             object.__delattr__(layer, name)
