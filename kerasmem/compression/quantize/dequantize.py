@@ -16,7 +16,12 @@ from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
-from kerasmem.graph.from_config import load_saved_state, saved_state, uncompiled
+from kerasmem.graph.from_config import (
+    copy_saved_state,
+    load_saved_state,
+    saved_state,
+    uncompiled,
+)
 from kerasmem.graph.full_configs import full_configs, no_copy
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.lora import has_lora
@@ -63,6 +68,8 @@ def dequantize(model: Any) -> Any:
             load_saved_state(new, *saved_state(old))
         else:
             _carry_over(old, new)
+        if getattr(old, "preprocessor", None) is not None:  # of a task of KerasHub
+            copy_saved_state(old.preprocessor, new.preprocessor)
     if any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
         made = Rebuild(_WithoutFakeQuantize()).run(made)
     compile_as(made, model)
