@@ -19,6 +19,14 @@ def is_fitting(model: Any) -> bool:
     return _frame_of(("fit",), model, sys._getframe()) is not None
 
 
+def callbacks_of_fit(model: Any) -> list[Any] | None:
+    """Return the callbacks that the running `fit` calls, None if there are none."""
+    frame = _frame_of(("fit",), model, sys._getframe())
+    found = frame and frame.f_locals.get("callbacks")
+    is_list = isinstance(found, keras.callbacks.CallbackList)
+    return found.callbacks if is_list else None
+
+
 def is_running(model: Any, thread: int) -> bool:
     """Return True while `fit`, `evaluate` or `predict` of the model runs in a thread.
 

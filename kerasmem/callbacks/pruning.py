@@ -3,14 +3,41 @@
 from collections.abc import Callable
 from typing import Any
 
-from kerasmem.backends import patch_method
-from kerasmem.callbacks.attachment import AttachedCallback, is_fitting
+import keras
+
+from kerasmem.callbacks.attachment import (
+    AttachedCallback,
+    callbacks_of_fit,
+    is_fitting,
+)
 from kerasmem.callbacks.pruning_places import Loop, Places
 from kerasmem.callbacks.run_log import warn
 from kerasmem.compression.prune import CRITERIA, INPUTS, Prune
 from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.records import WeightChange
+
+
+class _Last(keras.callbacks.Callback):
+    """Calls functions at the end of a training, behind all other callbacks.
+
+    Args:
+        callbacks: The list of callbacks that this one is appended to.
+
+    Attributes:
+        functions: The functions, the last of which is called first.
+    """
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        super().__init__()
+        self._callbacks = callbacks
+        self.functions: list[Callable[[], None]] = []
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Leave the list and call the functions."""
+        self._callbacks.remove(self)
+        for function in reversed(self.functions):
+            function()
 
 
 class Pruning(AttachedCallback):
@@ -140,20 +167,14 @@ class Pruning(AttachedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Let go, when all other callbacks have had their last word on the weights."""
-        history = getattr(self.model, "history", None)
-        if self._loop is not None or history is None:
+        callbacks = None if self._loop is not None else callbacks_of_fit(self.model)
+        if callbacks is None:
             self._finish()
-            return
-        # Keras lists its History behind the user's callbacks, one of which may still
-        # bring back the weights of an earlier epoch.
-        undo: list[Callable[[], None]] = []
-
-        def finish(original: Any, *args: Any) -> Any:
-            undo.pop()()
-            self._finish()
-            return original(*args)
-
-        undo.append(patch_method(history, "on_train_end", finish))
+        else:
+            # A callback behind this one may restore the weights of an earlier epoch.
+            if not isinstance(callbacks[-1], _Last):
+                callbacks.append(_Last(callbacks))
+            callbacks[-1].functions.append(self._finish)
 
     def _begin(self, epoch: int) -> Places:
         """Return the places of this training; what is zero now counts as pruned."""

@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stdout = sys.stdout
     try:
         # Keras, the backends and the user's own modules may print: not into a result.
-        with redirect_stdout(sys.stderr), warnings.catch_warnings():
-            _say_warnings_in_one_line()
+        with redirect_stdout(sys.stderr), _warnings_in_one_line():
             outcome = _run(options)
         if options.json:
             print(outcome.to_json(), file=stdout)
@@ -170,18 +169,21 @@ def _fail_of_child(error: ChildDiedError) -> int:
     return _fail(str(error), _DEFECT)
 
 
-def _say_warnings_in_one_line() -> None:
-    """Show our own warnings without the line of code; to be undone by the caller."""
-    default = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *rest: object) -> None:
-        if issubclass(category, KerasMemWarning):
-            print(f"kerasmem: warning: {message}", file=sys.stderr)
-        else:
-            default(message, category, *rest)  # pyright: ignore[reportArgumentType]
-
-    warnings.showwarning = show  # pyright: ignore[reportAttributeAccessIssue]
-    warnings.simplefilter("always", KerasMemWarning)
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Show warnings at the end of the scope, our own without the line of code."""
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always", KerasMemWarning)
+        try:
+            yield
+        finally:
+            for each in messages:
+                text = f"kerasmem: warning: {each.message}\n"
+                if not issubclass(each.category, KerasMemWarning):
+                    text = warnings.formatwarning(
+                        each.message, each.category, each.filename, each.lineno
+                    )
+                sys.stderr.write(text)
 
 
 def _check_handed_in(options: Namespace) -> None:

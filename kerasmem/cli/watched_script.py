@@ -31,29 +31,34 @@ def main() -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-class _KerasFinder(importlib.abc.MetaPathFinder):
-    """Finds Keras as the other finders do, and watches its models once it is loaded."""
+class _KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads Keras as others do, and watches its models once it is loaded."""
 
     def __init__(self, log_dir: str, *, with_timeline: bool) -> None:
         self._log_dir = log_dir
         self._with_timeline = with_timeline
+        self._loader: Any = None
 
     def find_spec(self, fullname: str, *_: Any) -> Any:
-        """Return the spec of Keras with a loader that calls back; None for others."""
+        """Return the spec of Keras with this as its loader; None for others."""
         if fullname != "keras":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return None
-        load = spec.loader.exec_module
-
-        def load_and_watch(module: ModuleType) -> None:
-            load(module)
-            _watch(module, self._log_dir, with_timeline=self._with_timeline)
-
-        spec.loader.exec_module = load_and_watch
+        self._loader, spec.loader = spec.loader, self
         return spec
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        """Create the module as the loader of Keras does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Run the module with the loader of Keras, then watch its models."""
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _watch(module, self._log_dir, with_timeline=self._with_timeline)
 
 
 def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:

@@ -135,7 +135,8 @@ class Config:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        for name, value in check_fields(self).items():
+            self._set(name, value)
 
     def to_json(self) -> dict[str, Any]:
         """Serialize the config to plain data; `from_tagged` reads it back.
@@ -171,22 +172,25 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def check_fields(config: Any) -> None:
+def check_fields(config: Any) -> dict[str, Any]:
     """Raise unless every field of a dataclass has a value that its annotation allows.
 
     An annotation is `bool`, `Annotated` with the tuple of allowed texts, a `Whole` or a
     `Real`, or with `Patterns` or a `ByPattern`, which become a tuple; all of them also
     with `| None`. Other fields are not looked at.
 
+    Returns:
+        The values of the fields in the form that their annotations give them.
+
     Raises:
         ConfigError: with the field, what it may be, and the value received.
     """
-    owner = type(config).__name__
+    owner, values = type(config).__name__, {}
     for name, (kind, rule, is_optional) in rules_of(type(config)).items():
         value = getattr(config, name)
         if not (is_optional and value is None):
-            new = _checked(owner, name, value, bool if kind is bool else rule)
-            object.__setattr__(config, name, new)
+            values[name] = _checked(owner, name, value, bool if kind is bool else rule)
+    return values
 
 
 def _checked(owner: str, name: str, value: Any, rule: Any) -> Any:

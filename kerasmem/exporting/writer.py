@@ -109,9 +109,7 @@ class Writer:
         made.inputs, made.outputs = list(inputs), [output]
         if kind is not None:
             made.builtinOptionsType = getattr(self._schema.BuiltinOptions, kind)
-            made.builtinOptions = getattr(self._schema, f"{kind}T")()
-            for field, value in options.items():
-                setattr(made.builtinOptions, field, value)
+            made.builtinOptions = getattr(self._schema, f"{kind}T")(**options)
         self._operations.append(made)
 
     def content(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> bytes:

@@ -4,12 +4,14 @@ Its config holds the serialized form of the layer that it was.
 """
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from kerasmem.graph.layers import set_class
 from kerasmem.graph.lora import note_lora_inside
 
 
@@ -17,6 +19,29 @@ def set_attribute(layer: Any, name: str, value: Any) -> None:
     """Set an attribute of a layer, past what Keras does with values that are set."""
     # Not `setattr`: Keras would wrap the value, and refuse a layer that is built.
     object.__setattr__(layer, name, value)
+
+
+def become(layer: Any, form: type, block: type, name: str) -> None:
+    """Change the class of a layer in place, unless it is a `form` already.
+
+    Args:
+        layer: The layer.
+        form: The class whose methods replace those of the layer's class.
+        block: The registered class whose `from_config` loads the layer.
+        name: Name of the new class.
+    """
+    if not isinstance(layer, form):
+        set_class(layer, _combined(form, type(layer), block, name))
+
+
+@functools.cache
+def _combined(form: type, cls: type, block: type, name: str) -> type:
+    combined = type(name, (form, cls), {"__module__": block.__module__})
+    package, registered = keras.saving.get_registered_name(block).split(">")
+    register = keras.saving.register_keras_serializable(package, registered)
+    register(combined)
+    register(block)  # which the name has to lead to
+    return combined
 
 
 def layer_before(config: dict[str, Any]) -> Any:
@@ -41,6 +66,6 @@ def as_it_was(layer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        set_attribute(layer, "__class__", cls)
+        set_class(layer, cls)
         for name in {*vars(layer)} - before:
             object.__delattr__(layer, name)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -51,33 +51,29 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
     Args:
         layers: The layers of a model, each once. Restored at the end of the scope.
     """
-    layers = list(layers)
-    silent = [x for x in layers if _is_silent(type(x)) and x._auto_config is None]
-    told = [(layer, _arguments_of(layer)) for layer in silent]
-    noted = [(layer, SimpleNamespace(config=x)) for layer, x in told if x is not None]
-    incomplete = [
-        x for x in layers if _may_omit(type(x)) and "get_config" not in vars(x)
-    ]
+    completed = []
     try:
-        for layer, config in noted:
-            # Private, as Keras's constructor sets it; past what it does to attributes.
-            object.__setattr__(layer, "_auto_config", config)
-        for layer in incomplete:
-            get_config = partial(_completed, layer)
-            # Keras looks here for whether a class has a `get_config` of its own.
-            get_config._is_default = _has_default(type(layer))  # type: ignore[attr-defined]
+        for layer in layers:
+            arguments = _arguments_of(layer) if _is_silent(layer) else None
+            is_omitting = _may_omit(type(layer)) or arguments is not None
+            if not is_omitting or "get_config" in vars(layer):
+                continue
+            get_config = partial(_completed, layer, arguments)
+            # Keras looks here for whether it is to add the recorded arguments.
+            is_default = arguments is None and _has_default(type(layer))
+            get_config._is_default = is_default  # type: ignore[attr-defined]
             object.__setattr__(layer, "get_config", get_config)
+            completed.append(layer)
         yield
     finally:
-        for layer in incomplete:
+        for layer in completed:
             object.__delattr__(layer, "get_config")
-        for layer, _ in noted:
-            object.__setattr__(layer, "_auto_config", None)
 
 
-def _is_silent(cls: type) -> bool:
+def _is_silent(layer: Any) -> bool:
+    cls = type(layer)
     is_keras = cls.__module__.startswith(("keras.", "kerasmem."))
-    return not is_keras and _has_default(cls)
+    return not is_keras and _has_default(cls) and layer._auto_config is None
 
 
 def _has_default(cls: type) -> bool:
@@ -97,8 +93,13 @@ def _omitted(cls: type) -> tuple[str, ...]:
     return sum((_OMITTED.get(base.__name__, ()) for base in cls.__mro__), ())
 
 
-def _completed(layer: Any) -> dict[str, Any]:
-    """Return the config of a layer with the arguments that it omits."""
+def _completed(layer: Any, arguments: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the config of a layer with the arguments that it omits.
+
+    Args:
+        layer: The layer.
+        arguments: Serialized arguments of its constructor if Keras recorded none.
+    """
     cls = type(layer)
     if names := _omitted(cls):
         return cls.get_config(layer) | {name: getattr(layer, name) for name in names}
@@ -115,7 +116,7 @@ def _completed(layer: Any) -> dict[str, Any]:
         for name, value in recorded.items()
         if name in parameters and value != parameters[name].default
     }
-    config = changed | config
+    config = (changed if arguments is None else arguments) | config
     if "input_layers" in config or any(
         one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
     ):

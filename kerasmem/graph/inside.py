@@ -4,14 +4,14 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.layers import set_class, sublayers
 
 
 class Inside(NamedTuple):
@@ -169,10 +169,9 @@ def _computes_alike(layer: Any, graph: keras.Function) -> bool:
 
 def _runs(graph: keras.Function) -> bool:
     """Return whether a graph runs on tensors: an open length in it is no number."""
-    operation = keras.Operation()
-    operation.call = graph.__call__
     try:
-        keras.Operation.compute_output_spec(operation, graph._inputs_struct)
+        # Not the method of `Function`, which asks its operations for their shapes.
+        keras.Operation.compute_output_spec(graph, graph._inputs_struct)
     except Exception:  # noqa: BLE001 - whatever it raises, training would raise it too
         return False
     return True
@@ -209,40 +208,59 @@ def call_on_symbols(
         pure: raise a ValueError if it adds a loss, assigns, draws random numbers, or
             computes with a weight alone: that would be a constant among the symbols.
     """
-    losses: list[Any] = []
     inner = sublayers(layer)
-    before = [dict(vars(one)) for one in inner]
+    before = [(type(one), dict(vars(one))) for one in inner]
     try:
         for one in inner:
-            if _inherits_spec(type(one)):
-                # Looks at its `call` for what comes out.
-                spec = partial(keras.Operation.compute_output_spec, one)
-                vars(one)["compute_output_spec"] = spec
-            elif isinstance(one, keras.layers.EinsumDense):
-                vars(one)["compute_output_spec"] = partial(_einsum_spec, one)
-            # It takes values only.
-            vars(one)["add_loss"] = losses.append if one is layer else _no_loss
+            set_class(one, _on_symbols(type(one)))
         # Not `setattr`: a layer that is built takes no other weight.
         vars(layer).update(weights)
         # What it assigns, such as the state of random numbers, stays in the scope.
         attributes = dict(vars(layer))
         with _ReadingScope() as scope:
             outputs = layer.call(*args, **kwargs)
-        changes = losses or scope.state_mapping or vars(layer) != attributes
+        changes = scope.state_mapping or vars(layer) != attributes
         if pure and (changes or scope.has_read):
             raise ValueError("It does more than to return something.")
         return outputs
     finally:
         # It may have kept symbols, such as its last logits, under names of its own.
-        for one, attributes in zip(inner, before, strict=True):
+        for one, (cls, attributes) in zip(inner, before, strict=True):
+            set_class(one, cls)
             for name in vars(one).keys() - attributes.keys():
                 del vars(one)[name]
             vars(one).update(attributes)
 
 
-def _einsum_spec(layer: Any, inputs: Any, **options: Any) -> Any:
-    spec = type(layer).compute_output_spec(layer, inputs, **options)
-    return with_known_lengths(layer, inputs, spec)
+class _OnSymbols(keras.layers.Layer):
+    """A layer whose `call` may run on symbols."""
+
+    def add_loss(self, loss: Any) -> None:
+        """Note the loss: Keras takes values only."""
+        self._symbolic_loss = loss
+
+
+class _ReadCall(_OnSymbols):
+    """A layer whose outputs are read from its `call`."""
+
+    compute_output_spec = keras.Operation.compute_output_spec
+
+
+class _KnownLengths(_OnSymbols):
+    """An `EinsumDense` whose outputs have the lengths of its inputs."""
+
+    def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
+        """Return the output without open lengths that are known."""
+        spec = super().compute_output_spec(inputs, **options)
+        return with_known_lengths(self, inputs, spec)
+
+
+@cache
+def _on_symbols(cls: type) -> type:
+    """Return the subclass of a layer's class that runs on symbols."""
+    form = _KnownLengths if issubclass(cls, keras.layers.EinsumDense) else _OnSymbols
+    form = _ReadCall if _inherits_spec(cls) else form
+    return type(cls.__name__, (form, cls), {"__module__": cls.__module__})
 
 
 def with_known_lengths(layer: Any, inputs: Any, spec: Any) -> Any:
@@ -271,10 +289,6 @@ class _ReadingScope(keras.StatelessScope):
         """Return what the variable was assigned in the scope, None for nothing."""
         self.has_read = True
         return super().get_current_value(variable)
-
-
-def _no_loss(_: Any) -> None:
-    """Stand in for `add_loss`, which takes no symbol."""
 
 
 def _inherits_spec(kind: type) -> bool:

@@ -158,6 +158,12 @@ def without_inputs(layers: Sequence[Any]) -> list[Any]:
     return [layer for layer in layers if not isinstance(layer, inputs)]
 
 
+def set_class(layer: Any, cls: type) -> None:
+    """Change the class of a layer in place; its attributes stay."""
+    # Not `setattr`: that of Keras tracks what is set.
+    object.__setattr__(layer, "__class__", cls)
+
+
 def own_variables(layer: Any) -> list[Any]:
     """Return the variables that `layer` created itself, seeds left out."""
     # `layer.weights` mixes the layer's own variables with those of its sublayers;

@@ -24,7 +24,7 @@ from kerasmem.backends.variables import (
 )
 from kerasmem.errors import ModelError
 from kerasmem.graph.computed import ComputedVariable, named_beside
-from kerasmem.graph.forms import as_it_was, layer_before, set_attribute
+from kerasmem.graph.forms import as_it_was, become, layer_before, set_attribute
 from kerasmem.graph.kernels import einsum_parts, with_bias_and_activation
 from kerasmem.graph.layers import Weight, sublayers
 from kerasmem.graph.lora import (
@@ -32,8 +32,6 @@ from kerasmem.graph.lora import (
     has_lora,
     lora_inside,
 )
-
-_REGISTERED = {"package": "kerasmem", "name": "FactorizedLayer"}
 
 Forms = list[dict[str, Any]]
 """Thin layers as Keras serializes them, the first to the last."""
@@ -123,7 +121,7 @@ class FactorizedProduct(keras.layers.Layer):
         keras.layers.Layer.load_own_variables(self, store)
 
 
-@keras.saving.register_keras_serializable(**_REGISTERED)
+@keras.saving.register_keras_serializable("kerasmem", "FactorizedLayer")
 class FactorizedBlock(keras.layers.Layer):
     """A layer of a model's config with factors inside; see `factorize_inside`."""
 
@@ -243,7 +241,7 @@ def _serialized(layer: Any) -> dict[str, Any]:
 
 def _become_block(layer: Any, form: dict[str, Any]) -> None:
     set_attribute(layer, "_form_before", form)
-    _change_class(layer, FactorizedBlock)
+    _become(layer, FactorizedBlock)
 
 
 def _without_factors(block: Any) -> list[Any]:
@@ -293,9 +291,10 @@ def _insert(owner: Any, layers: Sequence[Any], forms: Forms) -> None:
     product = FactorizedKernel(kernel, owner, layers, forms)
     exchange_weight(owner, "_kernel", kernel, product)
     with unlocked(owner):
-        for number, layer in enumerate(layers):
-            setattr(owner, f"factor_{number}", layer)
-    _change_class(owner, FactorizedProduct)
+        owner.factor_0, owner.factor_1 = layers[:2]
+        if len(layers) > 2:
+            owner.factor_2 = layers[2]
+    _become(owner, FactorizedProduct)
 
 
 def _kernel_of(layer: Any) -> FactorizedKernel | None:
@@ -303,15 +302,5 @@ def _kernel_of(layer: Any) -> FactorizedKernel | None:
     return kernel if isinstance(kernel, FactorizedKernel) else None
 
 
-def _change_class(layer: Any, form: type) -> None:
-    set_attribute(layer, "__class__", _combined(form, type(layer)))
-
-
-@functools.cache
-def _combined(form: type, cls: type) -> type:
-    """Return a class that is `cls` and behaves as `form` where the two differ."""
-    combined = type(f"Factorized{cls.__name__}", (form, cls), {"__module__": __name__})
-    register = keras.saving.register_keras_serializable(**_REGISTERED)
-    register(combined)
-    register(FactorizedBlock)
-    return combined
+def _become(layer: Any, form: type) -> None:
+    become(layer, form, FactorizedBlock, f"Factorized{type(layer).__name__}")

@@ -1,18 +1,29 @@
 """A model with quantized weights, made a plain float model again."""
 
+import json
 from typing import Any
 
 import keras
 
+# Private: a layer that two others tell of is one in a file, and in no config else.
+from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
+
+from kerasmem.backends import current
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
-from kerasmem.compression.quantize.layer import Place, is_loop, quantized_name, read_as
+from kerasmem.compression.quantize.layer import read_as
 from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ConfigError, ModelError, as_received
-from kerasmem.graph.clone import compile_as, reloaded
-from kerasmem.graph.forms import set_attribute
-from kerasmem.graph.layers import has_graph, own_variables, sublayers
+from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
+from kerasmem.graph.from_config import (
+    copy_saved_state,
+    load_saved_state,
+    saved_state,
+    uncompiled,
+)
+from kerasmem.graph.full_configs import full_configs, no_copy
+from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
@@ -48,25 +59,41 @@ def dequantize(model: Any) -> Any:
         True
     """
     _check(model)
-    with read_as(_float_layer):
-        made = reloaded(model)
-    for layer in sublayers(made):
-        if _NAMED in vars(type(layer)):
-            set_attribute(layer, "__class__", type(layer).__base__)
+    made = _float_form(model)
     for old, new in zip(_layers(model), _layers(made), strict=True):
         # A layer made of others, such as attention, forgets the LoRA of these.
-        forgot = has_lora(old) and not has_lora(new)
-        if forgot:
+        if has_lora(old) and not has_lora(new):
             new.enable_lora(old.lora_rank, old.lora_alpha)
-        # What kept Keras from loading codes as if they were floats.
-        was_coded = vars(new).pop(_LOADER, None) is not None
-        if was_coded or forgot:
+        if type(old) is type(new) and not has_lora(old):
+            load_saved_state(new, *saved_state(old))
+        else:
             _carry_over(old, new)
-    if not any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
-        return made
-    plain = Rebuild(_WithoutFakeQuantize()).run(made)
-    compile_as(plain, made)
-    return plain
+        if getattr(old, "preprocessor", None) is not None:  # of a task of KerasHub
+            copy_saved_state(old.preprocessor, new.preprocessor)
+    if any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
+        made = Rebuild(_WithoutFakeQuantize()).run(made)
+    compile_as(made, model)
+    return made
+
+
+def _float_form(model: Any) -> Any:
+    """Return the float model that a quantized one was, with other values."""
+    objects = live_objects(model)
+    try:
+        with lambdas_allowed(), full_configs(sublayers(model)), ObjectSharingScope():
+            # By way of text, as in a file: what is nested in it is nobody else's.
+            form = json.dumps(keras.saving.serialize_keras_object(model))
+        with (
+            keras.saving.custom_object_scope(objects),
+            current().replicating(model),
+            read_as(lambda *_: None),
+            ObjectSharingScope(),
+        ):
+            return keras.saving.deserialize_keras_object(
+                uncompiled(json.loads(form)), safe_mode=False
+            )
+    except Exception as error:
+        raise ModelError(no_copy(model.name, error)) from error
 
 
 class _WithoutFakeQuantize(Rewrite):
@@ -79,47 +106,6 @@ class _WithoutFakeQuantize(Rewrite):
 def _layers(model: Any) -> list[Any]:
     """Return the layers of a model that have a float form."""
     return [each for each in sublayers(model) if not isinstance(each, FakeQuantize)]
-
-
-_LOADER = "load_own_variables"
-_NAMED = "_named_as_in_file"
-
-
-def _float_layer(layer: Any, _: dict[str, Any], places: list[Place]) -> None:
-    """Let a float layer stay one; what was quantized in it loads nothing."""
-
-    def load_own_variables(store: Any) -> None:
-        # The first to load of all the layers inside, which are there by now.
-        inside = sublayers(layer)
-        vars(layer).pop(_LOADER)
-        kernels = {id(vars(inside[place.layer])[place.attribute]) for place in places}
-        for inner in inside:
-            # Two layers may keep one kernel.
-            if kernels & set(map(id, vars(inner).values())):
-                set_attribute(inner, _LOADER, _nothing)
-                _name_as_in_file(inner)
-            elif is_loop(inner, places) and kernels & set(map(id, inner.weights)):
-                _name_as_in_file(inner)
-        layer.load_own_variables(store)
-
-    set_attribute(layer, _LOADER, load_own_variables)
-    if not has_graph(layer):
-        _name_as_in_file(layer)
-
-
-def _name_as_in_file(layer: Any) -> None:
-    """Give a layer the class name that it is counted by in the file, until it is read.
-
-    Keras finds the layers of a list by the names of their classes.
-    """
-    cls = type(layer)
-    if _NAMED not in vars(cls):
-        named = type(quantized_name(cls), (cls,), {_NAMED: True})
-        set_attribute(layer, "__class__", named)
-
-
-def _nothing(store: Any) -> None:
-    del store
 
 
 def _carry_over(old: Any, new: Any) -> None:

@@ -10,7 +10,6 @@ subclassed models.
 """
 
 import copy
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,7 +35,7 @@ from kerasmem.compression.quantize.owners import (
     stand_ins,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
-from kerasmem.graph.forms import as_it_was, layer_before, set_attribute
+from kerasmem.graph.forms import as_it_was, become, layer_before, set_attribute
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.lora import (
@@ -104,10 +103,8 @@ Codes = dict[int, Coded] | None
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others once a time step; the first of them with codes too."""
 
-_REGISTERED = {"package": "kerasmem", "name": "QuantizedLayer"}
 
-
-@keras.saving.register_keras_serializable(**_REGISTERED)
+@keras.saving.register_keras_serializable("kerasmem", "QuantizedLayer")
 class QuantizedBlock(keras.layers.Layer):
     """A layer of a model's config, with quantized weights; see `to_quantized`."""
 
@@ -306,11 +303,6 @@ def is_loop(layer: Any, places: list[Place]) -> bool:
     return isinstance(layer, _LOOPS[: 1 + is_fake])
 
 
-def quantized_name(cls: type) -> str:
-    """Return the name of the class that layers of a class become."""
-    return f"Quantized{cls.__name__}"
-
-
 def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
     """Return what a float weight is read through, as its place says."""
     if place.fake:
@@ -363,21 +355,9 @@ def _exchange(
 
 
 def _change_class(layer: Any, form: type, *, renamed: bool = True) -> None:
-    if not isinstance(layer, form):
-        combined = _combined(form, type(layer), renamed=renamed)
-        set_attribute(layer, "__class__", combined)
-
-
-@functools.cache
-def _combined(form: type, cls: type, *, renamed: bool) -> type:
-    """Return a class that is `cls` and behaves as `form` where the two differ."""
-    known = (*OWNERS, FakeQuantizedInside, QuantizedBlock)
-    name = cls.__name__
-    if renamed and not issubclass(cls, known):
-        name = quantized_name(cls)
-    combined = type(name, (form, cls), {"__module__": __name__})
-    # All are saved under the one name that `QuantizedBlock.from_config` answers to.
-    register = keras.saving.register_keras_serializable(**_REGISTERED)
-    register(combined)
-    register(QuantizedBlock)
-    return combined
+    name = type(layer).__name__
+    if renamed and not isinstance(
+        layer, (*OWNERS, FakeQuantizedInside, QuantizedBlock)
+    ):
+        name = f"Quantized{name}"
+    become(layer, form, QuantizedBlock, name)

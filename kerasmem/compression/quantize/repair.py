@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from kerasmem.backends.patching import LayerCall
@@ -187,12 +186,11 @@ def _mean_shifts(
 def _linear(layer: Any) -> Iterator[None]:
     """Return a scope in which a layer has no activation."""
     activation = layer.activation
-    # Past Keras's own `__setattr__`, which would track an activation that is a layer.
-    object.__setattr__(layer, "activation", keras.activations.linear)
+    layer.activation = None
     try:
         yield
     finally:
-        object.__setattr__(layer, "activation", activation)
+        layer.activation = activation
 
 
 def _summed(layer: Any, values: np.ndarray) -> tuple[np.ndarray, int]:

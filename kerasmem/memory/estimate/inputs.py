@@ -1,7 +1,7 @@
 """The inputs of a model with every length known, and batches of these shapes."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from kerasmem.graph.input_shapes import (
     open_lengths,
     with_lengths,
 )
-from kerasmem.graph.layers import has_own_step, own_graph
+from kerasmem.graph.layers import has_own_step, own_graph, set_class
 from kerasmem.memory.estimate.generation import generated_shapes
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.program import Tensor
@@ -236,18 +236,19 @@ def run_once(request: Request, batch: Any) -> None:
     if not request.training:
         model.predict_on_batch(parts[0])
         return
-    if has_own_step(model) and "train_step" not in vars(model):
-        # `train_on_batch` always passes three parts, `fit` only those that it has.
-        object.__setattr__(model, "train_step", _packing(model.train_step))
+    cls = type(model)
+    if has_own_step(model) and not isinstance(model, _PackedBatches):
+        set_class(model, type(cls.__name__, (_PackedBatches, cls), {}))
     model.train_on_batch(*parts)
 
 
-def _packing(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    def step(*arguments: Any) -> Any:
-        *state, data = arguments
-        return train_step(*state, keras.utils.pack_x_y_sample_weight(*data))
+class _PackedBatches(keras.Model):
+    """A model whose `train_on_batch` passes the parts that there are, as `fit` does."""
 
-    return step
+    def train_step(self, *arguments: Any) -> Any:
+        """Train on a batch without the parts that are `None`."""
+        *state, data = arguments
+        return super().train_step(*state, keras.utils.pack_x_y_sample_weight(*data))
 
 
 def _like_inputs(model: Any, tensors: list[Any]) -> Any:

@@ -149,14 +149,18 @@ def optimizer_slots(
     return ledger.slots
 
 
-def unbuilt_copy(optimizer: Any) -> Any:
+def unbuilt_copy(optimizer: Any, cls: type | None = None) -> Any:
     """Return an unbuilt copy of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        cls: Class of the copy; the optimizer's class by default.
 
     Raises:
         ModelError: if the optimizer's config does not describe it.
     """
     try:
-        return type(optimizer).from_config(optimizer.get_config())
+        return (cls or type(optimizer)).from_config(optimizer.get_config())
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
@@ -231,10 +235,12 @@ def _shell(optimizer: Any, ledger: _Ledger) -> Any:
     """Return an unbuilt copy that writes its slots into `ledger`."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
-    shell = unbuilt_copy(optimizer)
-    for part in (shell, getattr(shell, "inner_optimizer", None)):
-        if part is not None:
-            _record_slots(part, ledger)
+    cls = type(optimizer)
+    recording = type(cls.__name__, (_RecordsSlots, cls), {"ledger": ledger})
+    shell = unbuilt_copy(optimizer, recording)
+    inner = getattr(shell, "inner_optimizer", None)
+    if inner is not None:
+        shell.inner_optimizer = _shell(inner, ledger)
     return shell
 
 
@@ -259,31 +265,36 @@ def _shell_of_many(optimizer: Any, ledger: _Ledger) -> Any:
     return type(optimizer)(mapped, loss_scale_factor=optimizer.loss_scale_factor)
 
 
-def _record_slots(shell: Any, ledger: _Ledger) -> None:
-    """Make the optimizer `shell` write down variables instead of making them."""
+class _RecordsSlots(keras.optimizers.Optimizer):
+    """Writes the variables of an optimizer into a ledger instead of making them."""
+
+    ledger: _Ledger
 
     def add_variable(
-        shape: Sequence[int], *_: Any, dtype: Any = None, name: str = "", **__: Any
+        self,
+        shape: Sequence[int],
+        *_: Any,
+        dtype: Any = None,
+        name: str = "",
+        **__: Any,
     ) -> _StandIn:
+        """Record a variable of any shape."""
         dtype_name = keras.backend.standardize_dtype(dtype)
         # As Keras names it, by which a distribution may know it.
-        slot = _StandIn(shape, dtype_name, name, f"{shell.name}/{name}")
-        slot._layout = ledger.sharding.layout_of(slot)
-        ledger.add(*ledger.owner(name), slot.held, dtype)
+        slot = _StandIn(shape, dtype_name, name, f"{self.name}/{name}")
+        slot._layout = self.ledger.sharding.layout_of(slot)
+        self.ledger.add(*self.ledger.owner(name), slot.held, dtype)
         return slot
 
     def add_variable_from_reference(
-        reference_variable: Any, name: str | None = None, **_: Any
+        self, reference_variable: Any, name: str | None = None, **_: Any
     ) -> _StandIn:
+        """Record a variable of the shape of another one."""
         v, path = reference_variable, f"{reference_variable.path}/{name}"
         slot = _StandIn(v.shape, v.dtype, name or "variable", path)
         slot._layout = v._layout
-        ledger.add(slot.name, v.path, slot.held, v.dtype)
+        self.ledger.add(slot.name, v.path, slot.held, v.dtype)
         return slot
 
-    def assign(*_: Any) -> None:
+    def assign(self, *_: Any) -> None:
         """Leave a slot's first value out."""
-
-    for method in (add_variable, add_variable_from_reference, assign):
-        # Not `setattr`: that would make Keras track it.
-        object.__setattr__(shell, method.__name__, method)
