@@ -3,7 +3,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,17 @@ class TensorFlowDevice(DeviceBackend):
         """Return a reading per GPU, or of the CPU allocator where there is none."""
         return tuple(_reading(device) for device in _counted_devices())
 
-    free_caches = release_graphs = staticmethod(gradient_registry.release_graphs)
-    orphaned_graphs = staticmethod(gradient_registry.orphaned_graphs)
+    def free_caches(self) -> None:
+        """Have the registry of gradients hold its graphs weakly."""
+        gradient_registry.release_graphs()
+
+    def release_graphs(self) -> None:
+        """Have the registry of gradients hold its graphs weakly."""
+        gradient_registry.release_graphs()
+
+    def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:
+        """Return the graphs that only the registry of gradients holds."""
+        return gradient_registry.orphaned_graphs(objects)
 
     def reset_device_peak(self) -> bool:
         """Set every peak to what is in use now; False if no device is counted."""
