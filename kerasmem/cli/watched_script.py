@@ -17,7 +17,6 @@ import inspect
 import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 
@@ -46,14 +45,26 @@ class _KerasFinder(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return None
-        load = spec.loader.exec_module
-
-        def load_and_watch(module: ModuleType) -> None:
-            load(module)
-            _watch(module, self._log_dir, with_timeline=self._with_timeline)
-
-        spec.loader.exec_module = load_and_watch
+        spec.loader = _Loader(spec.loader, self._log_dir, self._with_timeline)
         return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads Keras as its own loader does, and watches its models then."""
+
+    def __init__(self, loader: Any, log_dir: str, with_timeline: bool) -> None:  # noqa: FBT001
+        self._loader, self._log_dir = loader, log_dir
+        self._with_timeline = with_timeline
+
+    def create_module(self, spec: Any) -> Any:
+        """Return what Keras's own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        """Run Keras's modules, and watch its models."""
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _watch(module, self._log_dir, with_timeline=self._with_timeline)
 
 
 def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:
