@@ -44,11 +44,11 @@ def convert(options: Namespace) -> Outcome:
     check_output(options.output, ".keras")
     path = Path(options.model)
     made = load_converted(path)
-    comparison, reason = None, "not asked for"
+    difference, reason = None, "not asked for"
     if options.compares:
         say("comparing with tf_keras, in a process of its own")
         try:
-            comparison = compare(path, made)
+            difference = compare(path, made)
         except ModelError as error:
             reason = str(error)
     save_model(made.layer, options.output)
@@ -56,8 +56,8 @@ def convert(options: Namespace) -> Outcome:
         "model": options.model,
         "output": str(options.output),
         "parameters": made.layer.count_params(),
-        "largest_difference": comparison and comparison.largest_difference,
-        "not_compared": None if comparison else reason,
+        "largest_difference": difference,
+        "not_compared": reason if difference is None else None,
     }
     return Outcome(data, (_summary(data),))
 

@@ -67,23 +67,20 @@ def described_model(
 
 
 @contextmanager
-def described_preset(
-    folder: Path, custom_objects: dict[str, Any] | None = None
-) -> Iterator[Any]:
+def described_preset(folder: Path) -> Iterator[Any]:
     """Give the model that the configs of a preset tell of, without any weight.
 
     It is the task if there is one, else the backbone.
 
     Args:
         folder: the preset, which need not have files with weights.
-        custom_objects: the user's own layers and functions by name.
 
     Raises:
         ModelFileError: if no model can be made of them.
     """
     with without_values():
         with loading(folder), bounded_weights(folder, layers_alone=True):
-            model = made_of_configs(folder, custom_objects or {})
+            model = made_of_configs(folder)
         yield model
 
 

@@ -133,19 +133,18 @@ def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> An
     return task
 
 
-def made_of_configs(folder: Path, objects: Mapping[str, Any]) -> keras.Model:
+def made_of_configs(folder: Path) -> keras.Model:
     """Return the task of a preset, or its backbone, before weights are loaded.
 
     Args:
         folder: the preset, which need not have files with weights.
-        objects: custom objects by name.
 
     Raises:
         ModelFileError: if a config is damaged, or that of something else.
     """
     has_task = (folder / TASK).is_file()
     file = folder / (TASK if has_task else CONFIG)
-    model = _deserialized(backbone_config(config_of(file)), objects)
+    model = _deserialized(backbone_config(config_of(file)), {})
     if not isinstance(model, keras.Model):
         raise ModelFileError(
             f"{file.name} holds a {type(model).__name__}. Expected: a model of "

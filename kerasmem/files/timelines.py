@@ -200,16 +200,6 @@ def write_timelines(
         temporary.write_bytes(content)
 
 
-def read_timelines(path: Path) -> list[Timeline]:
-    """Return the timelines that `write_timelines` wrote.
-
-    Raises:
-        InputError: if it is damaged, or no timeline.
-        OSError: if the file cannot be read, or is a link.
-    """
-    return timelines_in(timeline_text(path))
-
-
 def timeline_text(path: Path) -> bytes:
     """Return the lines of JSON in a file of timelines.
 

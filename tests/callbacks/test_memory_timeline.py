@@ -18,7 +18,7 @@ from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
 from kerasmem.callbacks import MemoryTimeline
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.read_run import read_run
-from kerasmem.files.timelines import read_timelines
+from kerasmem.files.timelines import timeline_text, timelines_in
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.records import Finding
 from tests.timelines import (
@@ -405,7 +405,7 @@ def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend
     (timeline,) = monitor.timelines
     assert timeline.first_step == 10
     assert timeline.steps == (1 if backend == "jax" else 2)
-    assert read_timelines(tmp_path / "timeline-0000.json.gz") == [timeline]
+    assert timelines_in(timeline_text(tmp_path / "timeline-0000.json.gz")) == [timeline]
 
 
 @pytest.mark.one_backend

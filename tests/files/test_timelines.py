@@ -9,7 +9,8 @@ from kerasmem.errors import OutputError
 from kerasmem.files.timelines import (
     add_timelines,
     folded,
-    read_timelines,
+    timeline_text,
+    timelines_in,
     write_timelines,
 )
 from tests.timelines import assert_adds_up, live_bytes, synthetic
@@ -41,7 +42,7 @@ def timeline():
 
 def test_a_timeline_comes_back_as_it_was_written(tmp_path, timeline):
     write_timelines(tmp_path / "a.json.gz", [timeline, timeline])
-    assert read_timelines(tmp_path / "a.json.gz") == [timeline, timeline]
+    assert timelines_in(timeline_text(tmp_path / "a.json.gz")) == [timeline, timeline]
 
 
 def test_windows_are_numbered_from_0_and_none_is_overwritten(tmp_path, timeline):
@@ -105,7 +106,7 @@ def test_many_small_blocks_are_folded_until_the_file_is_small(tmp_path):
     path = tmp_path / "big.json.gz"
     write_timelines(path, [big], limit_bytes=150_000)
     assert path.stat().st_size <= 150_000
-    (read,) = read_timelines(path)
+    (read,) = timelines_in(timeline_text(path))
     assert read.folded > 0
     assert read.peak_bytes == big.peak_bytes
     assert live_bytes(read)[1] == read.in_use_bytes

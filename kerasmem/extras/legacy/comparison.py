@@ -3,7 +3,6 @@
 import importlib.util
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,11 @@ _KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
 _TOLERANCE, _TOLERANCE_OF_HALVES = 1e-5, 2e-2
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How far the answers of two models are apart.
-
-    Args:
-        largest_difference: of an entry, in units of the largest answer if that is more
-            than 1.
-        tolerance: what rounding explains.
-    """
-
-    largest_difference: float
-    tolerance: float
-
-
-def compare(path: Path, converted: ConvertedLayer) -> Comparison:
+def compare(path: Path, converted: ConvertedLayer) -> float:
     """Return how far a model is from the one it was made of, on random inputs.
+
+    It is the largest difference of an entry, in units of the largest answer if that is
+    more than 1.
 
     Args:
         path: the file of Keras 2.
@@ -64,14 +52,15 @@ def compare(path: Path, converted: ConvertedLayer) -> Comparison:
             f"{[a.shape for a in outputs]}. Expected: {[b.shape for b in expected]}."
         )
     difference = max(map(_difference, outputs, expected))
-    comparison = Comparison(difference, _tolerance(model))
-    if not comparison.largest_difference <= comparison.tolerance:
+    halves = any("16" in layer.compute_dtype for layer in sublayers(model))
+    tolerance = _TOLERANCE_OF_HALVES if halves else _TOLERANCE
+    if not difference <= tolerance:
         raise ModelFileError(
             f"{str(path)!r}: the converted model answers otherwise than the one in the "
             f"file does under tf_keras. Expected: a difference of at most "
-            f"{comparison.tolerance}. Received: {difference:.3g}."
+            f"{tolerance}. Received: {difference:.3g}."
         )
-    return comparison
+    return difference
 
 
 def answers_of_keras_2(
@@ -125,8 +114,3 @@ def _difference(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a.astype("float64"), b.astype("float64")
     scale = max(1.0, float(np.abs(b).max(initial=0.0)))
     return float(np.abs(a - b).max(initial=0.0)) / scale
-
-
-def _tolerance(model: Any) -> float:
-    halves = any("16" in layer.compute_dtype for layer in sublayers(model))
-    return _TOLERANCE_OF_HALVES if halves else _TOLERANCE
