@@ -15,11 +15,12 @@ from kerasmem.backends.xla.convolutions import ConvolutionAxes
 from kerasmem.backends.xla.hlo import Instruction
 from kerasmem.backends.xla.plan import Block, Planned
 from kerasmem.errors import ConfigError, InputError, ModelError
+from kerasmem.extras import plans as planned
 from kerasmem.extras.plans import cache, compiler
 from kerasmem.extras.plans.workspaces import library_calls
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.batch_size.trial import USABLE
-from kerasmem.memory.estimate import METHODS, planned
+from kerasmem.memory.estimate import METHODS
 from kerasmem.memory.estimate.cards import CARDS, description_of
 from kerasmem.memory.estimate.pool import block_bytes
 from kerasmem.records import MemoryEstimate

@@ -12,7 +12,8 @@ from keras import layers
 import kerasmem as km
 from kerasmem import backends
 from kerasmem.errors import ConfigError
-from kerasmem.memory.estimate import METHODS, planned
+from kerasmem.extras import plans as planned
+from kerasmem.memory.estimate import METHODS
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
