@@ -1,12 +1,14 @@
 """kerasmem: where the memory of a Keras 3 model goes, and how to make it smaller.
 
 `import kerasmem` imports Keras, so that `keras.models.load_model` knows the layers of
-kerasmem from then on; what the public names need comes when the first of them is used.
-The command `kerasmem` starts without Keras: help appears at once, and what TensorFlow
+kerasmem from then on; what else a public name needs comes when it is first used. The
+command `kerasmem` starts without Keras: help appears at once, and what TensorFlow
 writes while it starts stays off the terminal.
 """
 
-import importlib.util
+import ast
+import importlib
+import pkgutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +24,34 @@ def _is_command() -> bool:
     return as_module or Path(sys.argv[0]).stem == "kerasmem"
 
 
+def _public() -> dict[str, tuple[str, str]]:
+    """Return the module and the name in it of every import of `kerasmem/public.py`."""
+    source = pkgutil.get_data("kerasmem", "public.py") or b""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+_PUBLIC = dict(sorted(_public().items()))
+__all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
 def __getattr__(name: str) -> Any:
-    """Return a public name, or `__all__`; all of them are imported with the first."""
-    if importlib.util.find_spec(f"{__name__}.{name}"):  # `from kerasmem import errors`
-        return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module("kerasmem.public"), name)
+    """Return a public name, which is imported now."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kerasmem' has no attribute {name!r}")
+    home, own = _PUBLIC[name]
+    if home == __name__:
+        return importlib.import_module(f"{home}.{own}")
+    globals()[name] = found = getattr(importlib.import_module(home), own)
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*__getattr__("__all__"), "__version__"])
+    return sorted([*__all__, "__version__"])
 
 
 if not _is_command():

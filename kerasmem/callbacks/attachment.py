@@ -24,7 +24,7 @@ def callbacks_of_fit(model: Any) -> list[Any] | None:
     frame = _frame_of(("fit",), model, sys._getframe())
     found = frame and frame.f_locals.get("callbacks")
     is_list = isinstance(found, keras.callbacks.CallbackList)
-    return found.callbacks if is_list else None
+    return found.callbacks if found is not None and is_list else None
 
 
 def is_running(model: Any, thread: int) -> bool:

@@ -3,16 +3,14 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import compress, repeat
-from operator import attrgetter, is_
-from types import FunctionType
+from itertools import compress
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.kinds import KindTable, attribute, is_of_program, is_own
+from kerasmem.memory.kinds import KindTable, attribute, is_own
 
 _CHUNK = 20_000
 _PLAIN = frozenset((dict, tuple))
@@ -37,8 +35,7 @@ def arrays_of(objects: Sequence[Any]) -> Iterator[Any]:
 def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[list]:
     """Yield dictionaries and tuples that objects hold, part by part, some repeatedly.
 
-    What is held by containers that are `untracked` is yielded too. Of functions the
-    defaults of arguments are looked at alone.
+    What is held by containers that are `untracked` is yielded too.
 
     Args:
         objects: some that the garbage collector knows.
@@ -47,13 +44,8 @@ def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[
     wanted = KindTable(
         lambda kind: kind in _PLAIN or (sized is not None and sized[kind])
     )
-    holders = KindTable(lambda kind: not is_of_program(kind))
-    types = [*map(type, objects)]
-    holding = [*compress(objects, map(holders.__getitem__, types))]
-    functions = compress(objects, map(is_, types, repeat(FunctionType)))
-    holding += filter(None, map(attrgetter("__defaults__"), functions))
-    for start in range(0, len(holding), _CHUNK):
-        held = gc.get_referents(*holding[start : start + _CHUNK])
+    for start in range(0, len(objects), _CHUNK):
+        held = gc.get_referents(*objects[start : start + _CHUNK])
         while held:
             held = [*compress(held, map(wanted.__getitem__, map(type, held)))]
             yield held

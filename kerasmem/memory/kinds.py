@@ -1,23 +1,7 @@
 """What is known of an object by its type alone, asked once a type."""
 
 from collections.abc import Callable
-from inspect import Parameter, Signature
-from types import (
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    CodeType,
-    FunctionType,
-    GenericAlias,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    ModuleType,
-    UnionType,
-    WrapperDescriptorType,
-)
-from typing import Any, ForwardRef
-from weakref import ReferenceType
+from typing import Any
 
 
 class KindTable(dict[type, bool]):
@@ -35,40 +19,6 @@ class KindTable(dict[type, bool]):
         """Return what a type that is new gives, and note it."""
         self[kind] = is_so = self._asked(kind)
         return is_so
-
-
-_OF_PROGRAMS = frozenset(
-    {
-        BuiltinFunctionType,
-        ClassMethodDescriptorType,
-        CodeType,
-        ForwardRef,
-        FunctionType,
-        GenericAlias,
-        GetSetDescriptorType,
-        MappingProxyType,
-        MemberDescriptorType,
-        MethodDescriptorType,
-        ModuleType,
-        Parameter,
-        ReferenceType,
-        Signature,
-        UnionType,
-        WrapperDescriptorType,
-        classmethod,
-        property,
-        staticmethod,
-    }
-)
-
-
-def is_of_program(kind: type) -> bool:
-    """Return True for functions, types and what they consist of.
-
-    They are most of what a process has, and hold no arrays themselves: what they refer
-    to, such as cells and dictionaries, does.
-    """
-    return kind in _OF_PROGRAMS or issubclass(kind, type)
 
 
 def is_own(kind: type) -> bool:

@@ -96,7 +96,7 @@ def status() -> DeviceStatus:
         backend=backend.name,
         started=settings.started(),
         cards=tuple(
-            _card_status(card, used.get(card, 0))
+            card_status(card, used.get(card, 0))
             for card in settings.visible(count_cards())
         ),
     )
@@ -112,7 +112,13 @@ def _used_bytes() -> dict[int, int]:
     return used
 
 
-def _card_status(card: int, used_bytes: int) -> CardStatus:
+def card_status(card: int, used_bytes: int) -> CardStatus:
+    """Return the limit of a card, and what is in use of it.
+
+    Args:
+        card: its number.
+        used_bytes: bytes in use by the framework.
+    """
     settings = backends.current().settings()
     reading = read_card(card)
     own = own_bytes(card) if settings.started() else 0

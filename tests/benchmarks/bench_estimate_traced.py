@@ -29,7 +29,7 @@ from keras import layers
 
 from kerasmem.errors import ModelError
 from kerasmem.memory.batch_size import find_batch_size
-from kerasmem.memory.batch_size.trial import Limit, attempt, environment
+from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.request import Input, Request, request_of
@@ -244,12 +244,11 @@ def batch(*names):
         found = find_batch_size(model, limit)
         seconds = time.perf_counter() - begin
         more = int(1.15 * found) + 1
-        kept = environment(found.limit_bytes, keras.backend.backend(), "cpu")
-        bound = Limit(found.limit_bytes, found.limit_bytes)
+        bound = found.limit_bytes
 
-        def runs(size, model=model, bound=bound, kept=kept):
+        def runs(size, model=model, bound=bound):
             asked = question(model, *shape_of(model), size, device="cpu")
-            return attempt(asked, bound, kept).fits
+            return attempt(asked, bound, bound).fits
 
         # The allocator's limit is soft: what does not fit may get through once.
         again = [runs(int(found)) for _ in range(TRIES)]

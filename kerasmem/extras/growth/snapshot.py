@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
-from types import CellType
 from typing import Any
 
 import keras
@@ -18,7 +17,7 @@ from kerasmem.backends.heap import CHeap, c_heap
 from kerasmem.backends.steps import Traced, traced_functions
 from kerasmem.extras.growth.names import local_variables
 from kerasmem.memory.held_arrays import arrays_of
-from kerasmem.memory.kinds import KindTable, is_of_program, is_own
+from kerasmem.memory.kinds import KindTable, is_own
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import own_allocators
 
@@ -32,8 +31,6 @@ OF_KERAS = (
     keras.KerasTensor,
 )
 """Kinds of objects that Keras makes."""
-
-_BUILT_IN = frozenset({dict, frozenset, list, set, tuple, CellType})
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,11 @@ def take_snapshot(*, collected: bool) -> Snapshot:
     """
     gc.collect(2 if collected else 1)
     objects = gc.get_objects()
-    others = KindTable(lambda kind: kind not in _BUILT_IN and not is_of_program(kind))
-    instances = [*compress(objects, map(others.__getitem__, map(type, objects)))]
     process = psutil.Process()
+    # Not all below: what a child that was there before begins, this process did not.
+    # Processes of a fork server are its children, though this process began them.
+    children = {child.pid for child in process.children()}
+    children |= {child.pid or 0 for child in multiprocessing.active_children()}
     return Snapshot(
         device_bytes={
             device.name: device.current_bytes
@@ -116,20 +115,13 @@ def take_snapshot(*, collected: bool) -> Snapshot:
         },
         host_bytes=resident_bytes(),
         heap=c_heap(),
-        objects=dict(_references(objects, instances)),
-        traced=traced_functions(instances),
-        graphs=backends.current().orphaned_graphs(instances),
+        objects=dict(_references(objects)),
+        traced=traced_functions(objects),
+        graphs=backends.current().orphaned_graphs(objects),
         threads={t.ident or 0: t.name for t in threading.enumerate()},
         files=frozenset(file.path for file in process.open_files()),
-        children=frozenset(filter(runs, _process_ids(process))),
+        children=frozenset(filter(runs, children)),
     )
-
-
-def _process_ids(process: psutil.Process) -> Iterator[int]:
-    # Not all below: what a child that was there before begins, this process did not.
-    yield from (child.pid for child in process.children())
-    # Processes of a fork server are its children, though this process began them.
-    yield from (child.pid or 0 for child in multiprocessing.active_children())
 
 
 def runs(number: int) -> bool:
@@ -140,11 +132,9 @@ def runs(number: int) -> bool:
         return False
 
 
-def _references(
-    objects: list[Any], instances: list[Any]
-) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
+def _references(objects: list[Any]) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
     kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
-    for each in compress(instances, map(kinds.__getitem__, map(type, instances))):
+    for each in compress(objects, map(kinds.__getitem__, map(type, objects))):
         yield id(each), weakref.ref(each)
     # A plain dict of arrays that a local variable holds is unknown to the collector.
     held = [link.object for link in local_variables()]

@@ -1,11 +1,11 @@
 """Objects that stayed, grouped by the names that hold them."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import keras
@@ -74,69 +74,58 @@ def stayed(
     living = {id(each): r for r in references if (each := r()) is not None}
     objects = [r() for r in living.values()]
     links = names(objects)
-    groups: dict[tuple[str, str], _Group] = {}
+    groups: dict[tuple[str, str], list[_Named]] = defaultdict(list)
     for one in objects:
         link = links.get(id(one))
         owner = _owner(link, living) if link is not None else None
         key = (_pattern(owner), owner.root.where) if owner else (NO_NAME, "")
-        group = groups.setdefault(key, _Group())
-        group.add(one, owner, is_counted=link is None or not _in_array(link))
-        if isinstance(one, keras.Model) and not (link and _in_model(link, living)):
-            group.add_model(one)
-        first = owner.object if owner else one
-        group.made_at = group.made_at or made_at.get(id(living[id(first)]))
-    found = [group.stayed(where) for (_, where), group in groups.items()]
+        groups[key].append(_Named(one, link, owner))
+    found = [
+        _group(named, where, living, made_at) for (_, where), named in groups.items()
+    ]
     return sorted(found, key=lambda each: (-each.array_bytes, each.held_by))
 
 
-class _Group:
-    """Objects that one name holds."""
+class _Named(NamedTuple):
+    """An object, how the program reaches it, and the first new one on the way."""
 
-    def __init__(self) -> None:
-        self._owners: dict[int, Link] = {}
-        self._kinds: Counter[str] = Counter()
-        self._bytes = self._models = self._arrays = 0
-        self._variables: dict[int, int] = {}
-        self._weights: set[int] = set()
-        self.made_at: str | None = None
+    one: Any
+    link: Link | None
+    owner: Link | None
 
-    def add(self, one: Any, owner: Link | None, *, is_counted: bool) -> None:
-        if owner is not None:
-            self._owners.setdefault(id(owner.object), owner)
-        self._kinds[kind_name(type(one))] += 1
-        self._arrays += is_counted and not isinstance(one, OF_KERAS)
-        if is_counted:
-            self._bytes += _size(one)
-            if isinstance(one, keras.Variable):
-                self._variables[id(one)] = _size(one)
 
-    def add_model(self, model: keras.Model) -> None:
-        self._models += 1
-        self._weights.update(map(id, model.weights))
-
-    def stayed(self, where: str) -> Stayed:
-        owners = list(self._owners.values())
-        text = NO_NAME
-        if owners:
-            text = str(owners[0]) if len(owners) == 1 else _pattern(owners[0])
-        kinds = dict(self._kinds.most_common())
-        number = len(owners) or sum(kinds.values())
-        through = {w for link in owners for w in _through(link)}
-        return Stayed(
-            held_by=text,
-            where=where,
-            kinds=kinds,
-            number=number,
-            array_bytes=self._bytes,
-            made_at=self.made_at,
-            through=frozenset(through),
-            is_own=bool(owners) and owners[0].root.is_own,
-            models=self._models,
-            arrays=self._arrays,
-            weight_bytes=sum(
-                size for key, size in self._variables.items() if key in self._weights
-            ),
-        )
+def _group(
+    named: Sequence[_Named],
+    where: str,
+    living: Mapping[int, "ref[Any]"],
+    made_at: Mapping[int, str],
+) -> Stayed:
+    """Return the objects that one name holds as one line."""
+    owners = list({id(o.object): o for _, _, o in named if o is not None}.values())
+    held_by = NO_NAME
+    if owners:
+        held_by = str(owners[0]) if len(owners) == 1 else _pattern(owners[0])
+    counted = [one for one, link, _ in named if not (link and _in_array(link))]
+    models = [
+        one
+        for one, link, _ in named
+        if isinstance(one, keras.Model) and not (link and _in_model(link, living))
+    ]
+    weights = {id(weight) for model in models for weight in model.weights}
+    first = (id(living[id(o.object if o else one)]) for one, _, o in named)
+    return Stayed(
+        held_by=held_by,
+        where=where,
+        kinds=dict(Counter(kind_name(type(one)) for one, _, _ in named).most_common()),
+        number=len(owners) or len(named),
+        array_bytes=sum(map(_size, counted)),
+        made_at=next((made_at[key] for key in first if key in made_at), None),
+        through=frozenset(way for link in owners for way in _through(link)),
+        is_own=bool(owners) and owners[0].root.is_own,
+        models=len(models),
+        arrays=sum(not isinstance(one, OF_KERAS) for one in counted),
+        weight_bytes=sum(_size(one) for one in counted if id(one) in weights),
+    )
 
 
 def _owner(link: Link, new: Mapping[int, Any]) -> Link:

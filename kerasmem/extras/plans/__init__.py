@@ -92,12 +92,12 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
     low = exact_bytes(stored, others) + planned.least
     high = pool.state + pool.others + block_bytes(planned.most)
     peak = pool.total
-    inside = Places(request).contents(block, planned.position)
+    inside, largest = Places(request).contents(block, planned.position)
     parts = [
         *stored,
         EstimatePart("input", None, sum(batch)),
         EstimatePart("temporary", None, sum(results)),
-        *inside.parts,
+        *inside,
         EstimatePart("workspace", None, planned.workspace),
     ]
     known = sum(part.nbytes for part in parts)
@@ -114,7 +114,7 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
             round(max(high, trial * (1 + _TRIALS)) * (1 + _TIGHT)),
         ),
     )
-    return replace(answered, buffers=inside.buffers)
+    return replace(answered, buffers=largest)
 
 
 class Peak:

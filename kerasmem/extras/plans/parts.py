@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from kerasmem.backends.xla.plan import Block, Planned
 from kerasmem.memory.estimate.request import Request
@@ -14,18 +13,6 @@ from kerasmem.records import EstimateBuffer, EstimatePart
 _MOST_BUFFERS = 20
 _SCRATCH = (1,)
 """Where in the value of a library's call its workspace is."""
-
-
-class Contents(NamedTuple):
-    """What is in the temporary block at one instruction.
-
-    Args:
-        parts: bytes by category and layer.
-        buffers: the largest buffers, most bytes first.
-    """
-
-    parts: list[EstimatePart]
-    buffers: tuple[EstimateBuffer, ...]
 
 
 class Places:
@@ -45,8 +32,10 @@ class Places:
         self._names = Names(model, style)
         self._trained = model.trained_sizes()
 
-    def contents(self, block: Block, position: int) -> Contents:
-        """Return what is in the block at an instruction."""
+    def contents(
+        self, block: Block, position: int
+    ) -> tuple[list[EstimatePart], tuple[EstimateBuffer, ...]]:
+        """Return parts and the largest buffers in the block at an instruction."""
         sums: Counter[tuple[str, str | None]] = Counter()
         buffers = []
         for one, own in block.live(position):
@@ -54,7 +43,7 @@ class Places:
             sums[place] += own
             buffers.append(_buffer(one, own, *place))
         buffers.sort(key=lambda buffer: -buffer.nbytes)
-        return Contents(_parts(sums), tuple(buffers[:_MOST_BUFFERS]))
+        return _parts(sums), tuple(buffers[:_MOST_BUFFERS])
 
     def _place(self, one: Planned) -> tuple[str, str | None]:
         origin = self._names.origin(one.instruction.name)

@@ -91,33 +91,23 @@ def traced_steps(request: Request) -> list[TracedStep]:
     x, y = zeros(request.with_batch_size(_FULL_BATCHES * size + last))
     sizes = [size] * _FULL_BATCHES + [last] * bool(last)
     request.model.steps_per_execution = 1
-    counter = _Counter(request.model, sizes)
-    request.model.fit(
-        x, y, batch_size=size, epochs=2, shuffle=False, verbose=0, callbacks=[counter]
+    begins: list[float] = []
+    steps: list[TracedStep] = []
+
+    def note(batch: int, logs: Any) -> None:  # noqa: ARG001 - Keras names it
+        took = 1e3 * (time.perf_counter() - begins[-1])
+        traces = backends.current().traces(request.model)
+        epoch = len(steps) // len(sizes)
+        steps.append(TracedStep(epoch, batch, sizes[batch], traces, took))
+
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: begins.append(time.perf_counter()),  # noqa: ARG005
+        on_train_batch_end=note,
     )
-    return counter.steps
-
-
-class _Counter(keras.callbacks.Callback):
-    def __init__(self, model: Any, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self._model = model  # `self.model` would copy its state, on JAX
-        self._sizes = sizes
-        self._epoch = 0
-        self._begin = 0.0
-        self.steps: list[TracedStep] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        self._epoch = epoch
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        self._begin = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        took = 1e3 * (time.perf_counter() - self._begin)
-        traces = backends.current().traces(self._model)
-        samples = self._sizes[batch]
-        self.steps.append(TracedStep(self._epoch, batch, samples, traces, took))
+    request.model.fit(
+        x, y, batch_size=size, epochs=2, shuffle=False, verbose=0, callbacks=[watch]
+    )
+    return steps
 
 
 def retraces(steps: Sequence[TracedStep], *, compiled: bool) -> tuple[Retrace, ...]:

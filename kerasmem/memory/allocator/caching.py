@@ -1,7 +1,6 @@
 """Allocators, simulated: torch's for CUDA, and one that only rounds."""
 
-from typing import Protocol
-
+from kerasmem.memory.allocator.bfc import BFCAllocator
 from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
 
@@ -11,28 +10,6 @@ _SMALL_SEGMENT = 2 * MIB
 _LARGE = 10 * MIB
 _LARGE_SEGMENT = 20 * MIB
 _SEGMENT_ROUNDING = 2 * MIB
-
-
-class Allocator(Protocol):
-    """What gives memory and takes it back."""
-
-    @property
-    def in_use_bytes(self) -> int:
-        """Bytes of the blocks in use, as they were given."""
-        ...
-
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes taken from the device."""
-        ...
-
-    def allocate(self, size: int) -> int | None:
-        """Return the address of `size` bytes, from 1; None if there is no room."""
-        ...
-
-    def free(self, address: int) -> None:
-        """Take a block back."""
-        ...
 
 
 class RoundingAllocator:
@@ -108,3 +85,7 @@ class CachingAllocator:
         self._next_address += size + _ROUNDING
         free.add(chunk)
         return chunk
+
+
+Allocator = BFCAllocator | CachingAllocator | RoundingAllocator
+"""What gives memory and takes it back: `allocate(size)`, `free(address)`."""

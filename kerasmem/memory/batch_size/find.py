@@ -11,15 +11,14 @@ from kerasmem.backends import device_kind
 from kerasmem.errors import ChildDiedError, ConfigError, ModelError
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.batch_size.search import MOST_TRIALS, Search
+from kerasmem.memory.batch_size.search import MOST_FAILURES, MOST_TRIALS, Search
 from kerasmem.memory.batch_size.trial import (
     ONE_THREAD,
+    USABLE,
     BatchSize,
     CurvePoint,
-    Limit,
     Trial,
     attempt,
-    environment,
     limit_in_bytes,
     ran_out_of_memory,
 )
@@ -121,7 +120,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     if device is None:
         # Trials run on one device.
         request = replace(request, sharding=ONE_DEVICE)
-        search = search_for(request, limit, range(1, largest + 1))
+        sizes = range(1, largest + 1)
     else:
         parts = request.sharding.replicas
         if largest < parts:
@@ -129,61 +128,27 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
                 "Each replica has a sample at least. Expected: `largest` is at least "
                 f"the number of replicas, {parts}. Received: {largest=}."
             )
-        search = _search_by_plans(request, limit, range(parts, largest + 1, parts))
+        sizes = range(parts, largest + 1, parts)
+    search = _search(request, limit, sizes, by_plans=device is not None)
     search.run()
     return _result(search, limit)
 
 
-def search_for(
-    request: Request,
-    limit_bytes: int,
-    sizes: Sequence[int],
+def _search(
+    request: Request, limit_bytes: int, sizes: Sequence[int], *, by_plans: bool
 ) -> Search:
-    """Return a search for the largest batch that runs within a limit.
+    """Return a search for the largest batch that keeps a limit.
 
     Args:
-        request: the question, for any batch size, on one device.
+        request: the question, for any batch size.
         limit_bytes: the limit.
-        sizes: those that may be tried, from 1 and rising.
+        sizes: those that may be tried, rising.
+        by_plans: whether a trial is a plan for a card that is not here; otherwise steps
+            run.
 
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
-    fixed = _fixed_bytes(request, limit_bytes)
-    limit = Limit.with_fixed(fixed, limit_bytes)
-    limited = environment(limit_bytes, request.backend, request.device)
-
-    def tried(size: int) -> Trial:
-        return attempt(request.with_batch_size(size), limit, limited)
-
-    return Search(
-        predict=predictor(request, sizes[-1]),
-        attempt=tried,
-        limit_bytes=limit.usable_bytes,
-        fixed_bytes=fixed,
-        sizes=sizes,
-    )
-
-
-def _search_by_plans(
-    request: Request, limit_bytes: int, sizes: Sequence[int]
-) -> Search:
-    """Return the same search, whose trials are plans for a card that is not here."""
-    fixed = _fixed_bytes(request, limit_bytes)
-    limit = Limit.with_fixed(fixed, limit_bytes)
-
-    def planned(size: int) -> Trial:
-        peak = METHODS["plan"](request.with_batch_size(size)).peak_bytes
-        fits = peak <= limit.usable_bytes
-        return Trial(size, fits, peak, "" if fits else f"{format_bytes(peak)} planned")
-
-    predict = predictor(request, sizes[-1])
-    # A plan that does not fit hurts nobody.
-    return Search(predict, planned, limit.usable_bytes, fixed, sizes, MOST_TRIALS)
-
-
-def _fixed_bytes(request: Request, limit_bytes: int) -> int:
-    """Return the bytes in use whatever the batch size, which the limit is above."""
     fixed = sum(part.nbytes for part in persistent_parts(request))
     if limit_bytes <= fixed:
         raise ConfigError(
@@ -191,7 +156,25 @@ def _fixed_bytes(request: Request, limit_bytes: int) -> int:
             f"size. Expected: more than {format_bytes(fixed)}. Received: "
             f"memory_limit={format_bytes(limit_bytes)}."
         )
-    return fixed
+    usable = fixed + round(USABLE * (limit_bytes - fixed))
+
+    def tried(size: int) -> Trial:
+        return attempt(request.with_batch_size(size), limit_bytes, usable)
+
+    def planned(size: int) -> Trial:
+        peak = METHODS["plan"](request.with_batch_size(size)).peak_bytes
+        fits = peak <= usable
+        return Trial(size, fits, peak, "" if fits else f"{format_bytes(peak)} planned")
+
+    return Search(
+        predict=predictor(request, sizes[-1]),
+        attempt=planned if by_plans else tried,
+        limit_bytes=usable,
+        fixed_bytes=fixed,
+        sizes=sizes,
+        # A plan that does not fit hurts nobody.
+        most_failures=MOST_TRIALS if by_plans else MOST_FAILURES,
+    )
 
 
 def _result(search: Search, limit: int) -> BatchSize:

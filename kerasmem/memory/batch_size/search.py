@@ -12,7 +12,7 @@ TOLERANCE = 1.06
 _CAUTION = 1.2  # the first trial fits even if the estimate is so much too low
 _PROBE = 1.05
 _BOLDNESS = 0.7
-_MOST_FAILURES = 2
+MOST_FAILURES = 2
 MOST_TRIALS = 16
 """No search goes on for longer."""
 
@@ -35,7 +35,7 @@ class Search:
     limit_bytes: int
     fixed_bytes: int
     sizes: Sequence[int]
-    most_failures: int = _MOST_FAILURES
+    most_failures: int = MOST_FAILURES
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> int:

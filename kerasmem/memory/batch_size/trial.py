@@ -97,29 +97,6 @@ class BatchSize(int):
         return self
 
 
-@dataclass(frozen=True)
-class Limit:
-    """A memory limit.
-
-    Args:
-        nbytes: no more can be had.
-        usable_bytes: a batch that needs more is too near to it.
-    """
-
-    nbytes: int
-    usable_bytes: int
-
-    @classmethod
-    def with_fixed(cls, fixed_bytes: int, nbytes: int) -> "Limit":
-        """Return a limit of which variables take so many bytes.
-
-        Args:
-            fixed_bytes: what they take.
-            nbytes: the limit.
-        """
-        return cls(nbytes, fixed_bytes + round(USABLE * (nbytes - fixed_bytes)))
-
-
 def limit_in_bytes(memory_limit: Any, device: str) -> int:
     """Return the limit: the one given, or what the device has free.
 
@@ -165,28 +142,24 @@ def set_limit(limit_bytes: int, device: str) -> None:
 _STEPS = 5  # near the limit threads decide: one step may run and the next may not
 
 
-def attempt(
-    request: Request,
-    limit: Limit,
-    environment: Mapping[str, str],
-) -> Trial:
+def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> Trial:
     """Return whether steps of `request`'s batch run within the limit.
 
     Args:
         request: the model and the batch.
-        limit: the memory limit.
-        environment: with which the child keeps to the limit.
+        limit_bytes: the memory limit.
+        usable_bytes: a batch that needs more is too near to it.
 
     Raises:
         ChildDiedError: if the step fails for another reason than memory.
     """
-    job = {**request.job(), "limit": limit.nbytes, "usable": limit.usable_bytes}
+    job = {**request.job(), "limit": limit_bytes, "usable": usable_bytes}
     try:
         answer = run_in_child(
             f"{__name__}:answer",
             job,
             backend=request.backend,
-            environment=environment,
+            environment=environment(limit_bytes, request.backend, request.device),
             doing=f"Measuring batch size {request.batch_size}",
         )
     except ChildDiedError as error:

@@ -162,17 +162,14 @@ class _Count:
         graph = own_graph(model)
         known = dict(zip(map(id, graph.inputs), inputs, strict=True))
         for step in self.plans[id(model)].steps:
-            for number, symbol in enumerate(step.segment.inputs):
-                # A nested model that is opened stores for itself.
-                if not self._opened(step):
+            # A nested model that is opened stores for itself.
+            if any(id(node.operation) not in self.plans for node in step.segment.nodes):
+                for number, symbol in enumerate(step.segment.inputs):
                     known[id(symbol)].store(number, step)
             for node in step.segment.nodes:
                 outputs = self._call(node, known, whole=step.store is None)
                 known.update(zip(map(id, node.outputs), outputs, strict=True))
         return [known[id(y)] for y in graph.outputs]
-
-    def _opened(self, step: Step) -> bool:
-        return all(id(node.operation) in self.plans for node in step.segment.nodes)
 
     def _call(
         self, node: Any, known: dict[int, _Value], *, whole: bool

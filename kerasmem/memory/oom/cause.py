@@ -22,7 +22,7 @@ from kerasmem.errors import (
     OutOfMemoryError,
     TornStateError,
 )
-from kerasmem.memory.card import own_bytes, read_card
+from kerasmem.memory.settings import card_status
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.names import Names, Origin
 from kerasmem.records import Cause, PostMortem
@@ -73,15 +73,10 @@ def _limit(name: str | None) -> tuple[int | None, bool]:
     if name not in ordinals:
         is_cpu = name is None or name.lower().startswith("cpu")
         return (backend.cpu_limit_bytes() if is_cpu else None), True
-    ordinal = ordinals[name]
-    card = read_card(ordinal)
-    total = card.total_bytes if card else None
-    limit = backend.settings().in_force(ordinal, total).limit_bytes
-    if limit is not None or card is None:
-        return limit, True
-    own = own_bytes(ordinal)
-    others = 0 if own is None else max(card.used_bytes - own, 0)
-    return card.total_bytes - others, False
+    card = card_status(ordinals[name], used_bytes=0)
+    if card.limit_bytes is not None or card.card_total_bytes is None:
+        return card.limit_bytes, True
+    return card.card_total_bytes - (card.others_bytes or 0), False
 
 
 @dataclass(frozen=True)

@@ -166,12 +166,22 @@ def fewest_micro_batches(
         batch_size: samples of the effective batch.
         failed: the number of micro-batches with which memory ran out; 0 if it did not.
     """
-    need = _Need(estimate, room, batch_size, failed)
-    if not failed and need.fits(batch_size):
-        return need.fitting(1)
-    if failed >= batch_size or not need.fits(1):
+    estimate = functools.cache(estimate)
+    largest = estimate(-(-batch_size // max(failed, 1)))
+    usable = USABLE * room.left_bytes(largest)
+    correction = correction_by_failure(largest, room) if failed else 1.0
+    sums = room.accumulator_bytes
+
+    def spare(size: int) -> float:
+        return usable - sums - most_moving_bytes(estimate(size), correction)
+
+    if not failed and spare(batch_size) + sums >= 0:
+        return Fitting(1, room.peak_bytes(largest, correction))
+    if failed >= batch_size or spare(1) < 0:
         return None
-    return need.fitting(_fewest_fitting(need, batch_size, max(failed, 1)))
+    count = _fewest_fitting(spare, batch_size, max(failed, 1))
+    size = -(-batch_size // count)
+    return Fitting(count, room.peak_bytes(estimate(size), correction) + sums)
 
 
 def correction_by_failure(failed: MemoryEstimate, room: Room) -> float:
@@ -179,65 +189,35 @@ def correction_by_failure(failed: MemoryEstimate, room: Room) -> float:
     return max(1.0, room.left_bytes(failed) / max(moving_bytes(failed), 1))
 
 
-def _fewest_fitting(need: "_Need", batch_size: int, failing: int) -> int:
+def _fewest_fitting(
+    spare: Callable[[int], float], batch_size: int, failing: int
+) -> int:
     """Return the fewest parts of a batch that fit, to a sixteenth; single samples do.
 
-    The need grows in a straight line with the samples, nearly: so the line through what
-    fits and what does not says where to look, and where it misleads, the middle. Each
-    look may be a trace in a process of its own: few are made.
+    The need grows in a straight line with the samples, nearly: so the line through a
+    size that fits and one that does not is followed to where nothing is spare, and
+    after a few looks the middle. Each look may be a trace in a process of its own: few
+    are made.
     """
     fitting, looks = batch_size, 0
     while fitting - failing > max(1, failing // 16):
         looks += 1
         small, large = -(-batch_size // fitting), -(-batch_size // failing)
-        by_line = looks <= _LOOKS_BY_LINE
-        size = need.crossing(small, large) if by_line else (small + large) // 2
+        size = (small + large) // 2
+        if looks <= _LOOKS_BY_LINE:
+            size = _crossing(spare, small, large)
         count = -(-batch_size // max(size, 1))
         count = min(max(count, failing + 1), fitting - 1)
-        if need.fits(-(-batch_size // count)):
+        if spare(-(-batch_size // count)) >= 0:
             fitting = count
         else:
             failing = count
     return fitting
 
 
-class _Need:
-    """What a step needs with so many samples at a time, from few estimates."""
-
-    def __init__(
-        self,
-        estimate: Callable[[int], MemoryEstimate],
-        room: Room,
-        batch_size: int,
-        failed: int,
-    ) -> None:
-        self._estimate = functools.cache(estimate)
-        self._room = room
-        self._batch_size = batch_size
-        largest = self._estimate(-(-batch_size // max(failed, 1)))
-        self._usable = USABLE * room.left_bytes(largest)
-        self._correction = correction_by_failure(largest, room) if failed else 1.0
-
-    def fits(self, size: int) -> bool:
-        """Return whether a step with `size` samples at a time fits."""
-        return self._most(size) + self._sums(size) <= self._usable
-
-    def crossing(self, low: int, high: int) -> int:
-        """Return where the line through two sizes meets what can be used."""
-        usable = self._usable - self._room.accumulator_bytes
-        at_low, at_high = self._most(low), self._most(high)
-        if at_high <= at_low:
-            return high
-        return low + int((usable - at_low) * (high - low) / (at_high - at_low))
-
-    def fitting(self, count: int) -> Fitting:
-        """Return so many micro-batches with the peak to expect."""
-        size = -(-self._batch_size // count)
-        own = self._room.peak_bytes(self._estimate(size), self._correction)
-        return Fitting(count, own + self._sums(size))
-
-    def _sums(self, size: int) -> int:
-        return self._room.accumulator_bytes if size < self._batch_size else 0
-
-    def _most(self, size: int) -> float:
-        return most_moving_bytes(self._estimate(size), self._correction)
+def _crossing(spare: Callable[[int], float], low: int, high: int) -> int:
+    """Return the size at which the line through two sizes leaves nothing spare."""
+    at_low, at_high = spare(low), spare(high)
+    if at_high >= at_low:
+        return high
+    return low + int(at_low * (high - low) / (at_low - at_high))

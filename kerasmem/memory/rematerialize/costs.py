@@ -223,7 +223,10 @@ class CallCosts:
 def _costs(step: RecordedStep) -> list[CallCosts]:
     graph, nodes = step.graph, step.nodes
     maker = {id(y): number for number, node in enumerate(nodes) for y in node.outputs}
-    uses = [frozenset(_makers(node, maker)) for node in nodes]
+    uses = [
+        frozenset(maker[id(x)] for x in node.input_tensors if id(x) in maker)
+        for node in nodes
+    ]
     last = last_uses(nodes, graph.outputs)
     last_use = [
         max([number, *(last.get(id(y), number) for y in node.outputs)])
@@ -243,15 +246,11 @@ def _costs(step: RecordedStep) -> list[CallCosts]:
                 work=sum(map(_work, forward[number])),
                 needs_itself=bool(made & read),
                 uses=uses[number],
-                reads_uses=bool(_values(taken) & read),
+                reads_uses=any(x.kind != "parameter" for x in taken & read),
                 last_use=last_use[number],
             )
         )
     return found
-
-
-def _makers(node: Any, maker: dict[int, int]) -> list[int]:
-    return [maker[id(x)] for x in node.input_tensors if id(x) in maker]
 
 
 def _output_bytes(forward: Sequence[list[Op]], number: int, last_use: int) -> int:
@@ -264,10 +263,6 @@ def _output_bytes(forward: Sequence[list[Op]], number: int, last_use: int) -> in
         for x in op.reads
     }
     return _nbytes(made & taken)
-
-
-def _values(tensors: set[Tensor]) -> set[Tensor]:
-    return {x for x in tensors if x.kind != "parameter"}
 
 
 def _nbytes(tensors: set[Tensor]) -> int:

@@ -217,7 +217,8 @@ class Categories:
         if variable:
             layer, category = variable.layer, variable.category
         else:
-            layer, category = self._layer(draft), self._category(draft)
+            layer = draft.origin.layer or self._updates.layer(draft)
+            category = self._category(draft)
         return Block(
             requested_bytes=event.requested_bytes,
             given_bytes=event.given_bytes,
@@ -237,9 +238,6 @@ class Categories:
         if draft.allocated_at is None:
             return self._held.taken_from_opening(event.address, event.requested_bytes)
         return self._updates.variable(draft)
-
-    def _layer(self, draft: Draft) -> str | None:
-        return draft.origin.layer or self._updates.layer(draft)
 
     def _category(self, draft: Draft) -> str:
         phase = draft.origin.phase

@@ -62,7 +62,7 @@ class Names:
         for token in tokens[:-1]:
             if token == "gradient_tape":
                 return Origin(layer, "backward")
-            if self._matches(token, self._optimizers):
+            if not self._optimizers.isdisjoint(self._candidates(token)):
                 return Origin(None, "optimizer", _place(tokens[-1]))
             if token in {"compile_loss", "compile_metrics"}:
                 return Origin(None, "forward")
@@ -84,9 +84,6 @@ class Names:
             if node is self._root and name == self._model:
                 return self._root
         return None
-
-    def _matches(self, token: str, names: frozenset[str]) -> bool:
-        return any(name in names for name in self._candidates(token))
 
     def _candidates(self, token: str) -> tuple[str, ...]:
         if self._style in _PLAIN:

@@ -127,9 +127,10 @@ def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
     for variable in (*model.trainable_variables, *model.variables):
         if id(variable) not in seen:
             seen.add(id(variable))
-            layer = layer_of.get(id(variable), _owner(variable.path))
+            layer = layer_of.get(id(variable)) or variable.path.rpartition("/")[0]
             is_trained = id(variable) in trained
-            yield _known(variable, layer, "parameter", is_trained=is_trained), variable
+            known = _known(variable, layer or None, "parameter", is_trained=is_trained)
+            yield known, variable
     for variable in (v for each in optimizers(model) for v in each.variables):
         if id(variable) not in seen:
             seen.add(id(variable))
@@ -149,10 +150,6 @@ def _known(
         nbytes=nbytes(variable),
         is_trained=is_trained,
     )
-
-
-def _owner(path: str) -> str | None:
-    return path.rpartition("/")[0] or None
 
 
 def _layer_of_slot(
@@ -259,7 +256,22 @@ class HeldVariables:
             given = -(-place.nbytes // rounding) * rounding
             if given <= rest:
                 rest -= given
-                blocks.append(_block(self._at(place), place.address or 0, given))
+                variable = self._at(place)
+                blocks.append(
+                    Block(
+                        requested_bytes=variable.nbytes,
+                        given_bytes=given,
+                        address=place.address or 0,
+                        allocated_at=None,
+                        freed_at=None,
+                        operation=variable.name,
+                        layer=variable.layer,
+                        phase="unknown",
+                        category=variable.category,
+                        shape=variable.shape,
+                        dtype=variable.dtype,
+                    )
+                )
         if rest > 0:
             blocks.append(Block(rest, rest, 0, None, None, "", None, *_UNKNOWN))
         return blocks
@@ -277,19 +289,3 @@ def _most_copies(places: Sequence[Storage]) -> int:
 
 
 _UNKNOWN = ("unknown", "unknown")
-
-
-def _block(variable: KnownVariable, address: int, given_bytes: int) -> Block:
-    return Block(
-        requested_bytes=variable.nbytes,
-        given_bytes=given_bytes,
-        address=address,
-        allocated_at=None,
-        freed_at=None,
-        operation=variable.name,
-        layer=variable.layer,
-        phase="unknown",
-        category=variable.category,
-        shape=variable.shape,
-        dtype=variable.dtype,
-    )

@@ -14,7 +14,7 @@ from kerasmem.memory.batch_size import (
     find,
     find_batch_size,
 )
-from kerasmem.memory.batch_size.trial import Limit, attempt, environment, limit_in_bytes
+from kerasmem.memory.batch_size.trial import attempt, limit_in_bytes
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.processes import death
@@ -72,8 +72,7 @@ def request_for(model, batch_size):
 
 def trial(model, batch_size):
     request = request_for(model, batch_size)
-    limit = Limit(LIMIT, LIMIT)
-    return attempt(request, limit, environment(LIMIT, request.backend, "cpu"))
+    return attempt(request, LIMIT, LIMIT)
 
 
 @pytest.mark.usefixtures("too_large")  # it waits while this runs
