@@ -23,8 +23,7 @@ def callbacks_of_fit(model: Any) -> list[Any] | None:
     """Return the callbacks that the running `fit` calls, None if there are none."""
     frame = _frame_of(("fit",), model, sys._getframe())
     found = frame and frame.f_locals.get("callbacks")
-    is_list = isinstance(found, keras.callbacks.CallbackList)
-    return found.callbacks if found is not None and is_list else None
+    return getattr(found, "callbacks", None)
 
 
 def is_running(model: Any, thread: int) -> bool:
