@@ -53,7 +53,7 @@ _DATA_REMEDIES = (
     Remedy(
         name="data from files",
         how="km.memory.stream(...) reads batches as they are needed; "
-        "km.memory.inspect_data(dataset) tells what each stage keeps",
+        "km.memory.inspect_data(dataset) lists the memory of each stage",
     ),
 )
 

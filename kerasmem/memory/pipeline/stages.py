@@ -243,7 +243,7 @@ def _passing_stage(stage: DatasetStage) -> PipelineStage | None:
         case "FlatMap":
             name = "datasets or batches that a function makes"
             advice = (
-                "What the function or generator holds shows only in what is measured."
+                "The memory of the function or generator is only measured."
             )
             return PipelineStage(name, None, advice)
         case "Batch" | "PaddedBatch" | "ParallelBatch":
