@@ -21,6 +21,12 @@ class TensorFlowLazyValues(LazyValues):
         """Return a scope that leaves every graph."""
         return tf.init_scope()
 
+    def fill(self, variable: Any, value: Any) -> None:
+        """Make the variable of TensorFlow below."""
+        # Keras's own conversion returns a variable of TensorFlow as it is, and two
+        # variables of Keras would share it.
+        variable._initialize(tf.convert_to_tensor(value))
+
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return zeros that a graph would make, or one number seen many times."""
         if tf.executing_eagerly():

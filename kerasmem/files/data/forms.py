@@ -149,7 +149,8 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
         batch_size: samples in a batch; batched data keeps its own.
     """
     if is_array_data(data):
-        data = _named(data)["x"]
+        # Apart: several inputs in a list are not inputs and labels.
+        data = (_named(data)["x"],)
     for x, _, _ in labeled_batches(data, batch_size, first):
         yield x
 

@@ -242,9 +242,7 @@ def _passing_stage(stage: DatasetStage) -> PipelineStage | None:
             return PipelineStage(f"{count} read in turn", None, advice)
         case "FlatMap":
             name = "datasets or batches that a function makes"
-            advice = (
-                "The memory of the function or generator is only measured."
-            )
+            advice = "The memory of the function or generator is only measured."
             return PipelineStage(name, None, advice)
         case "Batch" | "PaddedBatch" | "ParallelBatch":
             return PipelineStage("batch", nbytes)

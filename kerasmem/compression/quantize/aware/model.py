@@ -283,6 +283,11 @@ def _check_options(
         activations=activations,
     )
     _check(
+        learned in (True, False),
+        "The scales of quantization_aware are learned, True, or not, False.",
+        learned_scales=learned,
+    )
+    _check(
         quantize.scales == "max",
         "A training sees scales of the largest entries, or learns them: "
         "learned_scales=True.",
