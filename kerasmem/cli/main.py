@@ -171,19 +171,21 @@ def _fail_of_child(error: ChildDiedError) -> int:
 
 @contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Show warnings at the end of the scope, our own without the line of code."""
-    with warnings.catch_warnings(record=True) as messages:
+    """Return a scope that shows our own warnings without the line of code."""
+    with warnings.catch_warnings():
+        default = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], *rest: object
+        ) -> None:
+            if issubclass(category, KerasMemWarning):
+                print(f"kerasmem: warning: {message}", file=sys.stderr)
+            else:
+                default(message, category, *rest)  # pyright: ignore[reportArgumentType]
+
+        warnings.showwarning = show  # pyright: ignore[reportAttributeAccessIssue]
         warnings.simplefilter("always", KerasMemWarning)
-        try:
-            yield
-        finally:
-            for each in messages:
-                text = f"kerasmem: warning: {each.message}\n"
-                if not issubclass(each.category, KerasMemWarning):
-                    text = warnings.formatwarning(
-                        each.message, each.category, each.filename, each.lineno
-                    )
-                sys.stderr.write(text)
+        yield
 
 
 def _check_handed_in(options: Namespace) -> None:
