@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def _is_command() -> bool:
-    as_module = sys.argv[0] == "-m" and "kerasmem" in sys.orig_argv
+    # `python -m kerasmem`, but not `python -m other kerasmem`.
+    words = f"{' '.join(sys.orig_argv)} "
+    as_module = sys.argv[0] == "-m" and " -m kerasmem " in words
     return as_module or Path(sys.argv[0]).stem == "kerasmem"
 
 

@@ -59,7 +59,8 @@ def copy_weights(batch: Any) -> Any:
     weight = keras.tree.map_structure(
         lambda leaf: None if leaf is None else keras.ops.copy(leaf), weight
     )
-    return x, y, weight
+    # A `train_step` of the user may read a named tuple by its names.
+    return getattr(type(batch), "_make", tuple)((x, y, weight))
 
 
 def length_of(batch: Any) -> int:

@@ -143,7 +143,7 @@ def restore_lora(model: Any, copy: Any) -> None:
 def _is_plain(cls: Any) -> bool:
     """Return whether layers of a class save their variables and nothing else."""
     return (
-        cls.__module__.startswith(("keras.", "keras_hub.", "kerasmem.layers."))
+        cls.__module__.startswith(("keras.", "keras_hub.", "kerasmem.extras.chunked."))
         and cls is not keras.layers.Lambda
         and not _saves_more(cls)
     )

@@ -7,6 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked import chunks
+from kerasmem.graph.from_config import made_of_config
 from kerasmem.graph.values import to_numpy
 from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary
 from tests.compression.aware.gradient import gradient_of
@@ -333,3 +334,9 @@ def test_a_label_of_64_bits_is_kept_with_a_head(backend):
     except Exception as error:  # noqa: BLE001 - of each framework's own kind
         loss = str(error)
     assert "nan" in str(loss) or "range" in loss or "bounds" in loss
+
+
+def test_a_model_with_a_chunked_head_is_copied_by_its_config():
+    inputs = keras.Input((3, 4))
+    model = keras.Model(inputs, ChunkedVocabulary(50)(inputs))
+    assert made_of_config(model) is not None

@@ -18,6 +18,10 @@ class TorchSteps(InPlaceSteps):
         """Return logs and state after `function` had one batch."""
         return function([splitting.copy_weights(batch)]), state
 
+    def split(self, batch: Any, parts: int) -> list[Any]:
+        """Return a batch in parts, with copies of the sample weights as in `run`."""
+        return super().split(splitting.copy_weights(batch), parts)
+
     def wait(self, logs: Any, state: Any) -> None:
         """Wait until the device has done what it was told."""
         if torch.cuda.is_initialized():

@@ -1,11 +1,15 @@
 """One update from several parts of a batch is the update of the whole batch."""
 
+from operator import imul
+
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
+from kerasmem import backends
 from kerasmem.errors import KerasMemWarning, ModelError
+from kerasmem.graph.values import to_numpy
 from kerasmem.memory.fit import fit, surviving
 
 SAMPLES, BATCH = 96, 32
@@ -304,3 +308,13 @@ def test_a_training_step_that_updates_by_other_means_is_refused(monkeypatch):
         pytest.raises(ModelError, match="one such update in `train_step`. Received: 0"),
     ):
         fit(model, **data(), verbose=0, **in_parts(monkeypatch, 2))
+
+
+def test_weights_of_a_batch_in_parts_are_copies(monkeypatch):
+    """So that a batch whose later part ran out of memory can be tried again."""
+    weights = np.ones((8, 5), "float32")
+    batch = [keras.ops.convert_to_tensor(x) for x in (tokens()["x"][:8], weights)]
+    steps = backends.current().steps(masked(), "train")
+    for _, _, part in steps.split((batch[0], batch[0], batch[1]), 2):
+        imul(part, 2)  # as Keras does with a mask, in place on torch
+    np.testing.assert_array_equal(to_numpy(batch[1]), weights)
