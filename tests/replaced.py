@@ -71,13 +71,13 @@ class Setter:
     Args:
         parameters: Names of all parameters, in order.
         owner: Name of the parameter with the object.
-        name: Name of the parameter with the attribute's name.
+        name: The attribute's name, or the parameter with it.
         value: Name of the parameter with the value, `None` if it makes the value.
     """
 
     parameters: tuple[str, ...]
     owner: str
-    name: str
+    name: ast.expr
     value: str | None
 
 
@@ -195,7 +195,9 @@ class _Package:
             return
         arguments = dict(zip(setter.parameters, call.args, strict=False))
         arguments |= {pair.arg: pair.value for pair in call.keywords}
-        owner, name = arguments.get(setter.owner), arguments.get(setter.name)
+        owner, name = arguments.get(setter.owner), setter.name
+        if isinstance(name, ast.Name):
+            name = arguments.get(name.id)
         if owner is not None and name is not None:
             value = arguments.get(setter.value) if setter.value else ast.Lambda()
             yield Write(owner, name, value, is_past=True)
@@ -205,7 +207,7 @@ class _Package:
             if _is_by_arguments(scope, write):
                 value = getattr(write.value, "id", None)
                 value = value if value in scope.parameters else None
-                names = scope.parameters, write.owner.id, write.name.id
+                names = scope.parameters, write.owner.id, write.name
                 self._setters[scope.node.name] = Setter(*names, value)
 
     def _is_function(
@@ -280,22 +282,31 @@ def _target(write: Write, name: str | None) -> tuple[str, str]:
 
 def _is_by_arguments(scope: Scope, write: Write) -> bool:
     """Return whether calls of the function count in place of the assignment."""
-    return (
-        isinstance(scope.node, Function)
-        and scope.class_of(write.owner) is None
-        and all(
-            isinstance(x, ast.Name)
-            and x.id in scope.parameters
-            and x.id not in scope.bound
-            for x in (write.owner, write.name)
-        )
+    if not isinstance(scope.node, Function) or scope.class_of(write.owner) is not None:
+        return False
+    is_named = getattr(write.name, "value", None) == "__class__"
+    parts = (write.owner, write.value if is_named else write.name)
+    return all(
+        isinstance(x, ast.Name) and x.id in scope.parameters and x.id not in scope.bound
+        for x in parts
     )
 
 
 def _is_saved(scope: Scope, write: Write, name: str | None) -> bool:
     """Return whether the value is a variable that was read from the same attribute."""
     values = scope.lookup(write.value.id) if isinstance(write.value, ast.Name) else []
-    return any(isinstance(x, ast.Attribute) and x.attr == name for x in values)
+    return any(_reads(x, write.owner, name) for x in values)
+
+
+def _reads(value: ast.AST | None, owner: ast.expr, name: str | None) -> bool:
+    match value:
+        case ast.Attribute(attr=attribute):
+            return attribute == name
+        case ast.Call(func=ast.Name(id="type"), args=[one]):
+            return name == "__class__" and ast.dump(one) == ast.dump(owner)
+        case ast.Call(func=ast.Name(id="dict"), args=[names]):
+            return name is None and ast.dump(owner) in map(ast.dump, _owners(names))
+    return False
 
 
 def _is_method(scope: Scope, value: ast.Attribute) -> bool:
@@ -332,6 +343,7 @@ def _calls_of_setattr(call: ast.Call) -> Iterator[Write]:
             yield Write(owner, name, value, is_past=True)
         case ast.Call(func=ast.Attribute(value=names, attr="update")):
             pairs = [(ast.Constant(x.arg), x.value) for x in call.keywords if x.arg]
+            pairs = pairs or [(ast.Name(_ANY), value) for value in call.args]
             for owner in _owners(names):
-                for name, value in pairs or [(ast.Name(_ANY), None)]:
+                for name, value in pairs:
                     yield Write(owner, name, value, is_past=True)

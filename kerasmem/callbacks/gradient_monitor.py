@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from kerasmem import backends
@@ -22,6 +23,8 @@ from kerasmem.report.plots import Plot, panels_plot
 from kerasmem.report.run import notebook_html
 from kerasmem.report.run.gradients import norm_panel
 from kerasmem.report.run.page import loss_panel
+
+_COUNTING = Lock()
 
 
 class GradientMonitor(AttachedCallback):
@@ -164,8 +167,9 @@ class GradientMonitor(AttachedCallback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Count the batches of the epoch."""
-        # On JAX and torch the calls may come out of order.
-        self._batches = max(self._batches, batch + 1)
+        # Keras may call it in several threads, and not in order.
+        with _COUNTING:
+            self._batches = max(self._batches, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record, write it into `logs`, and tell what is wrong."""

@@ -22,7 +22,6 @@ from kerasmem.files.deflating import better_shuffled, crc32, deflated
 from kerasmem.files.entries import Threads
 
 _PIECE_BYTES = 1 << 20
-_BLOCK_BYTES = 4 * _PIECE_BYTES
 _LEAST_BYTES = 1 << 9
 """A smaller array takes less as it is."""
 
@@ -183,14 +182,13 @@ def is_as_written(dataset: h5py.Dataset, written: WrittenArray) -> bool:
 
 
 def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
-    """Give an array in a file, some MiB at a time; all of it where a row is larger."""
-    if not dataset.shape:
-        yield np.asarray(dataset[()])
+    """Yield an array in a file in runs of about a MiB."""
+    if not dataset.shape or not dataset.size:
+        yield np.asarray(dataset[()], dataset.dtype)
         return
-    row = dataset.nbytes // max(dataset.shape[0], 1)
-    step = max(_BLOCK_BYTES // max(row, 1), 1)
-    for start in range(0, dataset.shape[0], step):
-        yield dataset[start : start + step]
+    lengths = chunks_of(dataset.shape, dataset.dtype.itemsize)
+    for place, _ in _places(dataset.shape, lengths):
+        yield dataset[tuple(map(slice, place, np.add(place, lengths)))]
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from kerasmem.files.preset import is_preset, weight_files
 from kerasmem.records import FileContents, StoredTensor
 from kerasmem.units import KIB
 
-_PIECE = 16
-"""Bytes of a deflated stream to which the share of a weight in it is exact."""
+_PIECE, _EXACT = 1 << 12, 16
+"""Bytes of a deflated stream that are read at once, and near a mark."""
 
 _OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h5 file
 
@@ -50,12 +50,20 @@ def deflated_places(
     inflate, inflated, read = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
     file.seek(start)
     while ahead and read < size:
-        while ahead and ahead[-1] <= inflated:
-            places[ahead.pop()] = read
-        piece = file.read(min(_PIECE, size - read))
-        inflated += len(inflate.decompress(piece))
-        read += len(piece)
-    # What is left lies behind the end.
+        piece, before = file.read(min(_PIECE, size - read)), inflate.copy()
+        grown = inflated + len(inflate.decompress(piece))
+        if grown < ahead[-1]:
+            inflated, read = grown, read + len(piece)
+            continue
+        # A mark is in this piece: inflate it again in small steps.
+        inflate = before
+        for begin in range(0, len(piece), _EXACT):
+            while ahead and ahead[-1] <= inflated:
+                places[ahead.pop()] = read
+            part = piece[begin : begin + _EXACT]
+            inflated += len(inflate.decompress(part))
+            read += len(part)
+    # The other marks are at the end of the stream or behind it.
     return places | dict.fromkeys(ahead, size)
 
 

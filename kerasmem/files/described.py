@@ -116,7 +116,7 @@ def offloaded_model(
         mapped = MappedWeights(path, at_rest=files)
         with mapped.skeleton() as (file, objects), loading(path):
             known = {**objects, **(custom_objects or {})}
-            model, why = model_of(path, file, known, compile=True)
+            model, why = model_of(path, file, known, compile=True, slots=False)
         if why is not None:
             say_without_loss(path, why)
         with lazy_variables(values, at_rest=files, assigned=False):
@@ -136,7 +136,7 @@ def _described(
             file, objects = trial.enter_context(mapped.skeleton())
             known = {**objects, **custom_objects}
             with loading(path):
-                model, why = model_of(path, file, known, compile=compile)
+                model, why = model_of(path, file, known, compile=compile, slots=False)
             scope.push(trial.pop_all())
     except ModelFileError:
         return None

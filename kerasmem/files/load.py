@@ -3,6 +3,7 @@
 import os
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +23,14 @@ from kerasmem.errors import (
 )
 from kerasmem.files.archive import DAMAGED, check_archive, is_weights_alone
 from kerasmem.files.atomic import held_folder, replacing
-from kerasmem.files.coded_model import openable
+from kerasmem.files.coded_model import CONFIG, openable
 from kerasmem.files.datasets import bounded_weights, check_declared, check_heaps
 from kerasmem.files.keras_2 import attribute_text
 from kerasmem.files.memory_map import MappedWeights
 from kerasmem.files.plain import write_plain
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
 from kerasmem.optional import feature
+from kerasmem.records.plain import read_json
 
 
 def load_model(
@@ -99,7 +101,7 @@ def load_model(
     opened = openable(path) if mapped is None else mapped.skeleton()
     with loading(path), opened as (file, objects):
         known = {**objects, **(custom_objects or {})}
-        model, why = model_of(path, file, known, compile=compile)
+        model, why = model_of(path, file, known, compile=compile, slots=mapped is None)
     if why is not None:
         say_without_loss(path, why)
     if mapped is not None:
@@ -168,6 +170,7 @@ def model_of(
     objects: dict[str, Any],
     *,
     compile: bool,  # noqa: A002 - as in Keras
+    slots: bool = True,
 ) -> tuple[Any, str | None]:
     """Return the model of a file, and why it is without the loss that it should have.
 
@@ -176,11 +179,13 @@ def model_of(
         file: what Keras is to read in its place.
         objects: custom objects by name.
         compile: False to leave loss, metrics and optimizer out.
+        slots: False for an optimizer that is not built yet: on TensorFlow its slots
+            need the value of every weight.
     """
     model, why = None, None
     if compile:
         try:
-            model = _load(path, file, objects, with_loss=True)
+            model = _load(path, file, objects, with_loss=True, slots=slots)
         except Exception as error:  # noqa: BLE001 - any error of a damaged file
             # The error itself would keep the model in memory by its traceback.
             why = first_reason(error)
@@ -200,18 +205,40 @@ def say_without_loss(path: Path, why: str) -> None:
     )
 
 
-def _load(path: Path, file: Path, objects: dict[str, Any], *, with_loss: bool) -> Any:
+def _load(
+    path: Path,
+    file: Path,
+    objects: dict[str, Any],
+    *,
+    with_loss: bool,
+    slots: bool = True,
+) -> Any:
     with warnings.catch_warnings(), bounded_weights(path):
         # A file without optimizer state is what we ask for, not a fault.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(
-            file, custom_objects=objects, compile=with_loss, safe_mode=True
+            file, custom_objects=objects, compile=with_loss and slots, safe_mode=True
         )
     if not isinstance(model, keras.Model):
         raise ModelFileError(
             f"it holds a {type(model).__name__}. Expected: a keras.Model."
         )
+    if with_loss and not slots:
+        with keras.saving.custom_object_scope(objects):
+            _compile(model, file)
     return model
+
+
+def _compile(model: Any, file: Path) -> None:
+    """Compile a model as its file says, and do not build the optimizer."""
+    with zipfile.ZipFile(file) as archive:
+        config = read_json(archive.read(CONFIG)).get("compile_config")
+    if config is None:
+        return
+    if type(model).compile is not keras.Model.compile:
+        model.compile_from_config(config)
+        return
+    model.compile(**keras.saving.deserialize_keras_object(config, safe_mode=True))
 
 
 def check_model_file(path: Path, *, memory_map: bool) -> bool:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import keras
 import numpy as np
 
 from kerasmem import backends
@@ -238,16 +237,4 @@ class _Mapped:
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Return the model, whose weights are arrays over the file."""
-        model = unwrapped(config, lambda number, _: self._arrays[int(number)]())
-
-        def compile_from_config(compiled: dict[str, Any]) -> None:
-            object.__delattr__(model, "compile_from_config")
-            if type(model).compile is not keras.Model.compile:
-                model.compile_from_config(compiled)
-                return
-            # As Keras does it, but for the slots of the optimizer: to make them,
-            # TensorFlow would ask for every weight.
-            model.compile(**keras.saving.deserialize_keras_object(compiled))
-
-        object.__setattr__(model, "compile_from_config", compile_from_config)
-        return model
+        return unwrapped(config, lambda number, _: self._arrays[int(number)]())

@@ -108,8 +108,12 @@ def write_model(
         entries_of = entries_of or (lambda _: None)
 
         def prepare(store: Any) -> None:
-            store.__class__ = type("HandingOver", (_HandingOver, type(store)), {})
-            store.into, store.written, store.entries_of = file, written, entries_of
+            fields = {
+                "into": file,
+                "written": written,
+                "entries_of": staticmethod(entries_of),
+            }
+            store.__class__ = type("HandingOver", (_HandingOver, type(store)), fields)
 
         with _before_saving(model, prepare):
             save_by_keras(model, rest)

@@ -5,8 +5,6 @@ Its config holds the serialized form of the layer that it was.
 
 import copy
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -57,15 +55,3 @@ def layer_before(config: dict[str, Any]) -> Any:
         layer.trainable = config["trainable"]
     note_lora_inside(layer, config)
     return layer
-
-
-@contextmanager
-def as_it_was(layer: Any) -> Iterator[None]:
-    """Return a scope at whose end a layer has its class, and no new attributes."""
-    cls, before = type(layer), {*vars(layer)}
-    try:
-        yield
-    finally:
-        set_class(layer, cls)
-        for name in {*vars(layer)} - before:
-            object.__delattr__(layer, name)

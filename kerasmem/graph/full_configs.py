@@ -121,7 +121,9 @@ def _completed(layer: Any, arguments: dict[str, Any] | None) -> dict[str, Any]:
         one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
     ):
         return config
-    return {name: value for name, value in config.items() if name in parameters}
+    # A custom `from_config` may read the arguments of `keras.layers.Layer`.
+    names = {*parameters, *(() if _may_omit(cls) else _OF_ANY_LAYER[1:])}
+    return {name: value for name, value in config.items() if name in names}
 
 
 def _arguments_of(layer: Any) -> dict[str, Any] | None:

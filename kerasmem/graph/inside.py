@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.graph.layers import set_class, sublayers
+from kerasmem.graph.layers import as_it_was, set_class, sublayers
 
 
 class Inside(NamedTuple):
@@ -208,10 +208,10 @@ def call_on_symbols(
         pure: raise a ValueError if it adds a loss, assigns, draws random numbers, or
             computes with a weight alone: that would be a constant among the symbols.
     """
-    inner = sublayers(layer)
-    before = [(type(one), dict(vars(one))) for one in inner]
-    try:
-        for one in inner:
+    with ExitStack() as restored:
+        # A layer may keep symbols, such as its last logits, in attributes.
+        for one in sublayers(layer):
+            restored.enter_context(as_it_was(one))
             set_class(one, _on_symbols(type(one)))
         # Not `setattr`: a layer that is built takes no other weight.
         vars(layer).update(weights)
@@ -223,17 +223,13 @@ def call_on_symbols(
         if pure and (changes or scope.has_read):
             raise ValueError("It does more than to return something.")
         return outputs
-    finally:
-        # It may have kept symbols, such as its last logits, under names of its own.
-        for one, (cls, attributes) in zip(inner, before, strict=True):
-            set_class(one, cls)
-            for name in vars(one).keys() - attributes.keys():
-                del vars(one)[name]
-            vars(one).update(attributes)
 
 
 class _OnSymbols(keras.layers.Layer):
     """A layer whose `call` may run on symbols."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Skip the hook of a user's class, which may register its subclasses."""
 
     def add_loss(self, loss: Any) -> None:
         """Note the loss: Keras takes values only."""

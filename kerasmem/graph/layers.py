@@ -7,6 +7,7 @@ visited once.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -162,6 +163,19 @@ def set_class(layer: Any, cls: type) -> None:
     """Change the class of a layer in place; its attributes stay."""
     # Not `setattr`: that of Keras tracks what is set.
     object.__setattr__(layer, "__class__", cls)
+
+
+@contextmanager
+def as_it_was(layer: Any) -> Iterator[None]:
+    """Return a scope that restores the class and the attributes of a layer."""
+    cls, before = type(layer), dict(vars(layer))
+    try:
+        yield
+    finally:
+        set_class(layer, cls)
+        for name in vars(layer).keys() - before.keys():
+            del vars(layer)[name]
+        vars(layer).update(before)
 
 
 def own_variables(layer: Any) -> list[Any]:

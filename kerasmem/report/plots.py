@@ -100,13 +100,14 @@ class Plot:
             OutputError: if it cannot be written, or there is no such format.
         """
         path = Path(path)
+        form = path.suffix[1:].lower()
         formats = self.figure.canvas.get_supported_filetypes()
-        if path.suffix[1:] not in formats:
+        if form not in formats:
             raise OutputError(
                 f"A picture ends in one of {', '.join(sorted(formats))}. Received: "
                 f"path={str(path)!r}."
             )
-        content = self._drawn(path.suffix[1:])
+        content = self._drawn(form)
         with replacing(path) as temporary:
             temporary.write_bytes(content)
 
@@ -116,7 +117,7 @@ class Plot:
         file = io.BytesIO()
         title = {"Title": self._words}
         undated = {"Date": None} if form == "svg" else {}
-        known = title | undated if form in {"svg", "pdf", "png"} else {}
+        known = title | undated if form in {"svg", "pdf", "png"} else None
         with mpl.rc_context(_LOOK):
             self.figure.savefig(file, format=form, metadata=known, dpi=160)
         return file.getvalue()
@@ -321,6 +322,7 @@ def plot_noise(
         places = [index + middle for index in range(len(worst))]
         axes.set_yticks(places, [change.weight for change in worst])
         axes.invert_yaxis()
+        axes.tick_params(axis="y", labelsize="small")
         axes.set_xlabel("signal-to-quantization-noise ratio, dB")
         axes.legend()
     Plot(figure, "signal-to-quantization-noise ratios").save(path)

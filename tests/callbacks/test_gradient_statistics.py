@@ -170,11 +170,11 @@ def test_its_own_bytes_are_those_of_its_state(make_model, data):
     (with_rows,) = fit(make_model(), data)
     (without,) = fit(make_model(), data, per_variable=False)
 
-    # A head of eight, two figures a variable; eleven more a variable in a row each,
+    # A head of seven, two figures a variable; eleven more a variable in a row each,
     # and the entries of the variables, all because they are few.
-    assert without.own_bytes == 4 * (8 + 2 * 4)
+    assert without.own_bytes == 4 * (7 + 2 * 4)
     entries = (6 * 5 + 5) + (5 * 3 + 3)
-    assert with_rows.own_bytes == 4 * (8 + 2 * 4) + 4 * 11 * 4 + 4 * entries
+    assert with_rows.own_bytes == 4 * (7 + 2 * 4) + 4 * 11 * 4 + 4 * entries
 
 
 NETWORKS = [[512] * 6, [512, 2048, 16]]

@@ -187,3 +187,35 @@ def test_what_has_nothing_to_dequantize_is_an_error():
         km.dequantize(chain((6,), L.Dense(4)))
     with pytest.raises(ConfigError, match="Expected a keras.Model. Received"):
         km.dequantize("m.keras")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Remembering(L.Layer):
+    """A layer that saves something that is no variable, and holds another layer."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = L.Dense(5)
+        self.remembered = np.zeros(3)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def save_own_variables(self, store):
+        store["remembered"] = self.remembered
+
+    def load_own_variables(self, store):
+        self.remembered = store["remembered"][()]
+
+
+def test_own_saved_state_of_a_layer_stays():
+    model = chain((6,), Remembering())
+    model.layers[-1].remembered = np.arange(3.0)
+    small = km.compress(model, INT8).model
+    assert quantized_variables(small)
+    made = km.dequantize(small).layers[-1]
+    assert type(made) is Remembering
+    np.testing.assert_array_equal(made.remembered, [0, 1, 2])

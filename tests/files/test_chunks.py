@@ -85,6 +85,17 @@ def test_arrays_that_do_not_lie_in_their_order_are_read_as_they_are(tmp_path):
         written(tmp_path / "a.h5", view, [view])
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 700_000), (3, 5, 90_000)])
+def test_blocks_of_a_stored_array_are_small_runs_of_it(shape, tmp_path):
+    array = np.arange(np.prod(shape, dtype=int), dtype="f4").reshape(shape)
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        h5["w"] = array
+        blocks = list(chunks.blocks_of(h5["w"]))
+    assert max(block.nbytes for block in blocks) <= 1 << 20
+    found = np.concatenate([block.reshape(-1) for block in blocks])
+    np.testing.assert_array_equal(found, array.reshape(-1))
+
+
 @pytest.mark.parametrize("count", [0, 999, 1001])
 def test_blocks_of_another_length_are_an_error(count, tmp_path):
     form = ((1000,), np.dtype("f4"))

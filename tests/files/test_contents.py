@@ -1,8 +1,10 @@
 """Every byte of a file is counted once, and each weight's are its own."""
 
+import io
 import pathlib
 import tempfile
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -10,9 +12,29 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ModelFileError
 from kerasmem.files import inspect_file
+from kerasmem.files.contents import deflated_places
 from tests.models import KINDS, L, chain
 
 pytestmark = pytest.mark.one_backend
+
+
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_the_share_of_a_mark_in_a_stream_is_exact_to_16_bytes(level):
+    content = np.random.default_rng(0).normal(size=9_000).round(1).tobytes()
+    deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+    stream = deflate.compress(content) + deflate.flush()
+    marks = [0, 5, 4_000, 4_001, 71_990, 72_000, 80_000]
+    places = deflated_places(io.BytesIO(b"ab" + stream), 2, len(stream), marks)
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    inflated, read, expected = 0, 0, {}
+    for mark in marks:
+        while inflated < mark and read < len(stream):
+            inflated += len(inflate.decompress(stream[read : read + 1]))
+            read += 1
+        expected[mark] = read
+    assert places.keys() == expected.keys()
+    assert all(0 <= places[mark] - expected[mark] <= 16 for mark in marks)
+
 
 SIZES = 2 * 300 + 300, 300 * 40 + 40
 

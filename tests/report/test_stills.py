@@ -131,6 +131,8 @@ def test_the_same_picture_is_the_same_file(tmp_path):
     assert first == second
     timeline_plot([countable_timeline()]).save(tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    timeline_plot([countable_timeline()]).save(tmp_path / "c.JPG")
+    assert (tmp_path / "c.JPG").read_bytes().startswith(b"\xff\xd8")
 
 
 def test_what_cannot_be_drawn_is_one_clear_error(tmp_path):

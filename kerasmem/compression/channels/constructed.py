@@ -38,7 +38,6 @@ class Remade:
     Args:
         model: the smaller model.
         pairs: its weights, behind those of the original.
-        subset: what stays of the weights.
         error: as by `difference`.
         reasons: why some weights stay, by `id`.
     """

@@ -22,13 +22,15 @@ from kerasmem.compression.cluster.kmeans import (
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import LazyChanges, Streams, working_copy
 from kerasmem.errors import ModelError
-from kerasmem.files.entries import PIECE, Readable
+from kerasmem.files.entries import PIECE, Readable, cuts
 from kerasmem.graph.kernels import is_embedding, reduced_axes
 from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
 
 NAME = "cluster"
+_HELD_PIECES = 4
+"""Pieces in memory at a time, of channels that have centroids of their own."""
 
 
 def cluster_weights(
@@ -164,11 +166,19 @@ class FewValues(Readable):
         if self._channels == 1:
             yield self._line()
             return
-        values = self._finite((0, self.size)).reshape(-1, self._channels, self._trail)
-        for channel in range(self._channels):
-            yield Line.of(values[:, channel])
-        if self._progress is not None:
-            self._progress.add(self.nbytes)
+        held = max(_HELD_PIECES * PIECE * self._channels // max(self.size, 1), 1)
+        for first in range(0, self._channels, held):
+            group = range(first, min(first + held, self._channels))
+            parts: list[list[np.ndarray]] = [[] for _ in group]
+            for start, stop in cuts(self.size):
+                values = self._finite((start, stop))
+                for channel, where in self._rows(start, stop):
+                    if channel in group:
+                        parts[channel - first].append(values[where].copy())
+            for part in parts:
+                yield Line.of(np.concatenate(part))
+            if self._progress is not None:
+                self._progress.add(self.nbytes * len(group) // self._channels)
 
     def _line(self) -> Line:
         if self.size <= PIECE:

@@ -24,9 +24,9 @@ from kerasmem.backends.variables import (
 )
 from kerasmem.errors import ModelError
 from kerasmem.graph.computed import ComputedVariable, named_beside
-from kerasmem.graph.forms import as_it_was, become, layer_before, set_attribute
+from kerasmem.graph.forms import become, layer_before, set_attribute
 from kerasmem.graph.kernels import einsum_parts, with_bias_and_activation
-from kerasmem.graph.layers import Weight, sublayers
+from kerasmem.graph.layers import Weight, as_it_was, sublayers
 from kerasmem.graph.lora import (
     enable_lora_inside,
     has_lora,

@@ -47,8 +47,10 @@ class Schedule(Config, abc.ABC):
 
     tag: ClassVar[str] = "schedule"
     regrowth: ClassVar[str | None] = None
-    rises: ClassVar[bool] = False
     """What may bring weights back: None, `"gradient"` or `"splicing"`."""
+
+    rises: ClassVar[bool] = False
+    """Whether the sparsity grows from `begin` to `end`, which has to be given then."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -293,7 +295,7 @@ def as_schedule(schedule: Any) -> Schedule:
         return _from_tfmot(schedule)
     raise ConfigError(
         "A schedule is one of kerasmem.compression.prune, such as Polynomial(end=0.5), "
-        "or an object of tensorflow_model_optimization. "
+        "or a ConstantSparsity or PolynomialDecay of tensorflow_model_optimization. "
         f"Received: schedule={schedule!r}."
     )
 

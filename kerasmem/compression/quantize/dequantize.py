@@ -64,10 +64,10 @@ def dequantize(model: Any) -> Any:
         # A layer made of others, such as attention, forgets the LoRA of these.
         if has_lora(old) and not has_lora(new):
             new.enable_lora(old.lora_rank, old.lora_alpha)
-        if type(old) is type(new) and not has_lora(old):
-            load_saved_state(new, *saved_state(old))
-        else:
+        if has_lora(old) or _has_codes(old):
             _carry_over(old, new)
+        else:
+            load_saved_state(new, *saved_state(old))
         if getattr(old, "preprocessor", None) is not None:  # of a task of KerasHub
             copy_saved_state(old.preprocessor, new.preprocessor)
     if any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
@@ -106,6 +106,11 @@ class _WithoutFakeQuantize(Rewrite):
 def _layers(model: Any) -> list[Any]:
     """Return the layers of a model that have a float form."""
     return [each for each in sublayers(model) if not isinstance(each, FakeQuantize)]
+
+
+def _has_codes(layer: Any) -> bool:
+    """Return whether weights of a layer itself are quantized."""
+    return any(isinstance(value, StandIn) for value in vars(layer).values())
 
 
 def _carry_over(old: Any, new: Any) -> None:

@@ -35,9 +35,9 @@ from kerasmem.compression.quantize.owners import (
     stand_ins,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
-from kerasmem.graph.forms import as_it_was, become, layer_before, set_attribute
+from kerasmem.graph.forms import become, layer_before, set_attribute
 from kerasmem.graph.full_configs import full_configs
-from kerasmem.graph.layers import has_graph, sublayers
+from kerasmem.graph.layers import as_it_was, has_graph, sublayers
 from kerasmem.graph.lora import (
     enable_lora_inside,
     lora_inside,

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelError
+from kerasmem.graph.layers import set_class
 from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding, shard_shape
@@ -149,18 +150,14 @@ def optimizer_slots(
     return ledger.slots
 
 
-def unbuilt_copy(optimizer: Any, cls: type | None = None) -> Any:
+def unbuilt_copy(optimizer: Any) -> Any:
     """Return an unbuilt copy of an optimizer.
-
-    Args:
-        optimizer: The optimizer.
-        cls: Class of the copy; the optimizer's class by default.
 
     Raises:
         ModelError: if the optimizer's config does not describe it.
     """
     try:
-        return (cls or type(optimizer)).from_config(optimizer.get_config())
+        return type(optimizer).from_config(optimizer.get_config())
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
@@ -235,9 +232,11 @@ def _shell(optimizer: Any, ledger: _Ledger) -> Any:
     """Return an unbuilt copy that writes its slots into `ledger`."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
-    cls = type(optimizer)
-    recording = type(cls.__name__, (_RecordsSlots, cls), {"ledger": ledger})
-    shell = unbuilt_copy(optimizer, recording)
+    shell = unbuilt_copy(optimizer)
+    cls = type(shell)
+    # Afterwards: `from_config` may return a fixed class, and a constructor may create
+    # variables.
+    set_class(shell, type(cls.__name__, (_RecordsSlots, cls), {"ledger": ledger}))
     inner = getattr(shell, "inner_optimizer", None)
     if inner is not None:
         shell.inner_optimizer = _shell(inner, ledger)
@@ -269,6 +268,9 @@ class _RecordsSlots(keras.optimizers.Optimizer):
     """Writes the variables of an optimizer into a ledger instead of making them."""
 
     ledger: _Ledger
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Skip the hook of a user's class, which may register its subclasses."""
 
     def add_variable(
         self,

@@ -19,7 +19,12 @@ _KEPT_BITS = 12  # of a float32's 23: four significant digits
 
 
 class Packer:
-    """Collects columns; what it returns for each stands for it in the content."""
+    """Packs JSON content and columns of numbers into one text, read by `unpack.js`.
+
+    The text is base64 of a zlib stream: the length of the header (4 bytes, little
+    endian), the header (JSON with `"content"` and `"columns"`), then the columns, each
+    aligned to 8 bytes. The content refers to a column by its index.
+    """
 
     def __init__(self) -> None:
         self._columns: list[dict[str, Any]] = []

@@ -1,4 +1,5 @@
-// Reads what `packing.py` wrote: a header, and columns of numbers as typed arrays.
+// Reads the output of `Packer` in `panels.py`: a header, and columns of numbers as
+// typed arrays.
 
 const COLUMN_TYPES = {
   uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array,

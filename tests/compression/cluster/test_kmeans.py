@@ -171,3 +171,19 @@ def test_channels_are_found_wherever_a_piece_is_cut(shape, monkeypatch):
         for one, other in zip(*rows, strict=True):
             row = centroids(Line.of(other), 2, "kmeans++", RNG(0))
             assert len(np.unique(one)) == len(row)
+
+
+class Watched(Held):
+    largest = 0
+
+    def read(self, start, stop):
+        self.largest = max(self.largest, stop - start)
+        return super().read(start, stop)
+
+
+def test_channels_of_a_large_weight_are_read_in_pieces(monkeypatch):
+    monkeypatch.setattr("kerasmem.files.entries.PIECE", 64)
+    monkeypatch.setattr(apply, "PIECE", 64)
+    source = Watched(RNG(0).normal(size=(40, 50)))
+    FewValues(source, Cluster(4, granularity="channel"), 1, ("w", None))
+    assert 0 < source.largest <= 64

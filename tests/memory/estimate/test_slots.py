@@ -1,6 +1,7 @@
 """The slots of an optimizer, against those that it makes when it is really built."""
 
 import math
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -137,6 +138,32 @@ def test_an_optimizer_without_a_config_of_its_own_is_refused():
 
     with pytest.raises(ModelError, match=r"Mine cannot be made anew.*get_config"):
         optimizer_slots(Mine(1), a_model().trainable_variables)
+
+
+class Registered(OPTIMIZERS.SGD):
+    """An optimizer that lists its subclasses and makes a variable at once."""
+
+    subclasses: ClassVar[list] = []
+
+    def __init__(self, learning_rate=0.01, momentum=0.9, **options):
+        super().__init__(learning_rate, momentum, **options)
+        self.temperature = self.add_variable((3,), name="temperature")
+
+    def __init_subclass__(cls, **options):
+        cls.subclasses.append(cls)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return Registered(config["learning_rate"], config["momentum"])
+
+
+def test_an_optimizer_of_any_form_has_its_slots_counted_without_a_trace():
+    model = a_model()
+    slots = optimizer_slots(Registered(), model.trainable_variables)
+    built = Registered()
+    built.build(model.trainable_variables)
+    assert sorted(slot.nbytes for slot in slots) == nbytes(built.variables)
+    assert not Registered.subclasses
 
 
 def test_half_precision_counts_the_optimizer_that_scales_the_loss():

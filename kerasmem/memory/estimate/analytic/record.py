@@ -138,8 +138,7 @@ def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:
     # no variable before every gradient is there.
     is_outer = optimizer is not inner_optimizer(optimizer)
     if not (is_outer or getattr(optimizer, "global_clipnorm", None)):
-        tape.update = update
-        tape.backward(seeds)
+        tape.backward(seeds, update)
         return
     tape.backward(seeds)
     tape.phase = "optimizer"

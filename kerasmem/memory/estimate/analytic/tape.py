@@ -17,6 +17,8 @@ from kerasmem.memory.program import Op, Shape, Tensor
 Tensors = Sequence[Tensor]
 Pullback = Callable[[Tensor], Sequence[Tensor | None]]
 
+Update = Callable[[Tensor, Tensor], None]
+
 
 @dataclass(eq=False)
 class Tape:
@@ -25,13 +27,10 @@ class Tape:
     Args:
         training: whether a backward pass follows, so that gradients are recorded.
         how: how the backend runs operations.
-        update: called in the backward pass with a parameter and its gradient, as soon
-            as no operation adds to it any more.
     """
 
     training: bool
     how: Framework = field(default_factory=Framework)
-    update: Callable[[Tensor, Tensor], None] | None = None
     ops: list[Op] = field(default_factory=list[Op])
     layer: str | None = None
     call: int | None = None
@@ -88,11 +87,15 @@ class Tape:
             step = tuple(inputs), output, pullback, self.layer, self.call
             self._steps.append(step)
 
-    def backward(self, seeds: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def backward(
+        self, seeds: Sequence[tuple[Tensor, Tensor]], update: Update | None = None
+    ) -> None:
         """Record the backward pass.
 
         Args:
             seeds: tensors with the gradients that the pass starts from.
+            update: called with a parameter and its gradient, as soon as no operation
+                adds to it any more.
         """
         self.phase = "backward"
         pending = Counter(x for inputs, *_ in self._steps for x in inputs)
@@ -109,18 +112,20 @@ class Tape:
                         parts[x].append(dx)
                     pending[x] -= 1
                     if x.kind == "parameter" and not pending[x]:
-                        self._finish(x, parts.pop(x, []))
+                        self._finish(x, parts.pop(x, []), update)
 
-    def _finish(self, parameter: Tensor, parts: list[Tensor]) -> None:
+    def _finish(
+        self, parameter: Tensor, parts: list[Tensor], update: Update | None
+    ) -> None:
         gradient = self._sum(parameter, parts)
         if gradient is None:
             return
         gradient.root.kind = "gradient"
         self.gradients[parameter] = gradient
-        if self.update is not None:
+        if update is not None:
             self.phase = "optimizer"
             with self.inside(parameter.layer):
-                self.update(parameter, gradient)
+                update(parameter, gradient)
             self.phase = "backward"
 
     def _sum(self, x: Tensor, parts: list[Tensor]) -> Tensor | None:
