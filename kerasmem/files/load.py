@@ -233,7 +233,7 @@ def _compile(model: Any, file: Path) -> None:
     """Compile a model as its file says, and do not build the optimizer."""
     with zipfile.ZipFile(file) as archive:
         config = read_json(archive.read(CONFIG)).get("compile_config")
-    if config is None:
+    if not config:  # of a model that was not compiled
         return
     if type(model).compile is not keras.Model.compile:
         model.compile_from_config(config)
