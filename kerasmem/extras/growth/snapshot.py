@@ -4,10 +4,11 @@ import gc
 import multiprocessing
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import psutil
@@ -21,6 +22,7 @@ from kerasmem.memory.kinds import KindTable, is_own
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import own_allocators
 
+_T = TypeVar("_T")
 OF_KERAS = (
     keras.Model,
     keras.layers.Layer,
@@ -40,9 +42,10 @@ class Snapshot:
     Args:
         device_bytes: bytes in use by device.
         host_bytes: resident bytes of the process.
-        heap: what the C library's heap has; None where it does not tell.
-        objects: Keras's objects and arrays by identity, without holding them.
-        traced: compiled functions that live, by identity.
+        heap: what the C library's heap has.
+        objects: references to Keras's objects and arrays, by their own identity: an
+            object has one reference, as long as somebody keeps it.
+        traced: compiled functions that live.
         graphs: bytes of variables by identity of each graph that no function needs.
         threads: names by identity.
         files: paths of open files.
@@ -51,45 +54,31 @@ class Snapshot:
 
     device_bytes: Mapping[str, int]
     host_bytes: int
-    heap: CHeap | None
+    heap: CHeap
     objects: Mapping[int, "weakref.ref[Any]"]
-    traced: Mapping[int, Traced]
+    traced: Sequence[Traced]
     graphs: Mapping[int, int]
     threads: Mapping[int, str]
     files: frozenset[str]
     children: frozenset[int]
 
-    def new_traces(self, later: "Snapshot") -> list[tuple[str, int]]:
+    def new_traces(self, before: "Snapshot") -> list[tuple[str, int]]:
         """Return name and new traces of each function that was traced since.
 
         Args:
-            later: one of the same process.
+            before: an earlier snapshot of the same process.
         """
-        found = []
-        for key, one in later.traced.items():
-            before = self.traced.get(key)
-            is_same = before is not None and before.function() is one.function()
-            more = one.traces - (before.traces if before and is_same else 0)
-            if more > 0:
-                found.append((one.name, more))
-        return found
-
-    def new(self, later: "Snapshot") -> list["weakref.ref[Any]"]:
-        """Return what a later snapshot has and this one had not, as far as it lives.
-
-        Args:
-            later: one of the same process.
-        """
-
-        def was_there(key: int, reference: "weakref.ref[Any]") -> bool:
-            before = self.objects.get(key)
-            return before is not None and before() is reference()
-
-        return [
-            reference
-            for key, reference in later.objects.items()
-            if reference() is not None and not was_there(key, reference)
+        known = {id(one.function): one.traces for one in before.traced}
+        more = [
+            (one.name, one.traces - known.get(id(one.function), 0))
+            for one in self.traced
         ]
+        return [(name, number) for name, number in more if number > 0]
+
+
+def new(before: Mapping[int, _T], after: Mapping[int, _T]) -> list[_T]:
+    """Return the values of a mapping whose keys an earlier one has not."""
+    return [value for key, value in after.items() if key not in before]
 
 
 def take_snapshot(*, collected: bool) -> Snapshot:
@@ -114,9 +103,9 @@ def take_snapshot(*, collected: bool) -> Snapshot:
             for device in own_allocators(backends.current().device_memory())
         },
         host_bytes=resident_bytes(),
-        heap=c_heap(),
-        objects=dict(_references(objects)),
-        traced=traced_functions(objects),
+        heap=c_heap() or CHeap(0, 0),
+        objects={id(each): each for each in _references(objects)},
+        traced=[*traced_functions(objects).values()],
         graphs=backends.current().orphaned_graphs(objects),
         threads={t.ident or 0: t.name for t in threading.enumerate()},
         files=frozenset(file.path for file in process.open_files()),
@@ -132,16 +121,14 @@ def runs(number: int) -> bool:
         return False
 
 
-def _references(objects: list[Any]) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
+def _references(objects: list[Any]) -> Iterator["weakref.ref[Any]"]:
     kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
-    for each in compress(objects, map(kinds.__getitem__, map(type, objects))):
-        yield id(each), weakref.ref(each)
+    yield from map(
+        weakref.ref, compress(objects, map(kinds.__getitem__, map(type, objects)))
+    )
     # A plain dict of arrays that a local variable holds is unknown to the collector.
     held = [link.object for link in local_variables()]
     for array in arrays_of(objects + held):
-        if isinstance(array, OF_KERAS):
-            continue
-        try:
-            yield id(array), weakref.ref(array)
-        except TypeError:  # a kind that cannot be referred to weakly
-            continue
+        if not isinstance(array, OF_KERAS):
+            with suppress(TypeError):  # a kind that cannot be referred to weakly
+                yield weakref.ref(array)
