@@ -16,7 +16,7 @@ from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.heap import trim_heap
 from kerasmem.errors import ConfigError
 from kerasmem.extras.growth.causes import causes
-from kerasmem.extras.growth.snapshot import Snapshot, new, runs, take_snapshot
+from kerasmem.extras.growth.snapshot import Snapshot, new, runs
 from kerasmem.extras.growth.stayed import Stayed, stayed
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import Finding, own_allocators
@@ -54,6 +54,7 @@ class Scope:
             used again.
         device_bytes: bytes in use by device, after less before.
         traced: name and new traces of each compiled function that lives.
+        traces: new traces of compiled functions that live, by the functions' names.
         graphs: bytes of the variables of each new graph that only the framework holds.
         threads: names of threads that were begun and still run.
         files: paths of files that were opened and are still open.
@@ -76,6 +77,7 @@ class Scope:
     free_heap_bytes: int
     device_bytes: dict[str, int]
     traced: list[tuple[str, int]]
+    traces: dict[str, int]
     graphs: list[int]
     threads: list[str]
     files: list[str]
@@ -108,7 +110,7 @@ class Scope:
         self._stop_tracing = self._lines and not tracemalloc.is_tracing()
         if self._stop_tracing:
             tracemalloc.start(_FRAMES)
-        self._before = take_snapshot(collected=False)
+        self._before = Snapshot(collected=False)
         return self
 
     def __exit__(
@@ -129,7 +131,7 @@ class Scope:
         Raises:
             ConfigError: if the scope has not begun.
         """
-        self._compare(self._before, take_snapshot(collected=True))
+        self._compare(self._before, Snapshot(collected=True))
         if tracemalloc.is_tracing():
             living = (each for r in self._new if (each := r()) is not None)
             lines = ((id(each), _line_of(each)) for each in living)
@@ -147,18 +149,14 @@ class Scope:
             for name, value in after.device_bytes.items()
         }
         self.traced = after.new_traces(before)
+        traces: Counter[str] = Counter()
+        for name, number in self.traced:
+            traces[name] += number
+        self.traces = dict(traces)
         self.graphs = new(before.graphs, after.graphs)
         self.threads = sorted(new(before.threads, after.threads))
         self.files = sorted(after.files - before.files)
         self._children = after.children - before.children
-
-    @property
-    def traces(self) -> dict[str, int]:
-        """New traces of compiled functions that live, by the functions' names."""
-        more: Counter[str] = Counter()
-        for name, number in self.traced:
-            more[name] += number
-        return dict(more)
 
     @property
     def children(self) -> list[int]:

@@ -4,9 +4,8 @@ import gc
 import multiprocessing
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ import psutil
 
 from kerasmem import backends
 from kerasmem.backends.heap import CHeap, c_heap
-from kerasmem.backends.steps import Traced, traced_functions
+from kerasmem.backends.steps import traced_functions
 from kerasmem.extras.growth.names import local_variables
 from kerasmem.memory.held_arrays import arrays_of
 from kerasmem.memory.kinds import KindTable, is_own
@@ -35,11 +34,16 @@ OF_KERAS = (
 """Kinds of objects that Keras makes."""
 
 
-@dataclass(frozen=True)
 class Snapshot:
     """What there is at one moment.
 
+    Takes about two tenths of a second, and Python's own collection as much again.
+
     Args:
+        collected: whether all garbage is collected before, or the youngest alone: what
+            is garbage then may die later, and counts as there.
+
+    Attributes:
         device_bytes: bytes in use by device.
         host_bytes: resident bytes of the process.
         heap: what the C library's heap has.
@@ -52,15 +56,25 @@ class Snapshot:
         children: process ids of child processes, and of those of a fork server.
     """
 
-    device_bytes: Mapping[str, int]
-    host_bytes: int
-    heap: CHeap
-    objects: Mapping[int, "weakref.ref[Any]"]
-    traced: Sequence[Traced]
-    graphs: Mapping[int, int]
-    threads: Mapping[int, str]
-    files: frozenset[str]
-    children: frozenset[int]
+    def __init__(self, *, collected: bool) -> None:
+        gc.collect(2 if collected else 1)
+        objects = gc.get_objects()
+        process, backend = psutil.Process(), backends.current()
+        devices = own_allocators(backend.device_memory())
+        self.device_bytes = {device.name: device.current_bytes for device in devices}
+        self.host_bytes = resident_bytes()
+        self.heap = c_heap() or CHeap(0, 0)
+        self.objects = {id(each): each for each in _references(objects)}
+        self.traced = [*traced_functions(objects).values()]
+        self.graphs = backend.orphaned_graphs(objects)
+        self.threads = {t.ident or 0: t.name for t in threading.enumerate()}
+        self.files = frozenset(file.path for file in process.open_files())
+        # Not all below: what a child that was there before begins, this process did
+        # not. Processes of a fork server are its children, though this process began
+        # them.
+        children = {child.pid for child in process.children()}
+        children |= {child.pid or 0 for child in multiprocessing.active_children()}
+        self.children = frozenset(filter(runs, children))
 
     def new_traces(self, before: "Snapshot") -> list[tuple[str, int]]:
         """Return name and new traces of each function that was traced since.
@@ -69,48 +83,13 @@ class Snapshot:
             before: an earlier snapshot of the same process.
         """
         known = {id(one.function): one.traces for one in before.traced}
-        more = [
-            (one.name, one.traces - known.get(id(one.function), 0))
-            for one in self.traced
-        ]
+        more = ((t.name, t.traces - known.get(id(t.function), 0)) for t in self.traced)
         return [(name, number) for name, number in more if number > 0]
 
 
 def new(before: Mapping[int, _T], after: Mapping[int, _T]) -> list[_T]:
     """Return the values of a mapping whose keys an earlier one has not."""
     return [value for key, value in after.items() if key not in before]
-
-
-def take_snapshot(*, collected: bool) -> Snapshot:
-    """Return what the process holds now.
-
-    Takes about two tenths of a second, and Python's own collection as much again.
-
-    Args:
-        collected: whether all garbage is collected before, or the youngest alone: what
-            is garbage then may die later, and counts as there.
-    """
-    gc.collect(2 if collected else 1)
-    objects = gc.get_objects()
-    process = psutil.Process()
-    # Not all below: what a child that was there before begins, this process did not.
-    # Processes of a fork server are its children, though this process began them.
-    children = {child.pid for child in process.children()}
-    children |= {child.pid or 0 for child in multiprocessing.active_children()}
-    return Snapshot(
-        device_bytes={
-            device.name: device.current_bytes
-            for device in own_allocators(backends.current().device_memory())
-        },
-        host_bytes=resident_bytes(),
-        heap=c_heap() or CHeap(0, 0),
-        objects={id(each): each for each in _references(objects)},
-        traced=[*traced_functions(objects).values()],
-        graphs=backends.current().orphaned_graphs(objects),
-        threads={t.ident or 0: t.name for t in threading.enumerate()},
-        files=frozenset(file.path for file in process.open_files()),
-        children=frozenset(filter(runs, children)),
-    )
 
 
 def runs(number: int) -> bool:
