@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from kerasmem.backends.protobuf import fields
@@ -101,37 +100,15 @@ def _within(layer: str, path: str) -> tuple[str, ...]:
 
 def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
     """Return what is trained, and what is not, in the order of Keras 2."""
+    layer = converted.layer
     if not converted.layers:
-        trained, others = _order_within(converted.layer)
-        return [(converted.layer, trained)], [(converted.layer, others)]
+        return [(layer, layer.trainable_weights)], [
+            (layer, layer.non_trainable_weights)
+        ]
     inner = [_order(child) for child in converted.layers if child.layer is not None]
     trained = [run for runs, _ in inner for run in runs]
     others = [run for _, runs in inner for run in runs]
-    if converted.layer.trainable:
-        return trained, others
-    return [], [*trained, *others]
-
-
-def _order_within(layer: Any) -> tuple[list[Any], list[Any]]:
-    own = ([*layer._trainable_variables], [*layer._non_trainable_variables])
-    inner = [_order_within(child) for child in _children(layer)]
-    trained = [variable for variables, _ in inner for variable in variables]
-    others = [variable for _, variables in inner for variable in variables]
-    if isinstance(layer, keras.Model):  # which lists its own behind those within
-        trained, others = [*trained, *own[0]], [*others, *own[1]]
-    else:
-        trained, others = [*own[0], *trained], [*own[1], *others]
-    if layer.trainable:
-        return trained, others
-    if isinstance(layer, keras.Model):
-        return [], [*trained, *others]
-    return [], [*own[0], *own[1], *(v for t, n in inner for v in (*t, *n))]
-
-
-def _children(layer: Any) -> Sequence[Any]:
-    if isinstance(layer, keras.Model):
-        return layer.layers
-    return list(layer._flatten_layers(include_self=False, recursive=False))
+    return (trained, others) if layer.trainable else ([], [*trained, *others])
 
 
 _METADATA = "keras_metadata.pb"

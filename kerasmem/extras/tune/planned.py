@@ -5,8 +5,8 @@ from typing import Any
 
 from kerasmem.errors import KerasMemError
 from kerasmem.extras.tune.advice import leanest_by_plan
-from kerasmem.extras.tune.retracing import odd_sizes
-from kerasmem.extras.tune.tune import chosen_variants
+from kerasmem.extras.tune.measure import figures_of
+from kerasmem.extras.tune.tune import announced, chosen_variants, without_times
 from kerasmem.extras.tune.variants import AS_COMPILED, Variant, changed, variants
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
 from kerasmem.memory.estimate.request import Request
@@ -54,38 +54,15 @@ def plan_options(  # noqa: PLR0913 - those of the command
         for variant in variants(request, devices=1)
         if variant.jit_compile is None and variant.left_out is None
     ]
-    figures = []
-    tried = [AS_COMPILED, *chosen_variants(possible, only)]
-    for number, variant in enumerate(tried):
-        say(f"{number + 1} of {len(tried)}: {variant.name}")
-        figures.append(_planned(request, variant))
-    return Tuning(
-        batch_size=batch_size,
-        backend=request.backend,
-        device=device,
-        jit_compile=True,
-        dtype_policy=model.dtype_policy.name,
-        variants=tuple(figures),
-        noise=None,
-        traced_steps=(),
-        retraces=(),
-        not_counted="nothing ran",
-        open_inputs=(),
-        odd_sizes=odd_sizes(model, batch_size),
-        recommendation=leanest_by_plan(figures),
-    )
+    tried = announced([AS_COMPILED, *chosen_variants(possible, only)], say)
+    figures = [_planned(request, variant) for variant in tried]
+    return without_times(request, figures, leanest_by_plan(figures))
 
 
 def _planned(request: Request, variant: Variant) -> VariantFigures:
-    told = {
-        "name": variant.name,
-        "how": variant.how,
-        "batch_size": request.batch_size // variant.steps_per_update,
-        "steps_per_update": variant.steps_per_update,
-    }
     try:
         peak = METHODS["plan"](changed(request, variant)).peak_bytes
     except KerasMemError as error:
-        return VariantFigures(**told, reason=" ".join(str(error).split()))
-    figures = {"peak_bytes": peak, "peak_low_bytes": peak, "peak_source": "plan"}
-    return VariantFigures(**told, **figures)
+        return figures_of(request, variant, {"reason": " ".join(str(error).split())})
+    peaks = {"peak_bytes": peak, "peak_low_bytes": peak, "peak_source": "plan"}
+    return figures_of(request, variant, peaks)

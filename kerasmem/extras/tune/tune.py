@@ -1,6 +1,6 @@
 """The one function that tries a training under each option."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,9 @@ def tune(
     backend = backends.current()
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
     chosen = chosen_variants(variants(request, devices), only)
-    first, *others, last = _trials(request, [AS_COMPILED, *chosen, AS_COMPILED], say)
+    tried = announced([AS_COMPILED, *chosen, AS_COMPILED], say)
+    first = attempt(request, next(tried), count_traces=True)
+    *others, last = (attempt(request, variant) for variant in tried)
     figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
     apart = noise(first.figures, last.figures)
     figures = _confirmed(request, chosen, figures, apart, say)
@@ -78,14 +80,13 @@ def chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Va
     return [v for v in variants if not only or any(part in v.name for part in only)]
 
 
-def _trials(
-    request: Request, chosen: Sequence[Variant], say: Callable[[str], None]
-) -> list[Trial]:
-    trials = []
-    for number, variant in enumerate(chosen):
-        say(f"{number + 1} of {len(chosen)}: {variant.name}")
-        trials.append(attempt(request, variant, count_traces=number == 0))
-    return trials
+def announced(
+    chosen: Sequence[Variant], say: Callable[[str], None]
+) -> Iterator[Variant]:
+    """Yield variants, each after its name and its place among them were said."""
+    for number, variant in enumerate(chosen, 1):
+        say(f"{number} of {len(chosen)}: {variant.name}")
+        yield variant
 
 
 def _confirmed(
@@ -116,20 +117,34 @@ def _tuning(
     spread: float | None,
 ) -> Tuning:
     steps = first.traced_steps
-    return Tuning(
-        batch_size=request.batch_size,
-        backend=request.backend,
-        device=request.device,
-        jit_compile=request.jit_compile,
-        dtype_policy=request.model.dtype_policy.name,
-        variants=_with_front(figures),
+    return replace(
+        without_times(request, _with_front(figures), recommendation(figures, spread)),
         noise=spread,
         traced_steps=steps,
         retraces=retraces(steps, compiled=request.jit_compile),
         not_counted=_why_not_counted(request, first),
         open_inputs=_open_inputs(request) if request.jit_compile else (),
+    )
+
+
+def without_times(
+    request: Request, figures: Sequence[VariantFigures], advice: str
+) -> Tuning:
+    """Return a tuning of which nothing is known but figures and what they advise."""
+    return Tuning(
+        batch_size=request.batch_size,
+        backend=request.backend,
+        device=request.card or request.device,
+        jit_compile=request.jit_compile,
+        dtype_policy=request.model.dtype_policy.name,
+        variants=tuple(figures),
+        noise=None,
+        traced_steps=(),
+        retraces=(),
+        not_counted="nothing ran",
+        open_inputs=(),
         odd_sizes=odd_sizes(request.model, request.batch_size),
-        recommendation=recommendation(figures, spread),
+        recommendation=advice,
     )
 
 
