@@ -78,7 +78,8 @@ def stayed(
         link = links.get(key) or Link(one, None, NO_NAME, is_own=False)
         owner = _owner(link, living)
         groups[_pattern(owner), owner.root.where].append((link, owner))
-    found = [_group(held, living, made_at) for held in groups.values()]
+    new = {key for key, one in living.items() if isinstance(one, keras.Model)}
+    found = [_group(held, new, made_at) for held in groups.values()]
     return sorted(found, key=lambda each: (-each.array_bytes, each.held_by))
 
 
@@ -86,18 +87,17 @@ _Held = tuple[Link, Link]
 """How the program reaches an object, and the first new one on the way to it."""
 
 
-def _group(
-    held: Sequence[_Held], living: Mapping[int, Any], made_at: Mapping[int, str]
-) -> Stayed:
-    """Return the objects that one name holds as one line."""
+def _group(held: Sequence[_Held], new: set[int], made_at: Mapping[int, str]) -> Stayed:
+    """Return the objects that one name holds as one line; `new` are all models."""
     owners = {id(owner.object): owner for _, owner in held}
     first = held[0][1]
     objects = [link.object for link, _ in held]
-    counted = [link.object for link, _ in held if not _in_array(link)]
+    # Bytes of an array that is on the way to another count once.
+    counted = [link.object for link, _ in held if not any(map(_size, _above(link)))]
     models = [
         link.object
         for link, _ in held
-        if isinstance(link.object, keras.Model) and not _in_model(link, living)
+        if id(link.object) in new and new.isdisjoint(map(id, _above(link)))
     ]
     weights = {id(weight) for model in models for weight in model.weights}
     return Stayed(
@@ -124,29 +124,20 @@ def _owner(link: Link, new: Mapping[int, Any]) -> Link:
     return link if is_callback and not any(below) else links[first]
 
 
-_WAYS = (
-    ("callback", keras.callbacks.Callback),
-    ("closure", FunctionType),
-    ("optimizer", keras.optimizers.Optimizer),
-)
+_WAYS = {
+    "callback": keras.callbacks.Callback,
+    "closure": FunctionType,
+    "optimizer": keras.optimizers.Optimizer,
+}
 
 
 def _through(link: Link) -> set[str]:
-    links = link.chain() if link.root.where else []
-    return {
-        name for name, kind in _WAYS if any(isinstance(x.object, kind) for x in links)
-    }
+    objects = [*_above(link), link.object] if link.root.where else []
+    return {n for n, kind in _WAYS.items() if any(isinstance(x, kind) for x in objects)}
 
 
-def _in_array(link: Link) -> bool:
-    """Return whether another array or variable is on the way: its bytes count once."""
-    above = (each.object for each in link.chain()[:-1])
-    return any(isinstance(one, keras.Variable) or _size(one) for one in above)
-
-
-def _in_model(link: Link, new: Mapping[int, Any]) -> bool:
-    above = (each.object for each in link.chain()[:-1])
-    return any(isinstance(one, keras.Model) and id(one) in new for one in above)
+def _above(link: Link) -> list[Any]:
+    return [each.object for each in link.chain()[:-1]]
 
 
 def _size(one: Any) -> int:
