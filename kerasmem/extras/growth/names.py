@@ -1,6 +1,5 @@
 """The name by which a program reaches an object: `search.trials[3].model`."""
 
-import functools
 import gc
 import inspect
 import sys
@@ -24,6 +23,9 @@ from kerasmem.memory.kinds import attribute, is_own
 _SECONDS = 2.0
 _OURS = str(Path(__file__).parent)
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, FrameType, CodeType)
+_LIBRARIES = tuple(
+    sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 _CONTAINERS = (dict, list, tuple, deque)
 _OWN_DICT_IS_COPIED = sys.version_info < (3, 13)
 
@@ -154,17 +156,11 @@ def _globals(*, own: bool) -> Iterator[Link]:
                 yield Link(value, None, f"{prefix}{variable}", name, own)
 
 
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
 def _is_programs(module: ModuleType) -> bool:
     if module.__name__ == "__main__":
         return True
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(_library_folders())
+    return isinstance(file, str) and not file.startswith(_LIBRARIES)
 
 
 def _step(above: Any, below: Any) -> str:
