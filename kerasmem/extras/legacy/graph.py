@@ -174,20 +174,20 @@ class Functional:
         return structure
 
 
-def _called(made: ConvertedLayer, x: Any, arguments: dict[str, Any]) -> Any:
-    if is_operator(made.stored):
-        return _operate(made.stored, x, arguments)
+def _called(converted: ConvertedLayer, x: Any, arguments: dict[str, Any]) -> Any:
+    if is_operator(converted.stored):
+        return _operate(converted.stored, x, arguments)
     x = _unpacked(x)
-    if made.layer is None:
+    if converted.layer is None:
         return x
-    if isinstance(x, list) and isinstance(made.layer, _RECURRENT):
+    if isinstance(x, list) and isinstance(converted.layer, _RECURRENT):
         x, *states = x
         arguments["initial_state"] = _unpacked(states)
     told = {k: v for k, v in arguments.items() if v is not None}
     try:
-        return made.layer(x, **told)
+        return converted.layer(x, **told)
     except Exception as error:
-        raise refusal(made.stored, f"its call fails: {reason(error)}") from error
+        raise refusal(converted.stored, f"its call fails: {reason(error)}") from error
 
 
 def _unpacked(tensors: Any) -> Any:
