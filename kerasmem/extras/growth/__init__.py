@@ -1,7 +1,6 @@
 """Growth over many trainings, predictions and models: what stayed, who holds it."""
 
-from kerasmem.extras.growth.freeing import Freed
-from kerasmem.extras.growth.scope import GrowthWatch, Scope, Stayed
+from kerasmem.extras.growth.scope import Freed, GrowthWatch, Scope, Stayed
 
 scope = Scope
 watch_growth = GrowthWatch

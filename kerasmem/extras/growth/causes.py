@@ -31,19 +31,14 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
     Args:
         scope: one that has ended.
     """
-    for cause in (
-        _retracing,
-        _graphs,
-        _free_heap,
-        _many_models,
-        _arrays_in_callbacks,
-        _closures,
-        _optimizers,
-        _helpers,
-        _unrolled_steps,
-        _masked_softmax,
-    ):
-        yield from cause(scope)
+    yield from _retracing(scope)
+    yield from _graphs(scope)
+    yield from _free_heap(scope)
+    for one in scope.stayed:
+        yield from _held(one)
+    yield from _helpers(scope)
+    yield from _unrolled_steps(scope)
+    yield from _masked_softmax(scope)
 
 
 def _retracing(scope: "Scope") -> Iterator[tuple[str, str]]:
@@ -83,55 +78,42 @@ def _free_heap(scope: "Scope") -> Iterator[tuple[str, str]]:
         )
 
 
-def _many_models(scope: "Scope") -> Iterator[tuple[str, str]]:
-    for one in scope.stayed:
-        if one.models >= _MANY and one.is_own:
-            other = one.array_bytes - one.weight_bytes
-            arrays = f" and {format_bytes(other)} of other arrays"
-            yield (
-                "models",
-                f"{one.models} models stayed with {format_bytes(one.weight_bytes)} of "
-                f"weights{arrays * (other >= _LEAST_BYTES)}: {_place(one)} holds them. "
-                "Next: keep what you compare, such as scores and files, or run each "
-                "trial by km.memory.isolated().",
-            )
-
-
-def _arrays_in_callbacks(scope: "Scope") -> Iterator[tuple[str, str]]:
-    for one in scope.stayed:
-        is_held = "callback" in one.through and not one.models
-        # EarlyStopping has one copy of the weights, whatever the number of epochs.
-        is_copy = one.held_by.endswith(_COPY_OF_WEIGHTS)
-        if is_held and not is_copy and one.arrays >= _MANY:
-            yield (
-                "arrays in a callback",
-                f"A callback keeps {one.arrays} arrays, "
-                f"{format_bytes(one.array_bytes)}: "
-                f"{_place(one)}. Next: keep numbers, float(value), or write arrays to "
-                "a file.",
-            )
-
-
-def _closures(scope: "Scope") -> Iterator[tuple[str, str]]:
-    for one in scope.stayed:
-        if one.is_own and "closure" in one.through and one.models:
-            yield (
-                "closure",
-                f"A function that stayed holds a model in its closure: {_place(one)}. "
-                "Next: pass the model as an argument, or drop the function.",
-            )
-
-
-def _optimizers(scope: "Scope") -> Iterator[tuple[str, str]]:
-    for one in scope.stayed:
-        is_held = "optimizer" in one.through and not one.models
-        if is_held and one.array_bytes >= _LEAST_BYTES:
-            yield (
-                "optimizer",
-                f"An optimizer that was kept holds the variables of its model, "
-                f"{format_bytes(one.array_bytes)}: {_place(one)}. Next: make an "
-                "optimizer for each model, keep its get_config().",
-            )
+def _held(one: "Stayed") -> Iterator[tuple[str, str]]:
+    is_local = one.where.startswith("a ")
+    place = f"{one.held_by}, {one.where}" if is_local else one.held_by
+    other = one.array_bytes - one.weight_bytes
+    arrays = f" and {format_bytes(other)} of other arrays"
+    # EarlyStopping has one copy of the weights, whatever the number of epochs.
+    is_copy = one.held_by.endswith(_COPY_OF_WEIGHTS)
+    if one.models >= _MANY and one.is_own:
+        yield (
+            "models",
+            f"{one.models} models stayed with {format_bytes(one.weight_bytes)} of "
+            f"weights{arrays * (other >= _LEAST_BYTES)}: {place} holds them. "
+            "Next: keep what you compare, such as scores and files, or run each "
+            "trial by km.memory.isolated().",
+        )
+    if one.models and one.is_own and "closure" in one.through:
+        yield (
+            "closure",
+            f"A function that stayed holds a model in its closure: {place}. "
+            "Next: pass the model as an argument, or drop the function.",
+        )
+    if one.models:
+        return
+    if "callback" in one.through and one.arrays >= _MANY and not is_copy:
+        yield (
+            "arrays in a callback",
+            f"A callback keeps {one.arrays} arrays, {format_bytes(one.array_bytes)}: "
+            f"{place}. Next: keep numbers, float(value), or write arrays to a file.",
+        )
+    if "optimizer" in one.through and one.array_bytes >= _LEAST_BYTES:
+        yield (
+            "optimizer",
+            "An optimizer that was kept holds the variables of its model, "
+            f"{format_bytes(one.array_bytes)}: {place}. Next: make an optimizer for "
+            "each model, keep its get_config().",
+        )
 
 
 def _helpers(scope: "Scope") -> Iterator[tuple[str, str]]:
@@ -171,7 +153,3 @@ def _masked_softmax(scope: "Scope") -> Iterator[tuple[str, str]]:
             "Next: flash_attention=True, or queries in parts: attention over some of "
             "them at a time needs a part of the scores.",
         )
-
-
-def _place(one: "Stayed") -> str:
-    return f"{one.held_by}, {one.where}" if one.where.startswith("a ") else one.held_by

@@ -1,13 +1,12 @@
 """The name by which a program reaches an object: `search.trials[3].model`."""
 
-import functools
 import gc
 import inspect
 import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import (
     CellType,
@@ -24,6 +23,10 @@ from kerasmem.memory.kinds import attribute, is_own
 _SECONDS = 2.0
 _OURS = str(Path(__file__).parent)
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, FrameType, CodeType)
+_LIBRARIES = tuple(
+    sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_CONTAINERS = (dict, list, tuple, deque)
 _OWN_DICT_IS_COPIED = sys.version_info < (3, 13)
 
 
@@ -61,10 +64,12 @@ class Link(NamedTuple):
     def __str__(self) -> str:
         root, *below = self.chain()
         text, above = root.name, root.object
-        above_it: Any = None
         for link in below:
-            text += _step(above_it, above, link.object)
-            above_it, above = above, link.object
+            is_tuple = isinstance(link.object, tuple)
+            is_cells = isinstance(above, FunctionType) and is_tuple
+            if not is_cells and link.object is not own_dict(above):
+                text += _step(above, link.object)
+                above = link.object
         return text
 
 
@@ -95,36 +100,24 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
     reached: dict[int, Link] = {}
     until = time.thread_time() + seconds
     for roots in (local_variables(), _globals(own=True), _globals(own=False)):
-        begin = deque(link for link in roots if id(link.object) not in seen)
-        _search(begin, wanted, seen, reached, until)
-        if len(reached) == len(wanted) or time.thread_time() > until:
-            break
+        links, queue = roots, deque[Link]()
+        while len(reached) < len(wanted) and time.thread_time() < until:
+            for link in links:
+                if id(link.object) not in seen:
+                    seen.add(id(link.object))
+                    queue.append(link)
+                    if id(link.object) in wanted:
+                        reached[id(link.object)] = link
+            if not queue:
+                break
+            links = _below(queue.popleft())
     return reached
 
 
-def _search(
-    queue: deque[Link],
-    wanted: set[int],
-    seen: set[int],
-    reached: dict[int, Link],
-    until: float,
-) -> None:
-    for link in queue:
-        if id(link.object) in wanted:
-            reached.setdefault(id(link.object), link)
-    seen.update(id(link.object) for link in queue)
-    while queue and len(reached) < len(wanted):
-        link = queue.popleft()
-        for each in gc.get_referents(link.object):
-            if id(each) in seen or _is_leaf(each):
-                continue
-            seen.add(id(each))
-            below = Link(each, link)
-            if id(each) in wanted:
-                reached[id(each)] = below
-            queue.append(below)
-        if time.thread_time() > until:
-            return
+def _below(link: Link) -> Iterator[Link]:
+    for each in gc.get_referents(link.object):
+        if not _is_leaf(each):
+            yield Link(each, link)
 
 
 def _is_leaf(one: Any) -> bool:
@@ -137,22 +130,17 @@ def local_variables() -> Iterator[Link]:
     for frame in list(sys._current_frames().values()):
         running: FrameType | None = frame
         while running is not None:
-            yield from _variables(running)
+            code = running.f_code
+            is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+            if is_function and not code.co_filename.startswith(_OURS):
+                values = running.f_locals
+                where = f"a local of {code.co_qualname}()"
+                for name, value in list(values.items()):
+                    if not _is_leaf(value):
+                        yield Link(value, None, name, where)
+                if _OWN_DICT_IS_COPIED:
+                    values.clear()  # the frame keeps it, and it what was deleted since
             running = running.f_back
-
-
-def _variables(frame: FrameType) -> Iterator[Link]:
-    code = frame.f_code
-    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-    if not is_function or code.co_filename.startswith(_OURS):
-        return
-    values = frame.f_locals
-    where = f"a local of {code.co_qualname}()"
-    for name, value in list(values.items()):
-        if not _is_leaf(value):
-            yield Link(value, None, name, where)
-    if _OWN_DICT_IS_COPIED:
-        values.clear()  # the frame keeps this copy, and it what was deleted since
 
 
 def _globals(*, own: bool) -> Iterator[Link]:
@@ -168,49 +156,34 @@ def _globals(*, own: bool) -> Iterator[Link]:
                 yield Link(value, None, f"{prefix}{variable}", name, own)
 
 
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple({paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
 def _is_programs(module: ModuleType) -> bool:
     if module.__name__ == "__main__":
         return True
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(_library_folders())
+    return isinstance(file, str) and not file.startswith(_LIBRARIES)
 
 
-def _step(above_it: Any, above: Any, below: Any) -> str:
-    """Return how one object is written as a part of another.
-
-    Args:
-        above_it: what holds `above`, None if it is the root.
-        above: a container or an object.
-        below: what it refers to.
-    """
-    if isinstance(above, dict):
-        key = next((key for key, value in above.items() if value is below), None)
-        if above is own_dict(above_it):
-            return f".{key}"
-        return f"[{key!r}]" if isinstance(key, str | int) else "[...]"
-    if isinstance(above, CellType) or below is own_dict(above):
-        return ""
-    if isinstance(above, FunctionType) and isinstance(below, tuple):
-        return ""  # of its cells, or of its defaults
-    if isinstance(above, tuple) and isinstance(above_it, FunctionType):
-        return _closure_name(above_it, below)
-    if isinstance(above, list | tuple | deque):
-        index = next((i for i, value in enumerate(above) if value is below), None)
-        return "[...]" if index is None else f"[{index}]"
-    if isinstance(above, set | frozenset):
-        return "{...}"
-    held = (name for name, value in attributes(above) if value is below)
+def _step(above: Any, below: Any) -> str:
+    """Return how an object is written as a part of the one above."""
+    for form, parts in _parts(above):
+        for key, value in parts:
+            if value is below:
+                return form.format(key) if isinstance(key, str | int) else "[...]"
     kind = attribute(type(above), "__name__")
-    return f".{next(held, f'<{kind}>')}"
+    return "[...]" if isinstance(above, _CONTAINERS) else f".<{kind}>"
 
 
-def _closure_name(function: FunctionType, cell: Any) -> str:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    held = (name for name, each in cells if each is cell)
-    return f".<closure {next(held, '')}>".replace(" >", ">")
+def _parts(one: Any) -> Iterator[tuple[str, Iterable[tuple[Any, Any]]]]:
+    """Yield how the parts of an object are written, and their names with them."""
+    if isinstance(one, dict):
+        yield "[{!r}]", one.items()
+    elif isinstance(one, list | tuple | deque):
+        yield "[{}]", enumerate(one)
+    elif isinstance(one, set | frozenset):
+        yield "{{...}}", enumerate(one)
+    elif isinstance(one, FunctionType):
+        cells = zip(one.__code__.co_freevars, one.__closure__ or (), strict=True)
+        yield ".<closure {}>", cells
+    elif isinstance(one, CellType):
+        yield "", enumerate(gc.get_referents(one))
+    yield ".{}", attributes(one)

@@ -5,22 +5,23 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import psutil
 
 from kerasmem import backends
 from kerasmem.backends.heap import CHeap, c_heap
-from kerasmem.backends.steps import Traced, traced_functions
+from kerasmem.backends.steps import traced_functions
 from kerasmem.extras.growth.names import local_variables
 from kerasmem.memory.held_arrays import arrays_of
 from kerasmem.memory.kinds import KindTable, is_own
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import own_allocators
 
+_T = TypeVar("_T")
 OF_KERAS = (
     keras.Model,
     keras.layers.Layer,
@@ -33,95 +34,62 @@ OF_KERAS = (
 """Kinds of objects that Keras makes."""
 
 
-@dataclass(frozen=True)
 class Snapshot:
     """What there is at one moment.
-
-    Args:
-        device_bytes: bytes in use by device.
-        host_bytes: resident bytes of the process.
-        heap: what the C library's heap has; None where it does not tell.
-        objects: Keras's objects and arrays by identity, without holding them.
-        traced: compiled functions that live, by identity.
-        graphs: bytes of variables by identity of each graph that no function needs.
-        threads: names by identity.
-        files: paths of open files.
-        children: process ids of child processes, and of those of a fork server.
-    """
-
-    device_bytes: Mapping[str, int]
-    host_bytes: int
-    heap: CHeap | None
-    objects: Mapping[int, "weakref.ref[Any]"]
-    traced: Mapping[int, Traced]
-    graphs: Mapping[int, int]
-    threads: Mapping[int, str]
-    files: frozenset[str]
-    children: frozenset[int]
-
-    def new_traces(self, later: "Snapshot") -> list[tuple[str, int]]:
-        """Return name and new traces of each function that was traced since.
-
-        Args:
-            later: one of the same process.
-        """
-        found = []
-        for key, one in later.traced.items():
-            before = self.traced.get(key)
-            is_same = before is not None and before.function() is one.function()
-            more = one.traces - (before.traces if before and is_same else 0)
-            if more > 0:
-                found.append((one.name, more))
-        return found
-
-    def new(self, later: "Snapshot") -> list["weakref.ref[Any]"]:
-        """Return what a later snapshot has and this one had not, as far as it lives.
-
-        Args:
-            later: one of the same process.
-        """
-
-        def was_there(key: int, reference: "weakref.ref[Any]") -> bool:
-            before = self.objects.get(key)
-            return before is not None and before() is reference()
-
-        return [
-            reference
-            for key, reference in later.objects.items()
-            if reference() is not None and not was_there(key, reference)
-        ]
-
-
-def take_snapshot(*, collected: bool) -> Snapshot:
-    """Return what the process holds now.
 
     Takes about two tenths of a second, and Python's own collection as much again.
 
     Args:
         collected: whether all garbage is collected before, or the youngest alone: what
             is garbage then may die later, and counts as there.
+
+    Attributes:
+        device_bytes: bytes in use by device.
+        host_bytes: resident bytes of the process.
+        heap: what the C library's heap has.
+        objects: references to Keras's objects and arrays, by their own identity: an
+            object has one reference, as long as somebody keeps it.
+        traced: compiled functions that live.
+        graphs: bytes of variables by identity of each graph that no function needs.
+        threads: names by identity.
+        files: paths of open files.
+        children: process ids of child processes, and of those of a fork server.
     """
-    gc.collect(2 if collected else 1)
-    objects = gc.get_objects()
-    process = psutil.Process()
-    # Not all below: what a child that was there before begins, this process did not.
-    # Processes of a fork server are its children, though this process began them.
-    children = {child.pid for child in process.children()}
-    children |= {child.pid or 0 for child in multiprocessing.active_children()}
-    return Snapshot(
-        device_bytes={
-            device.name: device.current_bytes
-            for device in own_allocators(backends.current().device_memory())
-        },
-        host_bytes=resident_bytes(),
-        heap=c_heap(),
-        objects=dict(_references(objects)),
-        traced=traced_functions(objects),
-        graphs=backends.current().orphaned_graphs(objects),
-        threads={t.ident or 0: t.name for t in threading.enumerate()},
-        files=frozenset(file.path for file in process.open_files()),
-        children=frozenset(filter(runs, children)),
-    )
+
+    def __init__(self, *, collected: bool) -> None:
+        gc.collect(2 if collected else 1)
+        objects = gc.get_objects()
+        process, backend = psutil.Process(), backends.current()
+        devices = own_allocators(backend.device_memory())
+        self.device_bytes = {device.name: device.current_bytes for device in devices}
+        self.host_bytes = resident_bytes()
+        self.heap = c_heap() or CHeap(0, 0)
+        self.objects = {id(each): each for each in _references(objects)}
+        self.traced = [*traced_functions(objects).values()]
+        self.graphs = backend.orphaned_graphs(objects)
+        self.threads = {t.ident or 0: t.name for t in threading.enumerate()}
+        self.files = frozenset(file.path for file in process.open_files())
+        # Not all below: what a child that was there before begins, this process did
+        # not. Processes of a fork server are its children, though this process began
+        # them.
+        children = {child.pid for child in process.children()}
+        children |= {child.pid or 0 for child in multiprocessing.active_children()}
+        self.children = frozenset(filter(runs, children))
+
+    def new_traces(self, before: "Snapshot") -> list[tuple[str, int]]:
+        """Return name and new traces of each function that was traced since.
+
+        Args:
+            before: an earlier snapshot of the same process.
+        """
+        known = {id(one.function): one.traces for one in before.traced}
+        more = ((t.name, t.traces - known.get(id(t.function), 0)) for t in self.traced)
+        return [(name, number) for name, number in more if number > 0]
+
+
+def new(before: Mapping[int, _T], after: Mapping[int, _T]) -> list[_T]:
+    """Return the values of a mapping whose keys an earlier one has not."""
+    return [value for key, value in after.items() if key not in before]
 
 
 def runs(number: int) -> bool:
@@ -132,16 +100,14 @@ def runs(number: int) -> bool:
         return False
 
 
-def _references(objects: list[Any]) -> Iterator[tuple[int, "weakref.ref[Any]"]]:
+def _references(objects: list[Any]) -> Iterator["weakref.ref[Any]"]:
     kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
-    for each in compress(objects, map(kinds.__getitem__, map(type, objects))):
-        yield id(each), weakref.ref(each)
+    yield from map(
+        weakref.ref, compress(objects, map(kinds.__getitem__, map(type, objects)))
+    )
     # A plain dict of arrays that a local variable holds is unknown to the collector.
     held = [link.object for link in local_variables()]
     for array in arrays_of(objects + held):
-        if isinstance(array, OF_KERAS):
-            continue
-        try:
-            yield id(array), weakref.ref(array)
-        except TypeError:  # a kind that cannot be referred to weakly
-            continue
+        if not isinstance(array, OF_KERAS):
+            with suppress(TypeError):  # a kind that cannot be referred to weakly
+                yield weakref.ref(array)

@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import keras
@@ -63,65 +63,52 @@ class Stayed:
 
 
 def stayed(
-    references: Sequence["ref[Any]"], made_at: Mapping[int, str]
+    references: Iterable["ref[Any]"], made_at: Mapping[int, str]
 ) -> list[Stayed]:
     """Return objects that live by who holds them, those with most bytes first.
 
     Args:
         references: to the objects.
-        made_at: file and line that made an object, by identity of its reference.
+        made_at: file and line that made an object, by its identity.
     """
-    living = {id(each): r for r in references if (each := r()) is not None}
-    objects = [r() for r in living.values()]
-    links = names(objects)
-    groups: dict[tuple[str, str], list[_Named]] = defaultdict(list)
-    for one in objects:
-        link = links.get(id(one))
-        owner = _owner(link, living) if link is not None else None
-        key = (_pattern(owner), owner.root.where) if owner else (NO_NAME, "")
-        groups[key].append(_Named(one, link, owner))
-    found = [
-        _group(named, where, living, made_at) for (_, where), named in groups.items()
-    ]
+    living = {id(each): each for r in references if (each := r()) is not None}
+    links = names([*living.values()])
+    groups: dict[tuple[str, str], list[_Held]] = defaultdict(list)
+    for key, one in living.items():
+        link = links.get(key) or Link(one, None, NO_NAME, is_own=False)
+        owner = _owner(link, living)
+        groups[_pattern(owner), owner.root.where].append((link, owner))
+    new = {key for key, one in living.items() if isinstance(one, keras.Model)}
+    found = [_group(held, new, made_at) for held in groups.values()]
     return sorted(found, key=lambda each: (-each.array_bytes, each.held_by))
 
 
-class _Named(NamedTuple):
-    """An object, how the program reaches it, and the first new one on the way."""
-
-    one: Any
-    link: Link | None
-    owner: Link | None
+_Held = tuple[Link, Link]
+"""How the program reaches an object, and the first new one on the way to it."""
 
 
-def _group(
-    named: Sequence[_Named],
-    where: str,
-    living: Mapping[int, "ref[Any]"],
-    made_at: Mapping[int, str],
-) -> Stayed:
-    """Return the objects that one name holds as one line."""
-    owners = list({id(o.object): o for _, _, o in named if o is not None}.values())
-    held_by = NO_NAME
-    if owners:
-        held_by = str(owners[0]) if len(owners) == 1 else _pattern(owners[0])
-    counted = [one for one, link, _ in named if not (link and _in_array(link))]
+def _group(held: Sequence[_Held], new: set[int], made_at: Mapping[int, str]) -> Stayed:
+    """Return the objects that one name holds as one line; `new` are all models."""
+    owners = {id(owner.object): owner for _, owner in held}
+    first = held[0][1]
+    objects = [link.object for link, _ in held]
+    # Bytes of an array that is on the way to another count once.
+    counted = [link.object for link, _ in held if not any(map(_size, _above(link)))]
     models = [
-        one
-        for one, link, _ in named
-        if isinstance(one, keras.Model) and not (link and _in_model(link, living))
+        link.object
+        for link, _ in held
+        if id(link.object) in new and new.isdisjoint(map(id, _above(link)))
     ]
     weights = {id(weight) for model in models for weight in model.weights}
-    first = (id(living[id(o.object if o else one)]) for one, _, o in named)
     return Stayed(
-        held_by=held_by,
-        where=where,
-        kinds=dict(Counter(kind_name(type(one)) for one, _, _ in named).most_common()),
-        number=len(owners) or len(named),
+        held_by=str(first) if len(owners) == 1 else _pattern(first),
+        where=first.root.where,
+        kinds=dict(Counter(kind_name(type(one)) for one in objects).most_common()),
+        number=len(owners),
         array_bytes=sum(map(_size, counted)),
-        made_at=next((made_at[key] for key in first if key in made_at), None),
-        through=frozenset(way for link in owners for way in _through(link)),
-        is_own=bool(owners) and owners[0].root.is_own,
+        made_at=next((made_at[key] for key in owners if key in made_at), None),
+        through=frozenset(way for link in owners.values() for way in _through(link)),
+        is_own=first.root.is_own,
         models=len(models),
         arrays=sum(not isinstance(one, OF_KERAS) for one in counted),
         weight_bytes=sum(_size(one) for one in counted if id(one) in weights),
@@ -137,29 +124,20 @@ def _owner(link: Link, new: Mapping[int, Any]) -> Link:
     return link if is_callback and not any(below) else links[first]
 
 
-_WAYS = (
-    ("callback", keras.callbacks.Callback),
-    ("closure", FunctionType),
-    ("optimizer", keras.optimizers.Optimizer),
-)
+_WAYS = {
+    "callback": keras.callbacks.Callback,
+    "closure": FunctionType,
+    "optimizer": keras.optimizers.Optimizer,
+}
 
 
-def _through(link: Link) -> Iterator[str]:
-    for each in link.chain():
-        for name, kind in _WAYS:
-            if isinstance(each.object, kind):
-                yield name
+def _through(link: Link) -> set[str]:
+    objects = [*_above(link), link.object] if link.root.where else []
+    return {n for n, kind in _WAYS.items() if any(isinstance(x, kind) for x in objects)}
 
 
-def _in_array(link: Link) -> bool:
-    """Return whether another array or variable is on the way: its bytes count once."""
-    above = (each.object for each in link.chain()[:-1])
-    return any(isinstance(one, keras.Variable) or _size(one) for one in above)
-
-
-def _in_model(link: Link, new: Mapping[int, Any]) -> bool:
-    above = (each.object for each in link.chain()[:-1])
-    return any(isinstance(one, keras.Model) and id(one) in new for one in above)
+def _above(link: Link) -> list[Any]:
+    return [each.object for each in link.chain()[:-1]]
 
 
 def _size(one: Any) -> int:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ChildDiedError, ModelError, ModelFileError
+from kerasmem.exporting.interpreters import difference
 from kerasmem.extras.legacy import keras_2_child
 from kerasmem.extras.legacy.file import ConvertedLayer
 from kerasmem.graph.layers import sublayers
@@ -51,16 +52,16 @@ def compare(path: Path, converted: ConvertedLayer) -> float:
             f"{str(path)!r}: the converted model gives outputs of the shapes "
             f"{[a.shape for a in outputs]}. Expected: {[b.shape for b in expected]}."
         )
-    difference = max(map(_difference, outputs, expected))
+    apart = difference(outputs, expected, least=1.0)
     halves = any("16" in layer.compute_dtype for layer in sublayers(model))
     tolerance = _TOLERANCE_OF_HALVES if halves else _TOLERANCE
-    if not difference <= tolerance:
+    if not apart <= tolerance:
         raise ModelFileError(
             f"{str(path)!r}: the converted model answers otherwise than the one in the "
             f"file does under tf_keras. Expected: a difference of at most "
-            f"{tolerance}. Received: {difference:.3g}."
+            f"{tolerance}. Received: {apart:.3g}."
         )
-    return difference
+    return apart
 
 
 def answers_of_keras_2(
@@ -108,9 +109,3 @@ def _inputs(model: Any) -> list[np.ndarray]:
             values = random.normal(size=shape)
         found.append(values.astype(tensor.dtype))
     return found
-
-
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a.astype("float64"), b.astype("float64")
-    scale = max(1.0, float(np.abs(b).max(initial=0.0)))
-    return float(np.abs(a - b).max(initial=0.0)) / scale

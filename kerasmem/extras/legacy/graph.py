@@ -6,7 +6,7 @@ stands in the place of `output`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -146,34 +146,19 @@ class Functional:
     def _advance(self, name: str, nodes: list[Any]) -> bool:
         """Make the calls of a layer that can be made; say whether there was one."""
         before = len(nodes)
-        while nodes and all(self._is_there(r) for r in _references(nodes[0])):
-            self._outputs[name].append(self._call(name, nodes.pop(0)))
+        while nodes:
+            try:
+                x = self._tensors(_without_arguments(nodes[0]))
+                arguments = self._tensors(_keyword_arguments(nodes[0]))
+            except IndexError:  # a call whose output goes in was not made yet
+                break
+            self._outputs[name].append(_called(self._layers[name], x, arguments))
+            del nodes[0]
         return len(nodes) < before
-
-    def _is_there(self, reference: Any) -> bool:
-        return self._call_number(reference) < len(self._outputs[reference[0]])
 
     def _call_number(self, reference: Any) -> int:
         # Keras 2 counts the call in which a model was made as the first one.
         return reference[1] - bool(self._layers[reference[0]].layers)
-
-    def _call(self, name: str, node: Any) -> Any:
-        made = self._layers[name]
-        x, arguments = self._tensors(_without_arguments(node)), _keyword_arguments(node)
-        arguments = {k: self._tensors(v) for k, v in arguments.items()}
-        if is_operator(made.stored):
-            return _operate(made.stored, x, arguments)
-        x = _unpacked(x)
-        if made.layer is None:
-            return x
-        if isinstance(x, list) and isinstance(made.layer, _RECURRENT):
-            x, *states = x
-            arguments["initial_state"] = _unpacked(states)
-        told = {k: v for k, v in arguments.items() if v is not None}
-        try:
-            return made.layer(x, **told)
-        except Exception as error:
-            raise refusal(made.stored, f"its call fails: {reason(error)}") from error
 
     def _tensors(self, structure: Any) -> Any:
         """Return a structure with tensors in the place of references to them."""
@@ -187,6 +172,22 @@ class Functional:
         if isinstance(structure, dict):
             return {key: self._tensors(value) for key, value in structure.items()}
         return structure
+
+
+def _called(converted: ConvertedLayer, x: Any, arguments: dict[str, Any]) -> Any:
+    if is_operator(converted.stored):
+        return _operate(converted.stored, x, arguments)
+    x = _unpacked(x)
+    if converted.layer is None:
+        return x
+    if isinstance(x, list) and isinstance(converted.layer, _RECURRENT):
+        x, *states = x
+        arguments["initial_state"] = _unpacked(states)
+    told = {k: v for k, v in arguments.items() if v is not None}
+    try:
+        return converted.layer(x, **told)
+    except Exception as error:
+        raise refusal(converted.stored, f"its call fails: {reason(error)}") from error
 
 
 def _unpacked(tensors: Any) -> Any:
@@ -218,19 +219,6 @@ def _is_reference(value: Any) -> bool:
     name, call, output = value[:3]
     is_place = isinstance(call, int) and isinstance(output, int)
     return name == _CONSTANT or (isinstance(name, str) and is_place)
-
-
-def _references(structure: Any) -> Iterator[Any]:
-    """Yield all references to tensors, in keyword arguments too."""
-    if _is_reference(structure):
-        if structure[0] != _CONSTANT:
-            yield structure
-        structure = structure[3:]
-    if isinstance(structure, dict):
-        structure = list(structure.values())
-    if isinstance(structure, list):
-        for value in structure:
-            yield from _references(value)
 
 
 def _keyword_arguments(node: Any) -> dict[str, Any]:

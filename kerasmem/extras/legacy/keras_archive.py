@@ -150,9 +150,8 @@ def _part_of(child: Any, layer: Any, part: Part) -> Part:
         if value is child:
             return found
         if isinstance(value, Sequence) and any(v is child for v in value):
-            classes = [type(v).__name__ for v in value]
-            index = next(i for i, v in enumerate(value) if v is child)
-            return found.listed(classes)[index]
+            parts = found.listed([type(v).__name__ for v in value])
+            return next(p for v, p in zip(value, parts, strict=True) if v is child)
     return Part()
 
 

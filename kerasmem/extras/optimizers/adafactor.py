@@ -1,7 +1,7 @@
 """Adafactor that keeps only its factors."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,67 +11,14 @@ from kerasmem import backends
 from kerasmem.errors import ConfigError
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer
 
-_Slots = Iterable[tuple[Any, Any]]
-
-
-class Factored:
-    """The means of the rows and of the columns of a variable's squared gradient.
-
-    Args:
-        variable: of the model, of two axes or more.
-        add_slot: makes a variable of the optimizer.
-        axes: `"auto"` or `"last"`, see `factored_shape`.
-    """
-
-    def __init__(self, variable: Any, add_slot: AddSlot, axes: str) -> None:
-        self._shape = tuple(variable.shape)
-        self._factored = factored_shape(self._shape, axes)
-        *before, rows, columns = self._factored
-        self._rows = add_slot("row", (*before, rows))
-        self._columns = add_slot("column", (*before, columns))
-
-    def updated(self, gradient: Any, decay: Any, floor: float) -> tuple[Any, _Slots]:
-        """Return the gradient over the root of its second moment, and the new slots.
-
-        Args:
-            gradient: float32, of the variable's shape.
-            decay: share of the second moment so far that stays.
-            floor: added to the square of the gradient.
-        """
-        gradient = ops.reshape(gradient, self._factored)
-        squares = ops.square(gradient) + floor
-        rows, columns = (
-            decay * slot + (1 - decay) * ops.mean(squares, axis=axis)
-            for slot, axis in ((self._rows, -1), (self._columns, -2))
-        )
-        share = rows / ops.mean(rows, axis=-1, keepdims=True)
-        second = ops.expand_dims(share, -1) * ops.expand_dims(columns, -2)
-        update = ops.reshape(gradient / ops.sqrt(second), self._shape)
-        return update, ((self._rows, rows), (self._columns, columns))
-
-
-class Unfactored:
-    """The second moment of a variable of less than two axes, as it is.
-
-    Args:
-        variable: of the model.
-        add_slot: makes a variable of the optimizer.
-    """
-
-    def __init__(self, variable: Any, add_slot: AddSlot) -> None:
-        self._second = add_slot("velocity", tuple(variable.shape))
-
-    def updated(self, gradient: Any, decay: Any, floor: float) -> tuple[Any, _Slots]:
-        """Return the gradient over the root of its second moment, and the new slot."""
-        second = decay * self._second + (1 - decay) * (ops.square(gradient) + floor)
-        return gradient / ops.sqrt(second), ((self._second, second),)
-
 
 def factored_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
     """Return a shape whose last two axes are factored, of as many entries as `shape`.
 
+    A shape of less than two axes is not factored.
+
     Args:
-        shape: of a variable, two axes or more.
+        shape: of a variable.
         axes: `"last"` for the shape itself; `"auto"` for the shape itself where its
             last two axes are the two largest, else for a matrix of some first axes by
             the others, as many as make rows and columns the fewest.
@@ -145,12 +92,23 @@ class Adafactor(SlotOptimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Move one variable by one gradient of it."""
-        factors = self._slots[self._get_variable_index(variable)]
+        shape, slots = self._slots[self._get_variable_index(variable)]
         gradient = ops.cast(backends.current().dense(gradient), "float32")
+        gradient = ops.reshape(gradient, shape)
+        squares = ops.square(gradient) + self.epsilon_1
         step = ops.cast(self.iterations + 1, "float32")
         decay = 1 - ops.power(step, self.beta_2_decay)
-        update, slots = factors.updated(gradient, decay, self.epsilon_1)
-        for slot, value in slots:
+        moments = []
+        for slot, axis in slots:
+            mean = squares if axis is None else ops.mean(squares, axis=axis)
+            moments.append(decay * slot + (1 - decay) * mean)
+        second = moments[0]
+        if len(moments) > 1:
+            rows, columns = moments
+            share = rows / ops.mean(rows, axis=-1, keepdims=True)
+            second = ops.expand_dims(share, -1) * ops.expand_dims(columns, -2)
+        update = ops.reshape(gradient / ops.sqrt(second), tuple(variable.shape))
+        for (slot, _), value in zip(slots, moments, strict=True):
             self.assign(slot, value)
         excess = ops.maximum(1.0, _root_mean_square(update) / self.clip_threshold)
         self.assign_sub(
@@ -169,10 +127,15 @@ class Adafactor(SlotOptimizer):
             "axes": self.axes,
         }
 
-    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Factored | Unfactored:
-        if len(variable.shape) < 2:
-            return Unfactored(variable, add_slot)
-        return Factored(variable, add_slot, self.axes)
+    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Any:
+        """Return the shape to factor, and pairs of a slot and the axis of its mean."""
+        shape = factored_shape(variable.shape, self.axes)
+        if len(shape) < 2:
+            return shape, [(add_slot("velocity", shape), None)]
+        *before, rows, columns = shape
+        row = add_slot("row", (*before, rows))
+        column = add_slot("column", (*before, columns))
+        return shape, [(row, -1), (column, -2)]
 
     def _rate(self, learning_rate: Any, step: Any, variable: Any) -> Any:
         rate = ops.minimum(ops.cast(learning_rate, "float32"), 1 / ops.sqrt(step))

@@ -35,15 +35,17 @@ class Places:
     def contents(
         self, block: Block, position: int
     ) -> tuple[list[EstimatePart], tuple[EstimateBuffer, ...]]:
-        """Return parts and the largest buffers in the block at an instruction."""
-        sums: Counter[tuple[str, str | None]] = Counter()
-        buffers = []
+        """Return a part and its buffer for all in the block at an instruction.
+
+        Buffers are the largest ones.
+        """
+        parts, buffers = [], []
         for one, own in block.live(position):
             place = self._place(one)
-            sums[place] += own
+            parts.append(EstimatePart(*place, own))
             buffers.append(_buffer(one, own, *place))
         buffers.sort(key=lambda buffer: -buffer.nbytes)
-        return _parts(sums), tuple(buffers[:_MOST_BUFFERS])
+        return parts, tuple(buffers[:_MOST_BUFFERS])
 
     def _place(self, one: Planned) -> tuple[str, str | None]:
         origin = self._names.origin(one.instruction.name)
@@ -60,13 +62,9 @@ def _buffer(one: Planned, own: int, category: str, layer: str | None) -> Estimat
     return EstimateBuffer(category, layer, own, shape, dtype, one.instruction.name)
 
 
-def _parts(sums: Counter[tuple[str, str | None]]) -> list[EstimatePart]:
-    return [EstimatePart(*place, size) for place, size in sums.most_common()]
-
-
 def merged(parts: Iterable[EstimatePart]) -> list[EstimatePart]:
     """Return one part per category and layer, most bytes first."""
     sums: Counter[tuple[str, str | None]] = Counter()
     for part in parts:
         sums[part.category, part.layer] += part.nbytes
-    return _parts(sums)
+    return [EstimatePart(*place, size) for place, size in sums.most_common()]

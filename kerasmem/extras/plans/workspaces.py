@@ -121,14 +121,39 @@ def _call(
     position: int, one: Instruction, operands: Sequence[_Array], result: _Array
 ) -> Call:
     sizes = tuple(x.nbytes for x in operands)
-    axes, has_both = one.axes, len(operands) > 1
-    expected = most = 0
-    if one.target.startswith(CONVOLUTION) and axes is not None and has_both:
-        image, kernel, made = _sides(one.target, operands, result)
-        if len(axes.image_space) == 2 and axes.groups == 1:
-            expected = _expected(one.target, axes, image, kernel)
-            most = max(expected, _fourier(axes, image, kernel, made))
+    axes, expected, most = one.axes, 0, 0
+    is_whole = one.target.startswith(CONVOLUTION) and len(operands) > 1
+    if is_whole and axes and len(axes.image_space) == 2 and axes.groups == 1:
+        expected, most = _workspaces(one.target, axes, operands, result)
     return Call(position, one.target, sizes, result.nbytes, expected, most)
+
+
+def _workspaces(
+    target: str, axes: ConvolutionAxes, operands: Sequence[_Array], result: _Array
+) -> tuple[int, int]:
+    """Return what a convolution is expected to take, and the most that it may.
+
+    It is expected to take something in float32: in 16 bits tensor cores take the
+    operands as they are. The most are the transforms of images and kernel by Fourier.
+    """
+    image, kernel, made = _sides(target, operands, result)
+    channels = axes.kernel_into, axes.kernel_out
+    into, out = (kernel.shape[axis] for axis in channels)
+    reach = [n for axis, n in enumerate(kernel.shape) if axis not in channels]
+    is_single = image.width == _SINGLE and into > scratch.FEW_CHANNELS
+    splits = target == _TO_KERNEL and is_single
+    expected = scratch.SPLITS * kernel.nbytes if splits else 0
+    if max(axes.strides) > 1 or max(reach) == 1:
+        return expected, expected
+    space = [image.shape[axis] for axis in axes.image_space]
+    samples = math.prod(image.shape) // into // math.prod(space)
+    if is_single and reach == [3, 3]:
+        winograd = scratch.winograd_bytes(space, samples, (into, out), image.width)
+        expected = max(expected, winograd)
+    padded = [scratch.padded_length(n, k) for n, k in zip(space, reach, strict=True)]
+    images = samples * (into + out)
+    fourier = scratch.fourier_bytes(padded, images, into * out, made.width)
+    return expected, max(expected, min(fourier, scratch.LARGEST_TRIAL))
 
 
 def _sides(
@@ -140,42 +165,3 @@ def _sides(
     if target == _TO_INPUT:
         return result, operands[1], operands[0]
     return operands[0], operands[1], result
-
-
-def _expected(target: str, axes: ConvolutionAxes, image: _Array, kernel: _Array) -> int:
-    """Return what a convolution in float32 is expected to take.
-
-    In 16 bits tensor cores take the operands as they are.
-    """
-    into, out = kernel.shape[axes.kernel_into], kernel.shape[axes.kernel_out]
-    if image.width != _SINGLE or into <= scratch.FEW_CHANNELS:
-        return 0
-    splits = scratch.SPLITS * kernel.nbytes if target == _TO_KERNEL else 0
-    reach = _reach(axes, kernel)
-    if reach != (3, 3) or max(axes.strides) > 1:
-        return splits
-    space = [image.shape[axis] for axis in axes.image_space]
-    samples = math.prod(image.shape) // into // math.prod(space)
-    winograd = scratch.winograd_bytes(space, samples, (into, out), image.width)
-    return max(splits, winograd)
-
-
-def _fourier(
-    axes: ConvolutionAxes, image: _Array, kernel: _Array, result: _Array
-) -> int:
-    """Return the transforms of images and kernel, 0 where they are no way to do it."""
-    reach = _reach(axes, kernel)
-    if max(axes.strides) > 1 or max(reach) == 1:
-        return 0
-    into, out = kernel.shape[axes.kernel_into], kernel.shape[axes.kernel_out]
-    space = [image.shape[axis] for axis in axes.image_space]
-    samples = math.prod(image.shape) // into // math.prod(space)
-    padded = [scratch.padded_length(n, k) for n, k in zip(space, reach, strict=True)]
-    images = samples * (into + out)
-    whole = scratch.fourier_bytes(padded, images, into * out, result.width)
-    return min(whole, scratch.LARGEST_TRIAL)
-
-
-def _reach(axes: ConvolutionAxes, kernel: _Array) -> tuple[int, ...]:
-    channels = (axes.kernel_into, axes.kernel_out)
-    return tuple(n for axis, n in enumerate(kernel.shape) if axis not in channels)

@@ -1,7 +1,6 @@
 """Peak and step time of a training under each option, measured."""
 
 from kerasmem.extras.tune.advice import leave_room
-from kerasmem.extras.tune.planned import plan_options
-from kerasmem.extras.tune.tune import tune
+from kerasmem.extras.tune.tune import plan_options, tune
 
 __all__ = ["leave_room", "plan_options", "tune"]

@@ -66,9 +66,8 @@ def fastest(
     base, *others = variants
     if base.reason:
         return None
-    compare = _Comparison(base, noise or 0.0)
-    found = [v for v in others if not v.reason and compare.is_faster(v)]
-    found = [v for v in found if not compare.is_fatter(v)] or found
+    found = [v for v in others if not v.reason and _is_faster(v, base, noise)]
+    found = [v for v in found if not _needs_less(base, v)] or found
     return min(found, key=lambda v: _number(v.step_ms), default=None)
 
 
@@ -83,14 +82,13 @@ def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> s
     ran = [variant for variant in others if not variant.reason]
     if base.reason:
         return _without_base(base, ran)
-    compare = _Comparison(base, noise or 0.0)
     faster = fastest(variants, noise)
-    leaner = _leanest(compare, ran)
-    said = [_about_time(compare, faster)]
-    if leaner is not None and leaner is not faster:
-        said.append(_about_memory(compare, leaner))
-    elif leaner is None:
+    leaner = _leanest(base, ran)
+    said = [_about_time(base, faster)]
+    if leaner is None:
         said.append("Nothing here needs clearly less memory.")
+    elif leaner is not faster:
+        said.append(_about_memory(base, leaner, noise))
     return " ".join(said)
 
 
@@ -104,46 +102,21 @@ def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
     planned = [variant for variant in others if not variant.reason]
     if base.reason:
         return f"As compiled there is no plan: {base.reason}"
-    leaner = _leanest(_Comparison(base, 0.0), planned)
+    leaner = _leanest(base, planned)
     if leaner is None:
         return "Nothing here needs clearly less memory, by the plans."
-    return (
-        f"If memory is short, use {leaner.name} ({leaner.how}): a peak of "
-        f"{_peak(leaner)} instead of {_peak(base)}. No plan tells what it costs in "
-        "time."
-    )
+    return f"{_if_short(base, leaner)}. No plan tells what it costs in time."
 
 
-class _Comparison:
-    """Says what is clearly different from the first run."""
-
-    def __init__(self, base: VariantFigures, noise: float) -> None:
-        self.base = base
-        self._noise = noise
-
-    def is_faster(self, other: VariantFigures) -> bool:
-        """Return whether a step takes clearly less time."""
-        return self._is_less(other, self.base)
-
-    def is_slower(self, other: VariantFigures) -> bool:
-        """Return whether a step takes clearly more time."""
-        return self._is_less(self.base, other)
-
-    def is_leaner(self, other: VariantFigures) -> bool:
-        """Return whether the peak is clearly lower."""
-        return _needs_less(other, self.base)
-
-    def is_fatter(self, other: VariantFigures) -> bool:
-        """Return whether the peak is clearly higher."""
-        return _needs_less(self.base, other)
-
-    def _is_less(self, one: VariantFigures, other: VariantFigures) -> bool:
-        apart = _number(one.step_high_ms) * (1 + self._noise)
-        enough = _number(one.step_ms) * (1 + _LEAST_TIME) <= _number(other.step_ms)
-        return enough and apart < _number(other.step_low_ms)
+def _is_faster(one: VariantFigures, other: VariantFigures, noise: float | None) -> bool:
+    """Return whether a step takes clearly less time."""
+    apart = _number(one.step_high_ms) * (1 + (noise or 0.0))
+    enough = _number(one.step_ms) * (1 + _LEAST_TIME) <= _number(other.step_ms)
+    return enough and apart < _number(other.step_low_ms)
 
 
 def _needs_less(one: VariantFigures, other: VariantFigures) -> bool:
+    """Return whether the peak is clearly lower."""
     if one.peak_source is None or one.peak_source != other.peak_source:
         return False  # what one counts, the other may leave out
     least = _LEAST_MEMORY if one.peak_source == MEASURED else _LEAST_ESTIMATED
@@ -151,22 +124,21 @@ def _needs_less(one: VariantFigures, other: VariantFigures) -> bool:
 
 
 def _leanest(
-    compare: _Comparison, ran: Sequence[VariantFigures]
+    base: VariantFigures, ran: Sequence[VariantFigures]
 ) -> VariantFigures | None:
-    found = [variant for variant in ran if compare.is_leaner(variant)]
+    found = [variant for variant in ran if _needs_less(variant, base)]
     return min(found, key=lambda v: _number(v.peak_bytes), default=None)
 
 
-def _about_time(compare: _Comparison, faster: VariantFigures | None) -> str:
-    base = compare.base
+def _about_time(base: VariantFigures, faster: VariantFigures | None) -> str:
     if faster is None:
         return (
             "Leave it as compiled: no option is faster beyond the spread of the times."
         )
     room, memory = "", "with about as much memory"
-    if compare.is_leaner(faster):
+    if _needs_less(faster, base):
         memory = f"with a peak of {_peak(faster)} instead of {_peak(base)}"
-    elif compare.is_fatter(faster):
+    elif _needs_less(base, faster):
         room = " if there is room"
         memory = f"for a peak of {_peak(faster)} instead of {_peak(base)}"
     elif faster.peak_source is None or faster.peak_source != base.peak_source:
@@ -175,17 +147,22 @@ def _about_time(compare: _Comparison, faster: VariantFigures | None) -> str:
     return f"Use {faster.name} ({faster.how}){room}: {speed}, {memory}."
 
 
-def _about_memory(compare: _Comparison, leaner: VariantFigures) -> str:
-    if compare.is_slower(leaner):
-        ratio = _number(leaner.step_ms) / _number(compare.base.step_ms)
+def _about_memory(
+    base: VariantFigures, leaner: VariantFigures, noise: float | None
+) -> str:
+    price = "with no clear difference in time"
+    if _is_faster(base, leaner, noise):
+        ratio = _number(leaner.step_ms) / _number(base.step_ms)
         price = f"at {format_number(ratio)} times the time a step"
-    elif compare.is_faster(leaner):
-        price = f"and it is faster too: {_speed(leaner, compare.base)}"
-    else:
-        price = "with no clear difference in time"
+    elif _is_faster(leaner, base, noise):
+        price = f"and it is faster too: {_speed(leaner, base)}"
+    return f"{_if_short(base, leaner)}, {price}."
+
+
+def _if_short(base: VariantFigures, leaner: VariantFigures) -> str:
     return (
         f"If memory is short, use {leaner.name} ({leaner.how}): a peak of "
-        f"{_peak(leaner)} instead of {_peak(compare.base)}, {price}."
+        f"{_peak(leaner)} instead of {_peak(base)}"
     )
 
 

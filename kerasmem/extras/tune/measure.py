@@ -191,14 +191,26 @@ def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -
         answered = {"reason": _one_line(str(error))}
     steps = [TracedStep(**step) for step in answered.pop("traced_steps", [])]
     not_counted = answered.pop("not_counted", "")
-    figures = VariantFigures(
+    return Trial(figures_of(request, variant, answered), tuple(steps), not_counted)
+
+
+def figures_of(
+    request: Request, variant: Variant, answered: Mapping[str, Any]
+) -> VariantFigures:
+    """Return the line of a variant in the table.
+
+    Args:
+        request: the model as compiled, and its batch.
+        variant: what is changed.
+        answered: its figures by name, or the reason that there are none.
+    """
+    return VariantFigures(
         name=variant.name,
         how=variant.how,
         batch_size=request.batch_size // variant.steps_per_update,
         steps_per_update=variant.steps_per_update,
         **answered,
     )
-    return Trial(figures, tuple(steps), not_counted)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

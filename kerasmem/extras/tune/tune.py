@@ -1,18 +1,24 @@
-"""The one function that tries a training under each option."""
+"""A training under each option: run here, or planned for a card that is elsewhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends import device_kind
-from kerasmem.errors import ConfigError
-from kerasmem.extras.tune.advice import combined, fastest, noise, recommendation
-from kerasmem.extras.tune.measure import Trial, attempt
+from kerasmem.errors import ConfigError, KerasMemError
+from kerasmem.extras.tune.advice import (
+    combined,
+    fastest,
+    leanest_by_plan,
+    noise,
+    recommendation,
+)
+from kerasmem.extras.tune.measure import Trial, attempt, figures_of
 from kerasmem.extras.tune.retracing import odd_sizes, retraces
-from kerasmem.extras.tune.variants import AS_COMPILED, Variant, variants
+from kerasmem.extras.tune.variants import AS_COMPILED, Variant, changed, variants
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.estimate.estimate import METHODS, checked_request
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import Tuning, VariantFigures
 from kerasmem.stats.pareto import front
@@ -54,15 +60,63 @@ def tune(
     request.job()  # what cannot go to another process at all is told now
     backend = backends.current()
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
-    chosen = chosen_variants(variants(request, devices), only)
-    first, *others, last = _trials(request, [AS_COMPILED, *chosen, AS_COMPILED], say)
+    chosen = _chosen_variants(variants(request, devices), only)
+    tried = _announced([AS_COMPILED, *chosen, AS_COMPILED], say)
+    first = attempt(request, next(tried), count_traces=True)
+    *others, last = (attempt(request, variant) for variant in tried)
     figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
     apart = noise(first.figures, last.figures)
     figures = _confirmed(request, chosen, figures, apart, say)
     return _tuning(request, first, figures, apart)
 
 
-def chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
+def plan_options(  # noqa: PLR0913 - those of the command
+    model: Any,
+    batch_size: int,
+    device: str,
+    *,
+    optimizer: Any | None = None,
+    input_shape: Any | None = None,
+    only: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Tuning:
+    """Return the planned peak of a compiled step under each option; nothing runs.
+
+    There are no times, and no options that make another step of XLA than a plan is of.
+
+    Args:
+        model: a built, compiled `keras.Model`.
+        batch_size: samples of an update, from 1.
+        device: a card such as `"h100"`, as for `estimate_memory`.
+        optimizer: an optimizer or its name; None for the compiled one.
+        input_shape: shape of the input without the batch axis, if the model leaves
+            lengths open.
+        only: parts of the names of the options to try; empty for all.
+        say: is told what is planned next.
+
+    Raises:
+        ConfigError: if an argument is wrong.
+        ModelError: if the model is not built, or its input shape is not known.
+    """
+    request = checked_request(
+        model,
+        batch_size,
+        optimizer=optimizer,
+        jit_compile=True,
+        device=device,
+        input_shape=input_shape,
+    )
+    possible = [
+        variant
+        for variant in variants(request, devices=1)
+        if variant.jit_compile is None and variant.left_out is None
+    ]
+    tried = _announced([AS_COMPILED, *_chosen_variants(possible, only)], say)
+    figures = [_planned(request, variant) for variant in tried]
+    return _without_times(request, figures, leanest_by_plan(figures))
+
+
+def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
     """Return the variants that have a part of `only` in their names, all for none.
 
     Raises:
@@ -78,14 +132,13 @@ def chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Va
     return [v for v in variants if not only or any(part in v.name for part in only)]
 
 
-def _trials(
-    request: Request, chosen: Sequence[Variant], say: Callable[[str], None]
-) -> list[Trial]:
-    trials = []
-    for number, variant in enumerate(chosen):
-        say(f"{number + 1} of {len(chosen)}: {variant.name}")
-        trials.append(attempt(request, variant, count_traces=number == 0))
-    return trials
+def _announced(
+    chosen: Sequence[Variant], say: Callable[[str], None]
+) -> Iterator[Variant]:
+    """Yield variants, each after its name and its place among them were said."""
+    for number, variant in enumerate(chosen, 1):
+        say(f"{number} of {len(chosen)}: {variant.name}")
+        yield variant
 
 
 def _confirmed(
@@ -116,21 +169,44 @@ def _tuning(
     spread: float | None,
 ) -> Tuning:
     steps = first.traced_steps
-    return Tuning(
-        batch_size=request.batch_size,
-        backend=request.backend,
-        device=request.device,
-        jit_compile=request.jit_compile,
-        dtype_policy=request.model.dtype_policy.name,
-        variants=_with_front(figures),
+    return replace(
+        _without_times(request, _with_front(figures), recommendation(figures, spread)),
         noise=spread,
         traced_steps=steps,
         retraces=retraces(steps, compiled=request.jit_compile),
         not_counted=_why_not_counted(request, first),
         open_inputs=_open_inputs(request) if request.jit_compile else (),
-        odd_sizes=odd_sizes(request.model, request.batch_size),
-        recommendation=recommendation(figures, spread),
     )
+
+
+def _without_times(
+    request: Request, figures: Sequence[VariantFigures], advice: str
+) -> Tuning:
+    """Return a tuning of which nothing is known but figures and what they advise."""
+    return Tuning(
+        batch_size=request.batch_size,
+        backend=request.backend,
+        device=request.card or request.device,
+        jit_compile=request.jit_compile,
+        dtype_policy=request.model.dtype_policy.name,
+        variants=tuple(figures),
+        noise=None,
+        traced_steps=(),
+        retraces=(),
+        not_counted="nothing ran",
+        open_inputs=(),
+        odd_sizes=odd_sizes(request.model, request.batch_size),
+        recommendation=advice,
+    )
+
+
+def _planned(request: Request, variant: Variant) -> VariantFigures:
+    try:
+        peak = METHODS["plan"](changed(request, variant)).peak_bytes
+    except KerasMemError as error:
+        return figures_of(request, variant, {"reason": " ".join(str(error).split())})
+    peaks = {"peak_bytes": peak, "peak_low_bytes": peak, "peak_source": "plan"}
+    return figures_of(request, variant, peaks)
 
 
 def _why_not_counted(request: Request, first: Trial) -> str:

@@ -15,6 +15,11 @@ from kerasmem.memory.rematerialize import rematerialize
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 _ACCUMULATIONS = (2, 4)
+_DATA_PARALLEL = {
+    "tensorflow": "make and compile the model in "
+    "tf.distribute.MirroredStrategy().scope()",
+    "jax": "keras.distribution.set_distribution(keras.distribution.DataParallel())",
+}
 
 
 @dataclass(frozen=True)
@@ -53,68 +58,29 @@ def variants(request: Request, devices: int) -> tuple[Variant, ...]:
         request: the model as compiled, and its batch.
         devices: number of devices there are.
     """
-    found = [
-        _jit(not request.jit_compile),
-        *_mixed(request),
-        *_graph_passes(),
-        *_rematerialized(request),
-        *_accumulated(request),
-    ]
+    jit, size = not request.jit_compile, request.batch_size
+    how = f"model.compile(..., jit_compile={jit})"
+    found = [Variant(f"jit {'on' if jit else 'off'}", how, jit_compile=jit)]
+    for policy in _POLICIES:
+        if policy != request.model.dtype_policy.name:
+            how = f"keras.config.set_dtype_policy({policy!r}) before the model is made"
+            found.append(Variant(policy, how, dtype_policy=policy))
+    for name, key in backends.current().step_options().graph_passes.items():
+        how = f"tf.config.optimizer.set_experimental_options({{{key!r}: False}})"
+        found.append(Variant(f"{name} off", how, left_out=name))
+    if policy_of(request.model) is None:
+        how = f"km.rematerialize(model, batch_size={size})"
+        found.append(Variant("rematerialized", how, rematerialized=True))
+    for count in (n for n in _ACCUMULATIONS if n <= size):
+        how = f"batch_size={size // count} and an optimizer with "
+        how += f"gradient_accumulation_steps={count}"
+        name = f"accumulation, {count} batches"
+        found.append(Variant(name, how, steps_per_update=count))
     # Keras on torch trains on several devices only with several processes.
-    if devices > 1 and request.backend != "torch":
-        found.append(_data_parallel(request, devices))
+    if devices > 1 and request.backend in _DATA_PARALLEL:
+        how, name = _DATA_PARALLEL[request.backend], f"data parallel, {devices} devices"
+        found.append(Variant(name, how, devices=devices))
     return tuple(found)
-
-
-def _jit(on: bool) -> Variant:  # noqa: FBT001 - its one argument
-    how = f"model.compile(..., jit_compile={on})"
-    return Variant(f"jit {'on' if on else 'off'}", how, jit_compile=on)
-
-
-def _mixed(request: Request) -> list[Variant]:
-    how = "keras.config.set_dtype_policy({!r}) before the model is made"
-    return [
-        Variant(policy, how.format(policy), dtype_policy=policy)
-        for policy in _POLICIES
-        if policy != request.model.dtype_policy.name
-    ]
-
-
-def _graph_passes() -> list[Variant]:
-    how = "tf.config.optimizer.set_experimental_options({{{!r}: False}})"
-    return [
-        Variant(f"{name} off", how.format(key), left_out=name)
-        for name, key in backends.current().step_options().graph_passes.items()
-    ]
-
-
-def _rematerialized(request: Request) -> list[Variant]:
-    if policy_of(request.model) is not None:
-        return []
-    how = f"km.rematerialize(model, batch_size={request.batch_size})"
-    return [Variant("rematerialized", how, rematerialized=True)]
-
-
-def _accumulated(request: Request) -> list[Variant]:
-    return [
-        Variant(
-            f"accumulation, {count} batches",
-            f"batch_size={request.batch_size // count} and an optimizer with "
-            f"gradient_accumulation_steps={count}",
-            steps_per_update=count,
-        )
-        for count in _ACCUMULATIONS
-        if count <= request.batch_size
-    ]
-
-
-def _data_parallel(request: Request, devices: int) -> Variant:
-    how = (
-        "make and compile the model in tf.distribute.MirroredStrategy().scope()"
-        if request.backend == "tensorflow"
-        else "keras.distribution.set_distribution(keras.distribution.DataParallel())"
-    )
-    return Variant(f"data parallel, {devices} devices", how, devices=devices)
 
 
 def changed(request: Request, variant: Variant) -> Request:
