@@ -14,7 +14,8 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.fields import Config, Real, Whole, from_tagged, is_number
+from kerasmem.checks import Real, Whole
+from kerasmem.compression.fields import Config, from_tagged
 from kerasmem.errors import ConfigError
 
 UNITS = ("share", "step", "epoch")
@@ -58,9 +59,7 @@ class Schedule(Config, abc.ABC):
             )
         numbers = (self.begin, *(() if self.end is None else (self.end,)))
         most = 1 if self.unit == "share" else math.inf
-        if not all(map(is_number, numbers)) or not (
-            0 <= self.begin <= numbers[-1] <= most
-        ):
+        if not 0 <= self.begin <= numbers[-1] <= most:
             raise ConfigError(
                 "The begin and end of pruning are places in the training with "
                 f"0 <= begin <= end{' <= 1' if most == 1 else ''}. "

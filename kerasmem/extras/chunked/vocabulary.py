@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from kerasmem.checks import Whole, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked.chunks import Table, best_words
 from kerasmem.graph.channels.tied import Tied
@@ -78,17 +79,12 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         elif type(embedding_or_units) is int and embedding_or_units > 0:
             self.units = embedding_or_units
         else:
-            raise ConfigError(
-                "ChunkedVocabulary takes an Embedding or a number of words, or a "
-                "backbone with a `token_embedding`. Received: "
-                f"embedding_or_units={self._told_by!r}."
-            )
+            expected = "an Embedding, a backbone with one, or a number of words"
+            name = "embedding_or_units"
+            raise invalid("ChunkedVocabulary", name, self._told_by, expected)
         words = self.units or self.embedding.input_dim
-        if top_k is not None and (type(top_k) is not int or not 1 <= top_k <= words):
-            raise ConfigError(
-                "A head gives some of its words. Expected: None or an int from 1 to "
-                f"{words}. Received: top_k={top_k!r}."
-            )
+        if top_k is not None:
+            top_k = Whole(1, words).check("ChunkedVocabulary", "top_k", top_k)
         self.top_k, self.logit_soft_cap = top_k, logit_soft_cap
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.accuracy = keras.metrics.Mean("accuracy")

@@ -11,6 +11,7 @@ from weakref import ref
 import keras
 
 from kerasmem.backends.exhaustion import is_out_of_memory
+from kerasmem.checks import invalid
 from kerasmem.errors import ConfigError
 from kerasmem.extras.growth.causes import causes
 from kerasmem.extras.growth.freeing import Freed, free
@@ -48,10 +49,7 @@ class Scope:
 
     def __init__(self, name: str = "scope", *, lines: bool = False) -> None:
         if not isinstance(name, str) or not name:
-            raise ConfigError(
-                "A scope needs a name. Expected: some text. Received: "
-                f"name={name!r}. Next: name what runs in it."
-            )
+            raise invalid("growth", "name", name, "a text of at least one character")
         self.name = name
         self._lines = lines
         self._before: Snapshot | None = None

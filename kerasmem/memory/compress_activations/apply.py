@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from kerasmem.backends import current
 from kerasmem.backends.recompute import Function, Store
+from kerasmem.checks import PATTERNS, OneOf, Whole, check_fields
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
@@ -36,27 +37,12 @@ class Settings:
         seed: of the rounding, from 0.
     """
 
-    include: tuple[str, ...] | None
-    exclude: tuple[str, ...]
-    seed: int
+    include: Annotated[Any, PATTERNS] | None
+    exclude: Annotated[Any, PATTERNS]
+    seed: Annotated[int, Whole(0)]
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.seed, bool)
-            or not isinstance(self.seed, int)
-            or self.seed < 0
-        ):
-            raise ConfigError(
-                f"`seed` is a whole number from 0. Received: seed={self.seed!r}."
-            )
-        for pattern in (*(self.include or ()), *self.exclude):
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ConfigError(
-                    "`include` and `exclude` take names of layers or regular "
-                    f"expressions for whole names. Received: {pattern!r} ({error})."
-                ) from error
+        check_fields(self, "compress_activations")
 
     def chosen(self, operation: Any) -> bool:
         """Return whether the layer or operation is compressed."""
@@ -134,11 +120,7 @@ def compress_activations(
         >>> compressed.count_params() == model.count_params()
         True
     """
-    if bits != 8:
-        raise ConfigError(
-            "Activations are stored in 8 bits. Expected: bits=8. Received: "
-            f"bits={bits!r}."
-        )
+    OneOf((8,)).check("compress_activations", "bits", bits)
     check_model(model)
     if own_graph(model) is None:
         raise ModelError(
@@ -147,8 +129,7 @@ def compress_activations(
             f"{type(model).__name__} {model.name!r}, a subclassed model. Next: write "
             "it with keras.Input and keras.Model, or compress a model inside of it."
         )
-    included = None if include is None else _listed(include)
-    settings = Settings(included, _listed(exclude), seed)
+    settings = Settings(include, exclude, seed)
     settings.check(model)
     check_one_policy(model, _NAME)
     copy = same_draws(clone(model), model)
@@ -237,7 +218,3 @@ def _recomputed(model: Any, store: Store, function: Function) -> Function:
     return current().recomputed(
         function, store, compiled=model.compiled and bool(model.jit_compile)
     )
-
-
-def _listed(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)

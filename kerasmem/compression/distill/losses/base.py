@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
-from kerasmem.compression.distill.schedules import SCHEDULES, Schedule
-from kerasmem.compression.fields import Config, Real, from_tagged
+from kerasmem.compression.distill.schedules import SCHEDULES, Schedule, Scheduled
+from kerasmem.compression.fields import Config, from_tagged
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 
@@ -67,7 +67,7 @@ def one_hot(labels: Any, logits: Any) -> Any:
 
 
 Number = float | Schedule
-TEMPERATURE = Real("a number, 2 to 8 for most classifiers,", above=0)
+TEMPERATURE = Scheduled("a number, 2 to 8 for most classifiers,", above=0)
 Layers = str | tuple[tuple[str, str], ...]
 
 
@@ -83,7 +83,7 @@ class DistillationLoss(Config, abc.ABC):
     """
 
     _: KW_ONLY
-    weight: Annotated[Number, Real(least=0)] = 1.0
+    weight: Annotated[Number, Scheduled(least=0)] = 1.0
 
     tag: ClassVar[str] = "loss"
     scheduled: ClassVar[tuple[str, ...]] = ("weight",)
