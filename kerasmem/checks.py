@@ -29,12 +29,12 @@ def invalid(owner: str, name: str, value: Any, expected: str) -> ConfigError:
 
     Example:
         >>> print(invalid("Prune", "seed", -1, "a whole number from 0"))
-        The argument `seed` of Prune must be a whole number from 0. Received: seed=-1 of
-        type int.
+        The argument `seed` of Prune must be a whole number from 0. Received: seed=-1.
     """
+    text = repr(value)
+    text = as_received(value) if "\n" in text else text
     return ConfigError(
-        f"The argument `{name}` of {owner} must be {expected}. Received: "
-        f"{name}={as_received(value)}."
+        f"The argument `{name}` of {owner} must be {expected}. Received: {name}={text}."
     )
 
 

@@ -428,7 +428,7 @@ class TestErrors:
 
     @pytest.mark.one_backend
     def test_no_model(self):
-        with pytest.raises(ConfigError, match=r"Expected a keras\.Model.*='m.keras'"):
+        with pytest.raises(ConfigError, match=r"must be a keras\.Model.*='m.keras'"):
             aware("m.keras")
 
     @pytest.mark.one_backend
