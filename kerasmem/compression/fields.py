@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kerasmem.checks import check_fields, invalid, rules_of
+from kerasmem.checks import OneOf, check_fields, invalid, rules_of
 from kerasmem.errors import ConfigError, did_you_mean
 
 
@@ -69,11 +69,10 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def from_tagged(what: str, known: Mapping[str, type], config: Any, tag: str) -> Any:
+def from_tagged(known: Mapping[str, type], config: Any, tag: str) -> Any:
     """Return the object that plain data describes, whose class one entry names.
 
     Args:
-        what: what it is, such as `"A schedule"`, to begin a message with.
         known: the classes by name.
         config: the name under `tag`, and the arguments of the class by name.
         tag: the key of the name.
@@ -82,17 +81,11 @@ def from_tagged(what: str, known: Mapping[str, type], config: Any, tag: str) -> 
         ConfigError: if the name or an argument is unknown, or a value cannot be used.
 
     Example:
-        >>> from_tagged("A path", {"posix": Path}, {"of": "dos"}, "of")
-        Traceback (most recent call last):
-        kerasmem.errors.ConfigError: A path is one of posix. Received: of='dos'.
+        >>> from_tagged({"one of": OneOf}, {"rule": "one of", "allowed": (1,)}, "rule")
+        OneOf(allowed=(1,))
     """
     arguments = dict(config)
-    name = arguments.pop(tag, None)
-    if not isinstance(name, str) or name not in known:
-        raise ConfigError(
-            f"{what} is one of {', '.join(known)}. Received: {tag}={name!r}."
-            f"{did_you_mean(name, known)}"
-        )
+    name = OneOf(tuple(known)).check("a config", tag, arguments.pop(tag, None))
     return built(known[name], arguments, repr(name))
 
 

@@ -8,7 +8,7 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
-from kerasmem.checks import Whole
+from kerasmem.checks import Whole, invalid
 from kerasmem.compression.batch_norm import Loss, own_loss, reestimate_if_better
 from kerasmem.compression.distill.cache import as_cache
 from kerasmem.compression.distill.comparison import check_models, check_outputs
@@ -86,10 +86,8 @@ class Distill(Technique):
             "<model "
         )
         if is_name_alone or not isinstance(self.teacher, (str, Path, keras.Model)):
-            raise ConfigError(
-                'The teacher is "original", the path of a saved model, or a '
-                f"keras.Model. Received: teacher={self.teacher!r}."
-            )
+            expected = '"original", the path of a saved model, or a keras.Model'
+            raise invalid("Distill", "teacher", self.teacher, expected)
         losses = (Logits(),) if self.losses is None else as_losses(self.losses)
         self._set("losses", losses)
 

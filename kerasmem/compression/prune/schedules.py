@@ -14,7 +14,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
-from kerasmem.checks import Real, Whole
+from kerasmem.checks import Real, Whole, invalid
 from kerasmem.compression.fields import Config, from_tagged
 from kerasmem.errors import ConfigError
 
@@ -290,11 +290,8 @@ def as_schedule(schedule: Any) -> Schedule:
     kind = type(schedule)
     if kind.__module__.startswith(_TFMOT) and kind.__name__ in _KINDS:
         return _from_tfmot(schedule)
-    raise ConfigError(
-        "A schedule is one of kerasmem.compression.prune, such as Polynomial(end=0.5), "
-        "or an object of tensorflow_model_optimization. "
-        f"Received: schedule={schedule!r}."
-    )
+    expected = "a schedule of kerasmem or of tensorflow_model_optimization"
+    raise invalid("Prune", "schedule", schedule, expected)
 
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:
@@ -307,7 +304,7 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
         >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin
         0.25
     """
-    return from_tagged("A schedule", SCHEDULES, config, "schedule")
+    return from_tagged(SCHEDULES, config, "schedule")
 
 
 def _from_tfmot(schedule: Any) -> Schedule:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kerasmem.checks import OneOf, Real
+from kerasmem.checks import OneOf, Real, invalid
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.factorize import Factorize
@@ -50,10 +50,8 @@ class Target:
         if limits is None:
             return cls({})
         if not isinstance(limits, Mapping) or not limits:
-            raise ConfigError(
-                f"A target is a dict of limits on some of {', '.join(COSTS)}. "
-                f"Received: target={limits!r}."
-            )
+            expected = f"a dict of limits on some of {', '.join(COSTS)}"
+            raise invalid("compress", "target", limits, expected)
         return cls({name: _limit(name, value) for name, value in limits.items()})
 
     @property

@@ -121,11 +121,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         sizes = range(1, largest + 1)
     else:
         parts = request.sharding.replicas
-        if largest < parts:
-            raise ConfigError(
-                "Each replica has a sample at least. Expected: `largest` is at least "
-                f"the number of replicas, {parts}. Received: {largest=}."
-            )
+        Whole(parts).check("find_batch_size", "largest", largest)
         sizes = range(parts, largest + 1, parts)
     search = _search(request, limit, sizes, by_plans=device is not None)
     search.run()

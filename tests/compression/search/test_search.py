@@ -369,7 +369,11 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
             DataError,
             "takes labels: give data=",
         ),
-        ({"max_drop": 0.1, "time_budget": -1}, ConfigError, "at least 0. Received: time_budget=-1"),
+        (
+            {"max_drop": 0.1, "time_budget": -1},
+            ConfigError,
+            "least 0. Received: time_b",
+        ),
         ({"max_drop": 0.1, "time_budget": "10m"}, ConfigError, "time_budget='10m'"),
         ({"max_drop": 0.1, "checkpoint_dir": "a"}, ConfigError, "no checkpoints"),
         (

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
+from kerasmem.checks import invalid
 from kerasmem.compression.distill.schedules import SCHEDULES, Schedule, Scheduled
 from kerasmem.compression.fields import Config, from_tagged
-from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 
 SMALLEST = 1e-12
@@ -92,7 +92,7 @@ class DistillationLoss(Config, abc.ABC):
         for field in self.scheduled:
             value = getattr(self, field)
             if isinstance(value, dict):
-                schedule = from_tagged("A schedule", SCHEDULES, value, "schedule")
+                schedule = from_tagged(SCHEDULES, value, "schedule")
                 self._set(field, schedule)
         super().__post_init__()
 
@@ -215,8 +215,6 @@ def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:
         len(pair) != 2 or not all(isinstance(name, str) for name in pair)
         for pair in pairs
     ):
-        raise ConfigError(
-            "The layers of a loss are 'auto', 'last', or pairs of a name in the "
-            f"teacher and a name in the student. Received: layers={layers!r}."
-        )
+        expected = "'auto', 'last', or pairs of a name in the teacher and the student"
+        raise invalid("a loss", "layers", layers, expected)
     return tuple((teacher, student) for teacher, student in pairs)
