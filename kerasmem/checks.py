@@ -83,10 +83,12 @@ class Whole:
     Args:
         least: The smallest allowed.
         most: The largest allowed; None for any.
+        what: Description, for the message.
     """
 
     least: int
     most: int | None = None
+    what: str = "a whole number"
 
     def check(self, owner: str, name: str, value: Any) -> int:
         """Return the value as an int, or raise `ConfigError`; see `invalid`."""
@@ -95,7 +97,7 @@ class Whole:
         if is_whole and self.least <= int(value) <= most:
             return int(value)
         limit = "" if self.most is None else f" to {self.most}"
-        raise invalid(owner, name, value, f"a whole number from {self.least}{limit}")
+        raise invalid(owner, name, value, f"{self.what} from {self.least}{limit}")
 
 
 @dataclass(frozen=True)

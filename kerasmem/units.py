@@ -14,8 +14,8 @@ MIB = 1024**2
 GIB = 1024**3
 
 _FACTORS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
-_MOST_BYTES = (1 << 63) - 1
-_BYTES = Whole(0, _MOST_BYTES)
+_MOST_BYTES = 1 << 63
+_BYTES = Whole(0, _MOST_BYTES - 1)
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 

@@ -15,7 +15,7 @@ from kerasmem import backends
 from kerasmem.callbacks.attachment import is_fitting, is_running
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
-from kerasmem.checks import OneOf, Whole
+from kerasmem.checks import Whole
 from kerasmem.errors import KerasMemWarning
 from kerasmem.memory.peaks import MemoryReader, Phase
 from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
@@ -324,5 +324,5 @@ def _interval(every: str | int) -> int | None:
         return None
     if every == "batch":
         return 1
-    rule = OneOf(("epoch", "batch")) if isinstance(every, str) else Whole(1)
+    rule = Whole(1, what="'epoch', 'batch' or a number of batches")
     return rule.check("MemoryMonitor", "every", every)

@@ -92,8 +92,8 @@ def _limit(name: Any, value: Any) -> float:
     OneOf(tuple(COSTS)).check("compress", "target", name)
     is_size = name.endswith("_bytes")
     limit = parse_bytes(value) if is_size and isinstance(value, str) else value
-    Real(above=0).check("target", name, limit)
-    return float(limit)
+    what = 'a number or a text such as "200KiB",' if is_size else "a number"
+    return float(Real(what, above=0).check("target", name, limit))
 
 
 def costs(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from kerasmem.checks import Whole, invalid
+from kerasmem.checks import Whole
 from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked.chunks import Table, best_words
 from kerasmem.graph.channels.tied import Tied
@@ -76,12 +76,10 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
             logit_soft_cap = logit_soft_cap or getattr(
                 embedding_or_units, "logit_soft_cap", None
             )
-        elif type(embedding_or_units) is int and embedding_or_units > 0:
-            self.units = embedding_or_units
         else:
-            expected = "an Embedding, a backbone with one, or a number of words"
-            name = "embedding_or_units"
-            raise invalid("ChunkedVocabulary", name, self._told_by, expected)
+            what = "an Embedding, a backbone with one, or a number of words"
+            rule, name = Whole(1, what=what), "embedding_or_units"
+            self.units = rule.check("ChunkedVocabulary", name, self._told_by)
         words = self.units or self.embedding.input_dim
         if top_k is not None:
             top_k = Whole(1, words).check("ChunkedVocabulary", "top_k", top_k)
