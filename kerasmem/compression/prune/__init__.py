@@ -18,7 +18,7 @@ from kerasmem.compression.prune.schedules import (
     final_sparsity,
 )
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.errors import ConfigError
 
 ERDOS_RENYI, ERDOS_RENYI_KERNEL = "erdos_renyi", "erdos_renyi_kernel"
 SCOPES = ("layer", "global", ERDOS_RENYI, ERDOS_RENYI_KERNEL)
@@ -239,5 +239,4 @@ __all__ = [
     "RigL",
     "Schedule",
     "Splicing",
-    "did_you_mean",
 ]

@@ -41,8 +41,8 @@ class Schedule(Config, abc.ABC):
     """
 
     _: KW_ONLY
-    begin: float = 0.0
-    end: float | None = 0.5
+    begin: Annotated[float, Real()] = 0.0
+    end: Annotated[float, Real()] | None = 0.5
     every: Annotated[float, Real(above=0)] | None = None
     unit: Annotated[str, UNITS] = "share"
 

@@ -93,7 +93,7 @@ def quantization_aware(
             tensors that `ranges` are of.
 
     Example:
-        >>> import kerasmem as km
+        >>> import keras, kerasmem as km
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
         >>> model.compile("sgd", "mse")
         >>> aware = km.quantization_aware(model, km.Quantize("int8"), activations=True)
