@@ -159,8 +159,8 @@ class ByPattern:
         for pair in pairs:
             is_list = isinstance(pair, Sequence) and not isinstance(pair, str)
             if not is_list or len(pair) != 2:
-                expected = "pairs of a regular expression and a number"
-                raise invalid(owner, name, pair, expected)
+                valid = "pairs of a regular expression and a number"
+                raise invalid(owner, name, pair, valid)
             _check_regular_expression(owner, name, pair[0])
         return tuple(
             (pattern, self.rule.check(owner, f"{name}[{pattern!r}]", number))
@@ -185,8 +185,8 @@ def _check_regular_expression(owner: str, name: str, pattern: Any) -> None:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
-        expected = f"a list of regular expressions ({error})"
-        raise invalid(owner, name, pattern, expected) from error
+        valid = f"a list of regular expressions ({error})"
+        raise invalid(owner, name, pattern, valid) from error
 
 
 PATTERNS = RegularExpressions()
@@ -218,21 +218,19 @@ def rules_of(cls: Any) -> dict[str, tuple[Any, Any, bool]]:
     return {name: rule_of(hints[name]) for name in names}
 
 
-def check_fields(config: Any, owner: str = "") -> None:
-    """Check every field of a dataclass by the rule in its annotation.
+class Checked:
+    """The base of a dataclass whose fields are checked by their annotations.
 
     A field becomes the value that its rule returns. Fields without a rule are not
     checked, and neither is None where the annotation allows it.
 
-    Args:
-        config: An object of the dataclass.
-        owner: Name of the class or function, for messages (default: the class).
-
     Raises:
         ConfigError: if a value is invalid.
     """
-    owner = owner or type(config).__name__
-    for name, (_, rule, is_optional) in rules_of(type(config)).items():
-        value = getattr(config, name)
-        if rule is not None and not (is_optional and value is None):
-            object.__setattr__(config, name, rule.check(owner, name, value))
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        for name, (_, rule, is_optional) in rules_of(type(self)).items():
+            value = getattr(self, name)
+            if rule is not None and not (is_optional and value is None):
+                object.__setattr__(self, name, rule.check(owner, name, value))

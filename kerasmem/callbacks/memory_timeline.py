@@ -315,5 +315,5 @@ def _cut_short(window: _Window, wanted: range) -> str:
 
 def _check(steps: range) -> None:
     if not isinstance(steps, range) or steps.step != 1 or not steps or steps[0] < 0:
-        expected = "a range of steps of the whole fit from 0, such as range(2, 5)"
-        raise invalid("MemoryTimeline", "steps", steps, expected)
+        valid = "a range of steps of the whole fit from 0, such as range(2, 5)"
+        raise invalid("MemoryTimeline", "steps", steps, valid)

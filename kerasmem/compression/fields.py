@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kerasmem.checks import OneOf, check_fields, invalid, rules_of
+from kerasmem.checks import Checked, OneOf, invalid, rules_of
 from kerasmem.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """A frozen choice that checks itself, and becomes plain data under its name.
 
     Attributes:
@@ -39,9 +39,6 @@ class Config:
                     f"{', '.join(known)}. Received: {name}={arguments[name]!r}."
                 )
             return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def to_json(self) -> dict[str, Any]:
         """Serialize the config to plain data; `from_tagged` reads it back.
@@ -131,5 +128,5 @@ def nested(owner: str, field: str, cls: type, value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return built(cls, value, f"The {field} of {owner}")
-    expected = f"a km.{cls.__name__}, or a dict of its fields"
-    raise invalid(owner, field, value, expected)
+    valid = f"a km.{cls.__name__}, or a dict of its fields"
+    raise invalid(owner, field, value, valid)

@@ -113,8 +113,8 @@ def checked(
     """Return the scheme, the one that suits the weights of `model` if it is None."""
     check_built(model)
     if Path(path).suffix not in (_LITERT, _ONNX):
-        expected = "a file that ends in .tflite or .onnx"
-        raise invalid("export", "path", str(path), expected)
+        valid = "a file that ends in .tflite or .onnx"
+        raise invalid("export", "path", str(path), valid)
     OneOf((None, *TOLERANCES)).check("export", "scheme", scheme)
     if batch_size is not None:
         Whole(1).check("export", "batch_size", batch_size)

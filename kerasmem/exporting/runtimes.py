@@ -143,8 +143,8 @@ def _checked(model: Any, batch_sizes: Sequence[int]) -> tuple[int, ...]:
             "that it was made of, or km.dequantize(model)."
         )
     if not isinstance(batch_sizes, Sequence) or not batch_sizes:
-        expected = "a list of whole numbers from 1"
-        raise invalid("compare_runtimes", "batch_sizes", batch_sizes, expected)
+        valid = "a list of whole numbers from 1"
+        raise invalid("compare_runtimes", "batch_sizes", batch_sizes, valid)
     rule = Whole(1)
     sizes = {rule.check("compare_runtimes", "batch_sizes", n) for n in batch_sizes}
     return tuple(sorted(sizes))

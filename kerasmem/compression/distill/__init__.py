@@ -86,8 +86,8 @@ class Distill(Technique):
             "<model "
         )
         if is_name_alone or not isinstance(self.teacher, (str, Path, keras.Model)):
-            expected = '"original", the path of a saved model, or a keras.Model'
-            raise invalid("Distill", "teacher", self.teacher, expected)
+            valid = '"original", the path of a saved model, or a keras.Model'
+            raise invalid("Distill", "teacher", self.teacher, valid)
         losses = (Logits(),) if self.losses is None else as_losses(self.losses)
         self._set("losses", losses)
 

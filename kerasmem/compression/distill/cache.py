@@ -17,14 +17,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from kerasmem.checks import InstanceOf, Whole, check_fields, invalid
+from kerasmem.checks import Checked, InstanceOf, Whole, invalid
 from kerasmem.errors import DataError, InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records.regular import open_regular, read_json_file
 
 
 @dataclass(frozen=True)
-class Cache:
+class Cache(Checked):
     """A cache of the teacher's outputs on disk: the teacher runs once per sample.
 
     Args:
@@ -50,7 +50,7 @@ class Cache:
     batch_size: Annotated[int, Whole(1)] = 256
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if not str(self.folder):
             raise invalid("Cache", "folder", self.folder, "the path of a folder")
 

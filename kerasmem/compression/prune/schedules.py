@@ -290,8 +290,8 @@ def as_schedule(schedule: Any) -> Schedule:
     kind = type(schedule)
     if kind.__module__.startswith(_TFMOT) and kind.__name__ in _KINDS:
         return _from_tfmot(schedule)
-    expected = "a schedule of kerasmem or of tensorflow_model_optimization"
-    raise invalid("Prune", "schedule", schedule, expected)
+    valid = "a schedule of kerasmem or of tensorflow_model_optimization"
+    raise invalid("Prune", "schedule", schedule, valid)
 
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
-from kerasmem.checks import Patterns, Real, Whole, check_fields
+from kerasmem.checks import Checked, Patterns, Real, Whole
 from kerasmem.compression.fields import nested
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
@@ -20,7 +20,7 @@ METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Checked):
     """The calibration that chooses ranges of activations for `Quantize("int8-static")`.
 
     Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi,
@@ -53,9 +53,6 @@ class Calibration:
     decay: Annotated[float, Real(least=0, below=1)] = 0.9
     samples: Annotated[int, Whole(1)] = 512
     batch_size: Annotated[int, Whole(1)] = 32
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ class Target:
         if limits is None:
             return cls({})
         if not isinstance(limits, Mapping) or not limits:
-            expected = f"a dict of limits on some of {', '.join(COSTS)}"
-            raise invalid("compress", "target", limits, expected)
+            valid = f"a dict of limits on some of {', '.join(COSTS)}"
+            raise invalid("compress", "target", limits, valid)
         return cls({name: _limit(name, value) for name, value in limits.items()})
 
     @property

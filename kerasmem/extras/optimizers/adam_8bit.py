@@ -141,6 +141,6 @@ def _check_amsgrad(amsgrad: Any) -> None:
 def _checked_patterns(patterns: Any) -> tuple[str, ...]:
     """Return regular expressions as a tuple, or raise ConfigError."""
     if isinstance(patterns, str):
-        expected = "a list of regular expressions"
-        raise invalid("Adam8bit", "full_precision", patterns, expected)
+        valid = "a list of regular expressions"
+        raise invalid("Adam8bit", "full_precision", patterns, valid)
     return PATTERNS.check("Adam8bit", "full_precision", patterns)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from kerasmem.checks import Real, Whole, check_fields, invalid
+from kerasmem.checks import Checked, Real, Whole, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
@@ -39,7 +39,7 @@ def rounded(size: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolPolicy:
+class PoolPolicy(Checked):
     """The policy of a memory pool: its limit, its growth and its fragmentation.
 
     Args:
@@ -66,9 +66,6 @@ class PoolPolicy:
     garbage_collection: bool = True
     fragmentation_fraction: Annotated[float, Real(least=0, most=1)] = 0.0
     device_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def most_bytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from kerasmem.backends import current
 from kerasmem.backends.recompute import Function, Store
-from kerasmem.checks import PATTERNS, OneOf, Whole, check_fields
+from kerasmem.checks import PATTERNS, Checked, OneOf, Whole
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
@@ -28,7 +28,7 @@ _NAME = "compress_activations"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ActivationCompression(Checked):
     """What a user chose.
 
     Args:
@@ -40,9 +40,6 @@ class Settings:
     include: Annotated[Any, PATTERNS] | None
     exclude: Annotated[Any, PATTERNS]
     seed: Annotated[int, Whole(0)]
-
-    def __post_init__(self) -> None:
-        check_fields(self, "compress_activations")
 
     def chosen(self, operation: Any) -> bool:
         """Return whether the layer or operation is compressed."""
@@ -129,7 +126,7 @@ def compress_activations(
             f"{type(model).__name__} {model.name!r}, a subclassed model. Next: write "
             "it with keras.Input and keras.Model, or compress a model inside of it."
         )
-    settings = Settings(include, exclude, seed)
+    settings = ActivationCompression(include, exclude, seed)
     settings.check(model)
     check_one_policy(model, _NAME)
     copy = same_draws(clone(model), model)
@@ -137,7 +134,7 @@ def compress_activations(
     return copy
 
 
-def compress_in_place(model: Any, settings: Settings) -> None:
+def compress_in_place(model: Any, settings: ActivationCompression) -> None:
     """Let `model` itself train with compressed activations from now on.
 
     Raises:
@@ -159,11 +156,11 @@ def default_policy(model: Any) -> ActivationPolicy:
     Raises:
         ModelError: if no activation is worth it.
     """
-    settings = Settings(None, (), 0)
+    settings = ActivationCompression(None, (), 0)
     return _policy(_plans(model, settings), settings)
 
 
-def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
+def _plans(model: Any, settings: ActivationCompression) -> list[GraphPlan]:
     plans = plan(model, settings.chosen, settings.seed)
     stores = [step.store for graph in plans for step in graph.steps]
     if not any(isinstance(store, PackedStore) and store.packed for store in stores):
@@ -175,7 +172,9 @@ def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
     return plans
 
 
-def _policy(plans: Sequence[GraphPlan], settings: Settings) -> ActivationPolicy:
+def _policy(
+    plans: Sequence[GraphPlan], settings: ActivationCompression
+) -> ActivationPolicy:
     segments = tuple(
         RecomputedSegment(step.segment.nodes, step.store.residuals)
         for graph in plans
@@ -190,14 +189,14 @@ def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
     compress_in_place(model, _settings_from(settings))
 
 
-def _settings_from(plain: Mapping[str, Any]) -> Settings:
+def _settings_from(plain: Mapping[str, Any]) -> ActivationCompression:
     # In another process tuples have become lists.
     include = plain["include"]
     included = None if include is None else tuple(include)
-    return Settings(included, tuple(plain["exclude"]), plain["seed"])
+    return ActivationCompression(included, tuple(plain["exclude"]), plain["seed"])
 
 
-def settings_of(model: Any) -> Settings:
+def settings_of(model: Any) -> ActivationCompression:
     """Return the settings that a model was compressed with.
 
     Raises:

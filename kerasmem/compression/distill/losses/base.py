@@ -215,6 +215,6 @@ def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:
         len(pair) != 2 or not all(isinstance(name, str) for name in pair)
         for pair in pairs
     ):
-        expected = "'auto', 'last', or pairs of a name in the teacher and the student"
-        raise invalid("a loss", "layers", layers, expected)
+        valid = "'auto', 'last', or pairs of a name in the teacher and the student"
+        raise invalid("a loss", "layers", layers, valid)
     return tuple((teacher, student) for teacher, student in pairs)
