@@ -190,10 +190,7 @@ def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
 
 
 def _settings_from(plain: Mapping[str, Any]) -> ActivationCompression:
-    # In another process tuples have become lists.
-    include = plain["include"]
-    included = None if include is None else tuple(include)
-    return ActivationCompression(included, tuple(plain["exclude"]), plain["seed"])
+    return ActivationCompression(plain["include"], plain["exclude"], plain["seed"])
 
 
 def settings_of(model: Any) -> ActivationCompression:
