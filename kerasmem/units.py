@@ -6,6 +6,7 @@ The binary prefix is used throughout: 1 KiB = 1024 bytes.
 import re
 from decimal import Decimal
 
+from kerasmem.checks import Whole
 from kerasmem.errors import ConfigError
 
 KIB = 1024
@@ -14,6 +15,7 @@ GIB = 1024**3
 
 _FACTORS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
 _MOST_BYTES = 1 << 63
+_BYTES = Whole(0, _MOST_BYTES - 1)
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -71,24 +73,17 @@ def parse_bytes(size: int | str) -> int:
         >>> parse_bytes("1.5 KiB")
         1536
     """
-    if isinstance(size, int) and not isinstance(size, bool):
-        return _checked(size)
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if not isinstance(size, str):
+        return _BYTES.check("parse_bytes", "size", size)
+    match = _SIZE.fullmatch(size)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ConfigError(
             "A size is a number of bytes or a text with one of the units B, KiB, MiB, "
             f"GiB, TiB, such as '8GiB'. Received: size={size!r}."
         )
-    return _checked(round(min(float(match[1]), _MOST_BYTES) * factor))
-
-
-def _checked(size: int) -> int:
-    if not 0 <= size < _MOST_BYTES:
-        raise ConfigError(
-            f"A size cannot be negative, or 2^63 and more. Received: size={size}."
-        )
-    return size
+    size = round(min(float(match[1]), _MOST_BYTES) * factor)
+    return _BYTES.check("parse_bytes", "size", size)
 
 
 def to_mib(size: int) -> float:

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 
 from kerasmem.callbacks.attachment import AttachedCallback
+from kerasmem.checks import OneOf, Real
 from kerasmem.compression.channels.penalty import PENALTIES, ChannelPenalty
-from kerasmem.errors import ConfigError
 
 
 class ChannelSparsity(AttachedCallback):
@@ -45,17 +45,8 @@ class ChannelSparsity(AttachedCallback):
 
     def __init__(self, strength: float = 1e-4, *, penalty: str = "group_lasso") -> None:
         super().__init__()
-        is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
-        if not is_number or not 0 < strength < float("inf"):
-            raise ConfigError(
-                "The strength of ChannelSparsity is a number above 0. Received: "
-                f"strength={strength!r}."
-            )
-        if penalty not in PENALTIES:
-            raise ConfigError(
-                f"The penalty of ChannelSparsity is one of {', '.join(PENALTIES)}. "
-                f"Received: penalty={penalty!r}."
-            )
+        Real(above=0).check("ChannelSparsity", "strength", strength)
+        OneOf(tuple(PENALTIES)).check("ChannelSparsity", "penalty", penalty)
         self._strength = strength
         self._kind = penalty
         self._penalty: ChannelPenalty | None = None

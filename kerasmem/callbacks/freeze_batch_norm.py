@@ -1,14 +1,13 @@
 """BatchNormalization that ends its training as inference will compute it."""
 
 from contextlib import ExitStack
-from numbers import Real
 from typing import Any
 
 import keras
 
 from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.callbacks.attachment import AttachedCallback
-from kerasmem.errors import ConfigError
+from kerasmem.checks import Real
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import own_graph, sublayers
 
@@ -37,12 +36,7 @@ class FreezeBatchNorm(AttachedCallback):
 
     def __init__(self, after: float = 0.5) -> None:
         super().__init__()
-        is_number = isinstance(after, Real) and not isinstance(after, bool)
-        if not is_number or not 0 <= after <= 1:
-            raise ConfigError(
-                "The share of epochs before FreezeBatchNorm freezes is a number, 0 to "
-                f"1. Received: after={after!r}."
-            )
+        Real(least=0, most=1).check("FreezeBatchNorm", "after", after)
         self._after = after
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -16,7 +16,7 @@ from kerasmem.callbacks.gradient_signs import LearningRate, learning_rate
 from kerasmem.callbacks.gradient_tally import GradientReading, GradientTally
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
 from kerasmem.callbacks.validation_gap import ValidationGap
-from kerasmem.errors import ConfigError
+from kerasmem.checks import Whole
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import Finding, GradientRecord, Run
 from kerasmem.report.plots import Plot, panels_plot
@@ -99,11 +99,7 @@ class GradientMonitor(AttachedCallback):
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ConfigError(
-                "`every` is a number of updates from 1; use per_variable=False for "
-                f"no per-variable statistics. Received: every={every!r}."
-            )
+        every = Whole(1).check("GradientMonitor", "every", every)
         self.records: list[GradientRecord] = []
         self.findings: list[Finding] = []
         self._every = every if per_variable else 0

@@ -15,7 +15,8 @@ from kerasmem import backends
 from kerasmem.callbacks.attachment import is_fitting, is_running
 from kerasmem.callbacks.leak_watch import LeakWatch, figures
 from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
-from kerasmem.errors import ConfigError, KerasMemWarning
+from kerasmem.checks import Whole
+from kerasmem.errors import KerasMemWarning
 from kerasmem.memory.peaks import MemoryReader, Phase
 from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
 from kerasmem.processes.host import host_peak
@@ -323,9 +324,5 @@ def _interval(every: str | int) -> int | None:
         return None
     if every == "batch":
         return 1
-    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return every
-    raise ConfigError(
-        "`every` is 'epoch', 'batch' or a number of batches from 1. Received: "
-        f"every={every!r}."
-    )
+    rule = Whole(1, what="'epoch', 'batch' or a number of batches")
+    return rule.check("MemoryMonitor", "every", every)

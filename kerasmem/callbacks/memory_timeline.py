@@ -11,7 +11,8 @@ import keras
 from kerasmem import backends
 from kerasmem.callbacks.attachment import is_fitting
 from kerasmem.callbacks.run_log import Guard, RunLog
-from kerasmem.errors import ConfigError, ProfilerUnavailableError
+from kerasmem.checks import invalid
+from kerasmem.errors import ProfilerUnavailableError
 from kerasmem.files.run_dir import run_name
 from kerasmem.files.timelines import add_timelines
 from kerasmem.memory.timeline import timelines, watched, watched_again
@@ -314,7 +315,5 @@ def _cut_short(window: _Window, wanted: range) -> str:
 
 def _check(steps: range) -> None:
     if not isinstance(steps, range) or steps.step != 1 or not steps or steps[0] < 0:
-        raise ConfigError(
-            "`steps` is a range of training steps, counted from 0 over the whole fit, "
-            f"such as range(2, 5). Received: steps={steps!r}."
-        )
+        valid = "a range of steps of the whole fit from 0, such as range(2, 5)"
+        raise invalid("MemoryTimeline", "steps", steps, valid)

@@ -12,6 +12,7 @@ from kerasmem.callbacks.attachment import (
 )
 from kerasmem.callbacks.pruning_places import Loop, Places
 from kerasmem.callbacks.run_log import warn
+from kerasmem.checks import InstanceOf
 from kerasmem.compression.prune import CRITERIA, INPUTS, Prune
 from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.errors import ConfigError, ModelError
@@ -96,10 +97,8 @@ class Pruning(AttachedCallback):
 
     def __init__(self, prune: Prune, *, data: Any = None) -> None:
         super().__init__()
-        if not isinstance(prune, Prune):
-            raise ConfigError(
-                f"Pruning takes a Prune, such as Prune(0.8). Received: prune={prune!r}."
-            )
+        rule = InstanceOf(Prune, "a Prune, such as Prune(0.8)")
+        rule.check("Pruning", "prune", prune)
         if CRITERIA[prune.criterion] == INPUTS and data is None:
             raise ConfigError(
                 f"The criterion {prune.criterion!r} looks at what goes into layers: "

@@ -14,9 +14,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
+from kerasmem.checks import PATTERNS, Whole, rules_of
 from kerasmem.cli.command import Option, at_least, checked, option, seconds
 from kerasmem.compression.channels import PruneChannels
-from kerasmem.compression.fields import PATTERNS, Whole, rules_of
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize.config import Quantize
 from kerasmem.compression.technique import Technique

@@ -13,8 +13,8 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
+from kerasmem.checks import Whole
 from kerasmem.compression.chain import Chain, Outcome
-from kerasmem.compression.fields import check_whole
 from kerasmem.compression.file_to_file import WantsMemoryError, compress_file
 from kerasmem.compression.hub_preset import compress_preset
 from kerasmem.compression.hub_preset_files import check_written
@@ -55,7 +55,8 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.preset import is_preset
-from kerasmem.files.save import Coding, check_coding
+from kerasmem.files.save import Coding
+from kerasmem.files.weights import CODINGS
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import warn_if_unfit
@@ -192,10 +193,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     epochs = job.epochs if fine_tune_epochs is None else fine_tune_epochs
     check_written(model_or_path, output, coding)
     coding = coding or job.coding
-    check_whole("fine_tune_epochs", epochs, 0)
+    Whole(0).check("compress", "fine_tune_epochs", epochs)
     job.check(data, validation_data, epochs)
     check_max_drop(max_drop, validation_data)
-    check_coding(coding)
+    CODINGS.check("compress", "coding", coding)
     asks = {"data": data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from kerasmem.checks import OneOf
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune import apply as prune
@@ -73,11 +74,7 @@ def job_by_file(
     Raises:
         ConfigError: if it should and cannot.
     """
-    if low_memory not in (None, True, False):
-        raise ConfigError(
-            "low_memory is True, False or None for what suits. Received: "
-            f"low_memory={low_memory!r}."
-        )
+    OneOf((None, True, False)).check("compress", "low_memory", low_memory)
     if low_memory is False or (low_memory is None and output is None):
         return None
     asked = [name for name, value in asks.items() if value is not None]

@@ -1,13 +1,14 @@
 """Whether a compressed model still does its job."""
 
+import math
 import re
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import keras
 import numpy as np
 
+from kerasmem.checks import Real
 from kerasmem.errors import AccuracyDropError, ConfigError
 from kerasmem.files.data import is_array_data, sample_count
 from kerasmem.files.data.forms import first_samples
@@ -43,10 +44,8 @@ def check_max_drop(max_drop: float | None, validation_data: Any) -> None:
     """
     if max_drop is None:
         return
-    if not isinstance(max_drop, Real) or not max_drop >= 0:
-        raise ConfigError(
-            f"max_drop is a difference of 0 or more. Received: max_drop={max_drop!r}."
-        )
+    if max_drop != math.inf:
+        Real(least=0).check("compress", "max_drop", max_drop)
     if validation_data is None:
         raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
 

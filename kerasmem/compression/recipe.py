@@ -142,7 +142,7 @@ def from_json(config: dict[str, Any]) -> Technique:
         >>> from_json({"technique": "quantize", "scheme": "int8"}).scheme
         'int8'
     """
-    return from_tagged("A technique", TECHNIQUES, config, "technique")
+    return from_tagged(TECHNIQUES, config, "technique")
 
 
 _MOST_BYTES, _MOST_STEPS = 1 << 18, 1000

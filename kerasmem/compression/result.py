@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kerasmem.checks import OneOf
 from kerasmem.compression.account import notable_first
 from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
 from kerasmem.compression.measure import Timing
 from kerasmem.compression.quantize.keras_form import keras_int8
 from kerasmem.compression.written import WrittenFile
-from kerasmem.errors import ConfigError
 from kerasmem.files.save import Coding, save_model
 from kerasmem.optional import feature
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
@@ -20,12 +20,6 @@ SAMPLES = 4
 """Most samples that `export` compares the file and its model on."""
 
 FORMATS = ("kerasmem", "keras")
-
-
-def check_format(name: Any) -> None:
-    """Raise `ConfigError` if there is no such format."""
-    if name not in FORMATS:
-        raise ConfigError(f"format is one of {FORMATS}. Received: format={name!r}.")
 
 
 class CompressionResult:
@@ -160,7 +154,7 @@ class CompressionResult:
             OutputError: if the file cannot be written.
         """
         path = Path(path)
-        check_format(format)
+        OneOf(FORMATS).check("CompressionResult.save", "format", format)
         if format == "keras":
             save_model(keras_int8(self.model), path, coding=self.coding)
             return

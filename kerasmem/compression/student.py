@@ -14,8 +14,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.checks import Real
 from kerasmem.compression.channels import PruneChannels
-from kerasmem.compression.fields import Real
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.arguments import (
@@ -28,8 +28,6 @@ from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import last_uses, listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
-
-_SHARE = "A student keeps a share of its teacher: its {}"
 
 
 def make_student(
@@ -78,10 +76,10 @@ def make_student(
         )
     if ratio is not None:
         interval = Real(above=0, below=1) if depth is None else Real(above=0, most=1)
-        interval.check(_SHARE.format("ratio"), "ratio", ratio)
+        interval.check("make_student", "ratio", ratio)
     student = teacher
     if depth is not None:
-        Real(least=0, below=1).check(_SHARE.format("depth"), "depth", depth)
+        Real(least=0, below=1).check("make_student", "depth", depth)
         student = _less_deep(student, depth)
     if ratio is not None and ratio < 1:
         student, _ = apply_technique(PruneChannels(1 - ratio, of=of), student)

@@ -12,6 +12,7 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument, to_litert, to_onnx
+from kerasmem.checks import OneOf, Whole, invalid
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.errors import ConfigError, DataError
@@ -112,20 +113,11 @@ def checked(
     """Return the scheme, the one that suits the weights of `model` if it is None."""
     check_built(model)
     if Path(path).suffix not in (_LITERT, _ONNX):
-        raise ConfigError(
-            "A model is exported to a file that ends in .tflite or .onnx. "
-            f"Received: path={str(path)!r}."
-        )
-    if scheme is not None and scheme not in TOLERANCES:
-        raise ConfigError(
-            f"The scheme of an export is one of {', '.join(TOLERANCES)}. "
-            f"Received: scheme={scheme!r}."
-        )
-    is_count = isinstance(batch_size, int) and batch_size >= 1
-    if batch_size is not None and not is_count:
-        raise ConfigError(
-            f"batch_size is 1 or more, or None. Received: batch_size={batch_size!r}."
-        )
+        valid = "a file that ends in .tflite or .onnx"
+        raise invalid("export", "path", str(path), valid)
+    OneOf((None, *TOLERANCES)).check("export", "scheme", scheme)
+    if batch_size is not None:
+        Whole(1).check("export", "batch_size", batch_size)
     if is_onnx(path):
         return _checked_for_onnx(model, scheme)
     if (scheme or STATIC) != STATIC and is_integer(model):

@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from kerasmem.backends import device_kind
+from kerasmem.checks import Whole, invalid
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
@@ -83,12 +84,13 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
         >>> compare_runtimes(model, batch_sizes=[0])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        kerasmem.errors.ConfigError: batch_sizes are whole numbers from 1, ...
+        kerasmem.errors.ConfigError: The argument `batch_sizes` of compare_runtimes ...
         >>> found = compare_runtimes(model, batch_sizes=[1])  # doctest: +SKIP
         >>> print(found.advice[0].sentence)  # doctest: +SKIP
         Fastest, batch of 1: LiteRT, float, 0.004 ms (Keras, as it is: 0.6 ms).
     """
-    sizes = _checked(model, batch_sizes, threads)
+    sizes = _checked(model, batch_sizes)
+    threads = Whole(1).check("compare_runtimes", "threads", threads)
     if data is not None:
         check_data(model, data)
         data = in_fixed_batches(needed_batch(model, data, sizes[-1]), data)
@@ -130,7 +132,7 @@ def _say(message: str) -> None:
     console.print(message, markup=False, soft_wrap=True)
 
 
-def _checked(model: Any, batch_sizes: Sequence[int], threads: int) -> tuple[int, ...]:
+def _checked(model: Any, batch_sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the batch sizes, each once, in ascending order."""
     check_built(model)
     is_integer = any(isinstance(layer, IntegerLayer) for layer in sublayers(model))
@@ -140,19 +142,12 @@ def _checked(model: Any, batch_sizes: Sequence[int], threads: int) -> tuple[int,
             f"{model.name!r}, which has weights in fewer bits. Next: hand in the model "
             "that it was made of, or km.dequantize(model)."
         )
-    for name, values in {"batch_sizes": batch_sizes, "threads": [threads]}.items():
-        is_list = isinstance(values, Sequence) and len(values) > 0
-        if not is_list or not all(_is_count(value) for value in values):
-            received = threads if name == "threads" else batch_sizes
-            raise ConfigError(
-                "batch_sizes are whole numbers from 1, at least one, and threads is "
-                f"one. Received: {name}={received!r}."
-            )
-    return tuple(sorted(set(batch_sizes)))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not isinstance(batch_sizes, Sequence) or not batch_sizes:
+        valid = "a list of whole numbers from 1"
+        raise invalid("compare_runtimes", "batch_sizes", batch_sizes, valid)
+    rule = Whole(1)
+    sizes = {rule.check("compare_runtimes", "batch_sizes", n) for n in batch_sizes}
+    return tuple(sorted(sizes))
 
 
 def _batch(model: Any, data: Any, size: int, input_shape: Any) -> Arrays:

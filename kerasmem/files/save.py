@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from weakref import WeakSet
 
 import keras
@@ -31,15 +31,16 @@ from kerasmem.backends.lazy import (
 )
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.backends.seeding import generators_kept
-from kerasmem.errors import ConfigError, OutputError, as_received
+from kerasmem.checks import invalid
+from kerasmem.errors import OutputError
 from kerasmem.files.archive import OPTIMIZER
 from kerasmem.files.atomic import replacing
 from kerasmem.files.load import first_reason
 from kerasmem.files.memory_map import nothing, skeleton
-from kerasmem.files.weights import Coding, same_bits
+from kerasmem.files.weights import CODINGS, Coding, same_bits
 from kerasmem.files.write import WrittenModel, check_written, write_model
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.layers import MODEL, own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
 
@@ -87,16 +88,10 @@ def save_model(
         True
     """
     path = Path(path)
-    if not isinstance(model, keras.Model):
-        raise ConfigError(
-            f"Expected a keras.Model. Received: model={as_received(model)}."
-        )
+    MODEL.check("save_model", "model", model)
     if path.suffix != ".keras":
-        raise ConfigError(
-            "A model is saved as a file that ends in .keras. "
-            f"Received: path={str(path)!r}."
-        )
-    check_coding(coding)
+        raise invalid("save_model", "path", str(path), "a file that ends in .keras")
+    CODINGS.check("save_model", "coding", coding)
     with replacing(path) as file:
         made = write_model(model, file, coding, include_optimizer=include_optimizer)
         check(model, file, made)
@@ -116,14 +111,6 @@ def check(model: Any, path: Path, written: WrittenModel) -> None:
     """
     check_written(path, written)
     check_opens(model, path, written)
-
-
-def check_coding(coding: Any) -> None:
-    """Raise `ConfigError` if there is no such coding."""
-    if coding not in get_args(Coding):
-        raise ConfigError(
-            f"coding is one of {get_args(Coding)}. Received: coding={coding!r}."
-        )
 
 
 _OPENED: WeakSet[type] = WeakSet()

@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import h5py
 import ml_dtypes
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
+from kerasmem.checks import OneOf
 from kerasmem.errors import ModelFileError
 from kerasmem.files.chunks import (
     MOST_UNSTORED_BYTES,
@@ -50,6 +51,7 @@ from kerasmem.files.entries import Threads
 from kerasmem.stages import Progress
 
 Coding = Literal["deflate", "entropy", "stored"]
+CODINGS = OneOf(get_args(Coding))
 
 _COMPARED_BYTES = 1 << 18
 _CODED_AHEAD = 2

@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.errors import ConfigError, ModelError, as_received
+from kerasmem.checks import InstanceOf
+from kerasmem.errors import ModelError
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.values import nbytes
 
@@ -126,6 +127,8 @@ def _blocks_and_models(
             found.setdefault(id(block), (block, models))
     return list(found.values())
 
+
+MODEL = InstanceOf(keras.Model, "a keras.Model")
 
 _ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator")
 """Layers without weights that KerasHub's preprocessors create on their first use."""
@@ -347,10 +350,7 @@ def check_built(model: Any) -> None:
         ConfigError: if it is no `keras.Model`.
         ModelError: if it has no weights yet.
     """
-    if not isinstance(model, keras.Model):
-        raise ConfigError(
-            f"Expected a keras.Model. Received: model={as_received(model)}."
-        )
+    MODEL.check("kerasmem", "model", model)
     if not (model.built or has_weights(model)):
         raise ModelError(
             f"The model {model.name!r} has no weights yet. Build it first: call it on "

@@ -16,12 +16,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.checks import Whole
 from kerasmem.errors import DataError, ModelError, OutputError
 from kerasmem.files.atomic import held, writing
 from kerasmem.files.data.forms import inputs_from, length_of
 from kerasmem.files.data.source import check_ends
 from kerasmem.graph.values import model_digest
-from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.memory.fit.notices import stateful_layers
 from kerasmem.records.regular import open_regular
 
@@ -85,7 +85,7 @@ def predict(
         ...     km.predict(model, np.zeros((100, 2), "float32"), output=path).shape
         (100, 3)
     """
-    check_batch_size(batch_size)
+    batch_size = Whole(1).check("predict", "batch_size", batch_size)
     check_ends(data, "the prediction")
     with ExitStack() as stack:
         part = _Part(model, Path(output), stack)

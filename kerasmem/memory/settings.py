@@ -6,6 +6,7 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.device import ALLOCATORS, Settings
+from kerasmem.checks import OneOf
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory.card import count_cards, own_bytes, read_card
 from kerasmem.records import CardStatus, DeviceStatus
@@ -27,21 +28,15 @@ def _wanted(
             f"A card cannot be used with so little. Expected: a limit of at least 1 "
             f"MiB. Received: limit={limit!r}."
         )
-    for name, value in (("growth", growth), ("preallocate", preallocate)):
-        if value is not None and not isinstance(value, bool):
-            raise ConfigError(
-                f"`{name}` is True, False or None. Received: {name}={value!r}."
-            )
+    OneOf((None, True, False)).check("configure", "growth", growth)
+    OneOf((None, True, False)).check("configure", "preallocate", preallocate)
     if growth is not None and growth == preallocate:
         raise ConfigError(
             "Memory that grows is not taken at the start. Expected: one of `growth` "
             "and `preallocate`, or opposite values. Received: "
             f"{growth=}, {preallocate=}."
         )
-    if allocator is not None and allocator not in ALLOCATORS:
-        raise ConfigError(
-            f"`allocator` is one of {list(ALLOCATORS)}. Received: {allocator=}."
-        )
+    OneOf((None, *ALLOCATORS)).check("configure", "allocator", allocator)
     wanted = Settings(
         limit_bytes=limit_bytes,
         growth=growth if preallocate is None else not preallocate,

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.checks import OneOf
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
@@ -175,10 +176,7 @@ def narrow_weights(model: Any, dtype: str = "float32") -> Any:
         >>> narrow_weights(model).layers[0].kernel.dtype
         'float32'
     """
-    if dtype not in {"float32", "bfloat16", "float16"}:
-        raise ConfigError(
-            f"`dtype` is 'float32', 'bfloat16' or 'float16'. Received: {dtype=}."
-        )
+    OneOf(("float32", "bfloat16", "float16")).check("narrow_weights", "dtype", dtype)
     original = clone(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"

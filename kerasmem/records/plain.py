@@ -3,23 +3,12 @@
 import json
 import math
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from functools import cache, partial
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Self,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
+from kerasmem.checks import InstanceOf, Real, Whole, rule_of, rules_of
 from kerasmem.errors import InputError
 from kerasmem.units import MIB, format_bytes
 
@@ -30,10 +19,30 @@ _BYTES_A_VALUE, _MOST_DEPTH = 8, 200
 _ESCAPED_HALF = re.compile(r"\\u[dD]")
 """Of a character; without the other half nobody can write it to a file."""
 
-OrNaN = Annotated[float, "NaN"]
+_MOST_WHOLE = (1 << 53) - 1
+"""Pages count in floats, and add up several; memory of 8 PiB is not met."""
+
+_RULES = {str: InstanceOf(str, "a text"), int: Whole(0, _MOST_WHOLE), float: Real()}
+
+
+class _OrNaN:
+    def check(self, owner: str, name: str, value: Any) -> float:
+        # NaN is the one value that is not equal to itself.
+        is_missing = value is None or value != value
+        return math.nan if is_missing else _RULES[float].check(owner, name, value)
+
+
+class _AnyNumber:
+    def check(self, owner: str, name: str, value: Any) -> float:
+        # Not a whole number: one too large for its place is no number to NumPy.
+        is_float = isinstance(value, float)
+        return float(value if is_float else _RULES[float].check(owner, name, value))
+
+
+OrNaN = Annotated[float, _OrNaN()]
 """A number of a record that is NaN where there is none; JSON has null for it."""
 
-AnyNumber = Annotated[float, "any"]
+AnyNumber = Annotated[float, _AnyNumber()]
 """A number of a record that may be NaN or infinite, as Python writes them as JSON."""
 
 _Record = TypeVar("_Record")
@@ -120,7 +129,7 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
         InputError: if a field is missing, unknown or of another type.
     """
     readers = _readers(cls)
-    given = _checked(dict, cls.__name__, content)
+    given = _DICT.check(cls.__name__, "content", content)
     try:
         return cls(**{name: readers[name](value) for name, value in given.items()})
     except (KeyError, TypeError) as error:
@@ -157,95 +166,43 @@ def _fields(record: object) -> dict[str, Any]:
 
 @cache
 def _nullable(cls: Any) -> tuple[str, ...]:
-    hints = get_type_hints(cls, include_extras=True)
-    return tuple(name for name, kind in hints.items() if kind == OrNaN)
+    rules = rules_of(cls)
+    return tuple(name for name, rule in rules.items() if rule == rule_of(OrNaN))
 
 
 @cache
 def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
-    hints = get_type_hints(cls, include_extras=True)
-    names = [field.name for field in fields(cls) if field.init]
-    return {name: reader_of(hints[name], f"{cls.__name__}.{name}") for name in names}
+    rules = rules_of(cls)
+    return {name: reader_of(cls.__name__, name, rules[name]) for name in rules}
 
 
-def reader_of(kind: Any, name: str) -> Callable[[Any], Any]:
-    """Return what makes a value of a type of plain data, or raises `InputError`.
+def reader_of(
+    owner: str, name: str, rule: tuple[Any, Any, bool]
+) -> Callable[[Any], Any]:
+    """Return a function that checks and converts the plain data of one field.
+
+    It raises `InputError` for a value that the rule does not allow.
 
     Args:
-        kind: the type, as a field of a record is annotated; `Annotated` with the texts
-            that there are.
-        name: for the message.
+        owner: Name of the record, for messages.
+        name: Name of the field.
+        rule: As `rule_of` returns it.
     """
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind in _SCALARS:
-        return partial(_SCALARS[kind], name)
+    kind, own, is_optional = rule
+    if is_optional:
+        read = reader_of(owner, name, (kind, own, False))
+        return lambda value: None if value is None else read(value)
     if isinstance(kind, type) and is_dataclass(kind):
         return partial(record_from, kind)
-    if kind == OrNaN:
-        number = reader_of(float, name)
-        # NaN is the one value that is not equal to itself.
-        return lambda value: (
-            math.nan if value is None or value != value else number(value)
-        )
-    if kind == AnyNumber:
-        number = reader_of(float, name)
-        # Not a whole number: one too large for its place is no number to NumPy.
-        return lambda value: float(value if type(value) is float else number(value))
-    if origin is Annotated:
-        return partial(_one_of, inner[1], name)
-    if origin in (Union, UnionType):
-        (one,) = (part for part in inner if part is not NoneType)
-        read = reader_of(one, name)
-        return lambda value: None if value is None else read(value)
-    if origin is dict:
-        read = reader_of(inner[1], name)
+    if get_origin(kind) is dict:
+        read = reader_of(owner, name, rule_of(get_args(kind)[1]))
         return lambda value: {
-            key: read(each) for key, each in _checked(dict, name, value).items()
+            key: read(each) for key, each in _DICT.check(owner, name, value).items()
         }
-    read = reader_of(inner[0], name)
-    return lambda value: tuple(map(read, _checked(list, name, value)))
+    if get_origin(kind) is tuple:
+        read = reader_of(owner, name, rule_of(get_args(kind)[0]))
+        return lambda value: tuple(map(read, _LIST.check(owner, name, value)))
+    return partial((own or _RULES[kind]).check, owner, name)
 
 
-def _checked(kind: type, name: str, value: Any) -> Any:
-    if type(value) is not kind:
-        raise _wrong(name, value)
-    return value
-
-
-def _one_of(known: Sequence[str], name: str, value: Any) -> str:
-    if value in known:
-        return value
-    raise InputError(f"{name} is one of {', '.join(known)}. Received: {value!r}.")
-
-
-def _whole(name: str, value: Any) -> int:
-    if type(value) is int and 0 <= value < _MOST_WHOLE:
-        return value
-    raise _wrong(name, value)
-
-
-def _number(name: str, value: Any) -> float:
-    # Compared, a number too long for a float is no error, and NaN is refused.
-    if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST:
-        return value
-    raise _wrong(name, value)
-
-
-_LARGEST = sys.float_info.max
-_MOST_WHOLE = 1 << 53
-"""Pages count in floats, and add up several; memory of 8 PiB is not met."""
-
-_SCALARS: dict[Any, Callable[[str, Any], Any]] = {
-    bool: partial(_checked, bool),
-    str: partial(_checked, str),
-    int: _whole,
-    float: _number,
-}
-
-
-def _wrong(name: str, value: Any) -> InputError:
-    return InputError(
-        f"{name} cannot be that: a whole number is at least 0 and below 2^53, another "
-        "one finite, a text a text, and None stands only where something may be "
-        f"missing. Received: {type(value).__name__} {str(value)[:50]}."
-    )
+_DICT, _LIST = InstanceOf(dict, "a dict"), InstanceOf(list, "a list")

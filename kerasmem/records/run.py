@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Annotated
 
-from kerasmem.errors import InputError
 from kerasmem.records.plain import JsonRecord, OrNaN
 from kerasmem.records.post_mortem import PostMortem
 from kerasmem.records.timeline import Timeline
@@ -227,23 +226,8 @@ class Finding(JsonRecord):
     epoch: int
     layer: str | None
     monitor: str
-    severity: str = "warning"
+    severity: Annotated[str, SEVERITIES] = "warning"
     layers: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the finding that `to_json` made `line` of.
-
-        Raises:
-            InputError: if it is none, or its severity none of `SEVERITIES`.
-        """
-        found = super().from_json(text)
-        if found.severity not in SEVERITIES:
-            raise InputError(
-                f"A severity is one of {', '.join(SEVERITIES)}. Received: "
-                f"severity={found.severity[:50]!r}."
-            )
-        return found
 
 
 def gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

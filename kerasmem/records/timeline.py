@@ -7,8 +7,9 @@ allocation or the free of exactly one block.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
+from kerasmem.checks import rules_of
 from kerasmem.errors import InputError
 from kerasmem.records.plain import read_json, reader_of, record_from
 from kerasmem.units import MIB
@@ -181,13 +182,12 @@ class Timeline:
 
 def _blocks(texts: list[Any], columns: dict[str, Any]) -> tuple[Block, ...]:
     """Return the blocks that columns of plain data tell of."""
-    kinds = get_type_hints(Block, include_extras=True)
     read: list[Iterator[Any]] = []
-    for field in fields(Block):
-        column = columns[field.name]
-        if field.name in _TEXTS:
+    for name, rule in rules_of(Block).items():
+        column = columns[name]
+        if name in _TEXTS:
             column = [texts[index] for index in column]
-        read.append(map(reader_of(kinds[field.name], f"Block.{field.name}"), column))
+        read.append(map(reader_of("Block", name, rule), column))
     return tuple(Block(*row) for row in zip(*read, strict=True))
 
 

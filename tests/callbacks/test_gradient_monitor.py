@@ -757,5 +757,5 @@ def test_every_epoch_adds_a_line_that_reads_back(make_model, data, tmp_path):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("every", [0, -1, 2.0, True, "epoch"])
 def test_an_interval_that_is_no_number_of_updates_is_refused(every):
-    with pytest.raises(ConfigError, match=rf"from 1; .*Received: every={every!r}"):
+    with pytest.raises(ConfigError, match=rf"from 1. Received: every={every!r}"):
         GradientMonitor(every=every)

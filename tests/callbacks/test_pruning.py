@@ -175,5 +175,5 @@ def test_a_model_without_weights_is_an_error():
 
 
 def test_pruning_takes_a_prune():
-    with pytest.raises(ConfigError, match=r"takes a Prune, .* Received: prune=0.5"):
+    with pytest.raises(ConfigError, match=r"must be a Prune, .* Received: prune=0.5"):
         km.callbacks.Pruning(0.5)

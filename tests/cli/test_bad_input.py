@@ -262,7 +262,7 @@ def test_compressing_with_options_that_cannot_be(broken, refused, options, messa
         (
             "compress model.keras -o a.keras --prune-channels 0.5 "
             "--prune-channels-of chanels",
-            "The argument 'of' of PruneChannels must be one of channels, ",
+            "The argument `of` of PruneChannels must be one of channels, ",
         ),
         ("evaluate model.keras", "required: --data"),
         ("shrink model.keras", "invalid choice: 'shrink'"),

@@ -327,10 +327,13 @@ def test_bad_data_is_one_clear_error():
     [
         (
             {"method": "median"},
-            "'method' of Calibration must be one of .*'median'",
+            "`method` of Calibration must be one of .*'median'",
         ),
         ({"percentile": 50}, "above 50 and at most 100. Received: percentile=50"),
-        ({"decay": 1.0}, "decay of Calibration is at least 0 and below 1"),
+        (
+            {"decay": 1.0},
+            "at least 0 and less than 1. Received: decay=1.0",
+        ),
         ({"samples": 0}, "samples=0"),
         ({"batch_size": 0}, "batch_size=0"),
     ],

@@ -185,7 +185,7 @@ def test_a_model_of_integers_is_refused():
 def test_what_has_nothing_to_dequantize_is_an_error():
     with pytest.raises(ModelError, match="nothing to dequantize"):
         km.dequantize(chain((6,), L.Dense(4)))
-    with pytest.raises(ConfigError, match="Expected a keras.Model. Received"):
+    with pytest.raises(ConfigError, match="must be a keras.Model. Received"):
         km.dequantize("m.keras")
 
 

@@ -110,7 +110,7 @@ def test_a_loss_with_penalties_on_weights_judges_nothing(steps):
 
 @pytest.mark.one_backend
 def test_a_drop_that_is_no_number_is_one_clear_error():
-    with pytest.raises(ConfigError, match="0 or more. Received: max_drop='1%'"):
+    with pytest.raises(ConfigError, match="at least 0. Received: max_drop='1%'"):
         km.compress(chain((6,), L.Dense(1)), km.Quantize(), max_drop="1%")
 
 

@@ -86,7 +86,7 @@ def test_a_result_from_file_to_file_becomes_one_too(tmp_path):
     loaded = keras.models.load_model(tmp_path / "b.keras")
     assert loaded.layers[1].quantization_mode == "int8"
     np.testing.assert_allclose(to_numpy(loaded(X)), to_numpy(result.model(X)), 1e-5)
-    with pytest.raises(ConfigError, match="format is one of .*format='onnx'"):
+    with pytest.raises(ConfigError, match="must be one of keras.*format='onnx'"):
         result.save(tmp_path / "c.keras", format="onnx")
 
 

@@ -121,7 +121,7 @@ def test_a_sparsity_outside_of_0_to_1_is_an_error(sparsity):
         ({"scope": "model"}, "one of layer, global, .* Received: scope='model'"),
         ({"begin": 0.6, "end": 0.5}, "begin=0.6, end=0.5"),
         ({"end": 1.1}, "0 <= begin <= end <= 1"),
-        ({"exclude": ["("]}, r"Received: '\(', which is none"),
+        ({"exclude": ["("]}, r"regular expressions \(.* Received: exclude='\('"),
     ],
 )
 def test_bad_arguments_are_errors(arguments, text):

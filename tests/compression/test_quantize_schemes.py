@@ -368,7 +368,7 @@ def test_a_kernel_of_zeros_stays_one(scheme):
             {"granularity": "row"},
             "one of channel, tensor, group. Received: granularity",
         ),
-        ({"symmetric": "no"}, "symmetric' of Quantize must be one of True, False"),
+        ({"symmetric": "no"}, "symmetric` of Quantize must be one of True, False"),
         (
             {"granularity": "tensor", "group_size": 64},
             "for granularity='group' alone. Received: group_size=64",
@@ -382,7 +382,10 @@ def test_a_kernel_of_zeros_stays_one(scheme):
         ({"calibration": {"samples": 9}}, "for scheme='int8-static' alone.*samples=9"),
         ({"scheme": "int7"}, r"scheme='int7'. Did you mean 'int8'\?"),
         ({"group_size": 1}, "whole number from 2. Received: group_size=1"),
-        ({"exclude": "("}, "exclude of Quantize holds regular expressions"),
+        (
+            {"exclude": "("},
+            "`exclude` of Quantize must be a list of regular",
+        ),
         ({"scheme": "float16", "symmetric": False}, "'float16' has no scales"),
         (
             {"scheme": "int8-dynamic", "granularity": "group"},

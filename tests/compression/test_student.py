@@ -40,7 +40,7 @@ def test_a_student_has_the_weights_of_the_channels_it_keeps():
 @pytest.mark.one_backend
 @pytest.mark.parametrize("ratio", [0, 1, -1, "half", float("nan")])
 def test_a_ratio_out_of_range_is_refused(ratio):
-    with pytest.raises(ConfigError, match="keeps a share of its teacher"):
+    with pytest.raises(ConfigError, match="of make_student must be a number"):
         make_student(teacher_of(8), ratio)
 
 

@@ -516,12 +516,12 @@ def hostile(scale=1):
         ),
         "a dict as a list": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is a list of regular expressions",
+            "must be a list of regular expressions",
             text("bad.yaml", "- {technique: prune, sparsity: 0.5, scope: {a: b}}"),
         ),
         "10^23 bytes": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "2^63",
+            "to 9223372036854775807",
             text(
                 "bad.yaml",
                 "- {technique: quantize, scheme: mixed, budget: {max_bytes: "

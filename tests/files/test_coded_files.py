@@ -225,9 +225,9 @@ def test_code_in_a_coded_file_is_never_run(tmp_path):
 
 @pytest.mark.one_backend
 def test_a_coding_that_is_not_known_is_one_clear_line(trained, tmp_path):
-    with pytest.raises(ConfigError, match=r"coding is one of .* Received: .*'zip'"):
+    with pytest.raises(ConfigError, match=r"must be one of .* Received: .*'zip'"):
         km.save_model(trained, tmp_path / "m.keras", coding="zip")
-    with pytest.raises(ConfigError, match="coding is one of"):
+    with pytest.raises(ConfigError, match="`coding` of .* must be one of"):
         km.compress(trained, km.Prune(0.5), coding="zip")
     assert not list(tmp_path.iterdir())
 

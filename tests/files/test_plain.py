@@ -181,7 +181,7 @@ def test_a_field_that_is_missing_or_unknown_is_named():
         record_from(WeightChange, {k: v for k, v in change.items() if k != "layer"})
     with pytest.raises(InputError, match="Received: layer.*, extra"):
         record_from(WeightChange, change | {"extra": 1})
-    with pytest.raises(InputError, match=r"before_bytes cannot be that.*int -1"):
+    with pytest.raises(InputError, match=r"whole number from 0 .*before_bytes=-1"):
         record_from(WeightChange, change | {"before_bytes": -1})
 
 

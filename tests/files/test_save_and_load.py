@@ -202,7 +202,7 @@ def test_a_long_name_is_written(tmp_path):
 
 @pytest.mark.one_backend
 def test_something_that_is_no_model_is_not_saved(tmp_path):
-    with pytest.raises(ConfigError, match="Expected a keras.Model. Received"):
+    with pytest.raises(ConfigError, match="must be a keras.Model. Received"):
         km.save_model(L.Dense(3), tmp_path / "m.keras")
 
 

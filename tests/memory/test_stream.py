@@ -151,5 +151,5 @@ def test_what_cannot_be_mapped_is_refused(tmp_path, train_file):
         stream(iter([]))
     with pytest.raises(ConfigError, match="from 1. Received: batch_size=0"):
         stream(train_file, 0)
-    with pytest.raises(ConfigError, match="'train' or 'test'. Received: split='val'"):
+    with pytest.raises(ConfigError, match="one of train, test. Received: split='val'"):
         stream(train_file, split="val")

@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
-from kerasmem.compression.fields import ByPattern, Patterns, Real, Whole
+from kerasmem.checks import ByPattern, Patterns, Real, Whole
 from kerasmem.compression.technique import Technique
 
 COUNTED = ("channels", "parameters", "multiplications", "memory", "latency")

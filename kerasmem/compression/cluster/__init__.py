@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
-from kerasmem.compression.fields import Patterns, Whole
+from kerasmem.checks import Patterns, Whole
 from kerasmem.compression.technique import Technique
 
 STARTS = ("kmeans++", "linear", "density")

@@ -8,6 +8,7 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
+from kerasmem.checks import Whole, invalid
 from kerasmem.compression.batch_norm import Loss, own_loss, reestimate_if_better
 from kerasmem.compression.distill.cache import as_cache
 from kerasmem.compression.distill.comparison import check_models, check_outputs
@@ -19,7 +20,6 @@ from kerasmem.compression.distill.distiller import (
 )
 from kerasmem.compression.distill.losses import Logits, as_losses
 from kerasmem.compression.distill.schedules import Schedule
-from kerasmem.compression.fields import Whole, check_whole
 from kerasmem.compression.technique import Context, Technique, no_samples
 from kerasmem.compression.working import preserving, working_copy
 from kerasmem.errors import ConfigError
@@ -86,10 +86,8 @@ class Distill(Technique):
             "<model "
         )
         if is_name_alone or not isinstance(self.teacher, (str, Path, keras.Model)):
-            raise ConfigError(
-                'The teacher is "original", the path of a saved model, or a '
-                f"keras.Model. Received: teacher={self.teacher!r}."
-            )
+            valid = '"original", the path of a saved model, or a keras.Model'
+            raise invalid("Distill", "teacher", self.teacher, valid)
         losses = (Logits(),) if self.losses is None else as_losses(self.losses)
         self._set("losses", losses)
 
@@ -187,7 +185,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     """
     teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
     check_models(teachers, student)
-    check_whole("epochs of a distillation", epochs, 1)
+    Whole(1).check("distill", "epochs", epochs)
     check_data(student, data)
     check_ends(data, "the training")
     check_ends(validation_data, "the validation")

@@ -17,14 +17,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from kerasmem.compression.fields import Whole, check_fields
-from kerasmem.errors import ConfigError, DataError, InputError, OutputError
+from kerasmem.checks import Checked, InstanceOf, Whole, invalid
+from kerasmem.errors import DataError, InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records.regular import open_regular, read_json_file
 
 
 @dataclass(frozen=True)
-class Cache:
+class Cache(Checked):
     """A cache of the teacher's outputs on disk: the teacher runs once per sample.
 
     Args:
@@ -43,18 +43,16 @@ class Cache:
         'float16'
     """
 
-    folder: str | Path
+    folder: Annotated[Any, InstanceOf((str, Path), "the path of a folder")]
     _: KW_ONLY
     top_k: Annotated[int, Whole(1)] | None = None
     dtype: Annotated[str, ("float16", "float32")] = "float16"
     batch_size: Annotated[int, Whole(1)] = 256
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, (str, Path)) or not str(self.folder):
-            raise ConfigError(
-                f"A cache is in a folder. Received: folder={self.folder!r}."
-            )
-        check_fields(self)
+        super().__post_init__()
+        if not str(self.folder):
+            raise invalid("Cache", "folder", self.folder, "the path of a folder")
 
 
 def as_cache(cache: Any) -> Cache | None:

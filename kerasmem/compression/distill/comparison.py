@@ -7,10 +7,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from kerasmem.checks import Real
 from kerasmem.compression.distill.features import FeatureRef
 from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.distill.sample_weights import BY_CONFIDENCE
-from kerasmem.compression.fields import is_number
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.outputs import Form, Output, Task
 
@@ -56,10 +56,9 @@ def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
             f"Received: teacher_weights={weights!r} for {len(teachers)} of them."
         )
     numbers = [1.0] * len(teachers) if weights is None else list(weights)
-    fits = len(numbers) == len(teachers) and all(
-        is_number(w) and w >= 0 for w in numbers
-    )
-    if not fits or sum(numbers) <= 0:
+    for number in numbers:
+        Real(least=0).check("distill", "teacher_weights", number)
+    if len(numbers) != len(teachers) or sum(numbers) <= 0:
         raise ConfigError(
             f"There is one weight for each of the {len(teachers)} teachers, at least "
             f"0, and not all are 0. Received: teacher_weights={weights!r}."

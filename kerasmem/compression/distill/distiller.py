@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from kerasmem.backends.seeding import generators_kept
+from kerasmem.checks import Real
 from kerasmem.compression.distill.cache import split_answers
 from kerasmem.compression.distill.caching import can_cache, with_cached_answers
 from kerasmem.compression.distill.comparison import (
@@ -36,7 +37,6 @@ from kerasmem.compression.distill.schedules import (
     Schedule,
     ScheduledFactors,
 )
-from kerasmem.compression.fields import Real
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import few_inputs
 
@@ -112,7 +112,7 @@ class Distiller(keras.Model):
     ) -> None:
         teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
         check_models(teachers, student)
-        SHARE_OF_LABELS.check("The weight of the labels", "hard_weight", hard_weight)
+        hard_weight = SHARE_OF_LABELS.check("Distiller", "hard_weight", hard_weight)
         super().__init__(name=name, dtype=student.dtype_policy, autocast=False)
         self.student = student
         self.hard_weight = hard_weight

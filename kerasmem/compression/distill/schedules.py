@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import keras
 import numpy as np
 
-from kerasmem.compression.fields import Config, Real
+from kerasmem.checks import Real
+from kerasmem.compression.fields import Config
 from kerasmem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,13 +61,22 @@ class Schedule(Config, abc.ABC):
         share = self._share(min(max(done, 0.0), 1.0))
         return self.start + (self.end - self.start) * share
 
-    def numbers(self) -> tuple[float, ...]:
-        """Return what the number lies between."""
-        return self.start, self.end
-
     @abc.abstractmethod
     def _share(self, done: float) -> float:
         """Return how far the number has come when `done` of the way is over."""
+
+
+@dataclass(frozen=True)
+class Scheduled(Real):
+    """The rule of a number, or of both ends of a schedule."""
+
+    def check(self, owner: str, name: str, value: Any) -> Any:
+        """Return the value, or raise `ConfigError`."""
+        if not isinstance(value, Schedule):
+            return super().check(owner, name, value)
+        super().check(owner, name, value.start)
+        super().check(owner, name, value.end)
+        return value
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
-from kerasmem.compression.fields import Patterns, Real
+from kerasmem.checks import Patterns, Real
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 

@@ -5,13 +5,7 @@ import re
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.fields import (
-    ByPattern,
-    Patterns,
-    Real,
-    Whole,
-    regular_expressions,
-)
+from kerasmem.checks import PATTERNS, ByPattern, OneOf, Patterns, Real, Whole
 from kerasmem.compression.prune.schedules import (
     Constant,
     Cosine,
@@ -24,7 +18,7 @@ from kerasmem.compression.prune.schedules import (
     final_sparsity,
 )
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.errors import ConfigError
 
 ERDOS_RENYI, ERDOS_RENYI_KERNEL = "erdos_renyi", "erdos_renyi_kernel"
 SCOPES = ("layer", "global", ERDOS_RENYI, ERDOS_RENYI_KERNEL)
@@ -174,15 +168,8 @@ class Prune(Technique):
 
 
 def _scope(scope: Any) -> Any:
-    if not isinstance(scope, str):
-        return regular_expressions("Prune", "scope", scope)
-    if scope not in SCOPES:
-        raise ConfigError(
-            f"The scope of Prune must be one of {', '.join(SCOPES)}, or a list of "
-            f"regular expressions. Received: scope={scope!r}."
-            f"{did_you_mean(scope, SCOPES)}"
-        )
-    return scope
+    rule = OneOf(SCOPES) if isinstance(scope, str) else PATTERNS
+    return rule.check("Prune", "scope", scope)
 
 
 def pattern_name(pattern: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.fields import Real
+from kerasmem.checks import Real
 from kerasmem.compression.judge import is_better_if_higher
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.apply import choose_masks, gather, zero_out
@@ -84,7 +84,7 @@ class Sensitivity:
         Raises:
             ConfigError: if it is higher than any that was measured.
         """
-        _SHARE.check("A sparsity", "sparsity", sparsity)
+        _SHARE.check("Sensitivity.ratios", "sparsity", sparsity)
         if sparsity > self.sparsities[-1]:
             raise ConfigError(
                 "Nothing is known of a sparsity higher than those measured, "
@@ -190,7 +190,7 @@ def sensitivity(
     """
     tried = tuple(sorted(sparsities))
     for each in tried:
-        _SHARE.check("A sparsity", "sparsities", each)
+        _SHARE.check("sensitivity", "sparsities", each)
     if not tried or tried[0] == 0:
         raise ConfigError(
             "Sensitivity takes sparsities above 0. "

@@ -14,7 +14,8 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
-from kerasmem.compression.fields import Config, Real, Whole, from_tagged, is_number
+from kerasmem.checks import Real, Whole, invalid
+from kerasmem.compression.fields import Config, from_tagged
 from kerasmem.errors import ConfigError
 
 UNITS = ("share", "step", "epoch")
@@ -40,8 +41,8 @@ class Schedule(Config, abc.ABC):
     """
 
     _: KW_ONLY
-    begin: float = 0.0
-    end: float | None = 0.5
+    begin: Annotated[float, Real()] = 0.0
+    end: Annotated[float, Real()] | None = 0.5
     every: Annotated[float, Real(above=0)] | None = None
     unit: Annotated[str, UNITS] = "share"
 
@@ -60,9 +61,7 @@ class Schedule(Config, abc.ABC):
             )
         numbers = (self.begin, *(() if self.end is None else (self.end,)))
         most = 1 if self.unit == "share" else math.inf
-        if not all(map(is_number, numbers)) or not (
-            0 <= self.begin <= numbers[-1] <= most
-        ):
+        if not 0 <= self.begin <= numbers[-1] <= most:
             raise ConfigError(
                 "The begin and end of pruning are places in the training with "
                 f"0 <= begin <= end{' <= 1' if most == 1 else ''}. "
@@ -293,11 +292,11 @@ def as_schedule(schedule: Any) -> Schedule:
     kind = type(schedule)
     if kind.__module__.startswith(_TFMOT) and kind.__name__ in _KINDS:
         return _from_tfmot(schedule)
-    raise ConfigError(
-        "A schedule is one of kerasmem.compression.prune, such as Polynomial(end=0.5), "
-        "or a ConstantSparsity or PolynomialDecay of tensorflow_model_optimization. "
-        f"Received: schedule={schedule!r}."
+    valid = (
+        "a schedule of kerasmem, or a ConstantSparsity or PolynomialDecay of "
+        "tensorflow_model_optimization"
     )
+    raise invalid("Prune", "schedule", schedule, valid)
 
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:
@@ -310,7 +309,7 @@ def schedule_from_json(config: dict[str, Any]) -> Schedule:
         >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin
         0.25
     """
-    return from_tagged("A schedule", SCHEDULES, config, "schedule")
+    return from_tagged(SCHEDULES, config, "schedule")
 
 
 def _from_tfmot(schedule: Any) -> Schedule:

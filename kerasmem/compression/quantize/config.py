@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
 
-from kerasmem.compression.fields import Patterns, Whole, check_fields, is_number, nested
+from kerasmem.checks import Checked, Patterns, Real, Whole
+from kerasmem.compression.fields import nested
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 from kerasmem.units import parse_bytes
@@ -19,7 +20,7 @@ METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Checked):
     """The calibration that chooses ranges of activations for `Quantize("int8-static")`.
 
     Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi,
@@ -48,23 +49,10 @@ class Calibration:
 
     method: Annotated[str, METHODS] = "min-max"
     _: KW_ONLY
-    percentile: float = 99.99
-    decay: float = 0.9
+    percentile: Annotated[float, Real(above=50, most=100)] = 99.99
+    decay: Annotated[float, Real(least=0, below=1)] = 0.9
     samples: Annotated[int, Whole(1)] = 512
     batch_size: Annotated[int, Whole(1)] = 32
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, least, most, expected in (
-            ("percentile", 50, 100, "above 50 and at most 100"),
-            ("decay", -1e-300, 1 - 1e-16, "at least 0 and below 1"),
-        ):
-            value = getattr(self, name)
-            if not is_number(value) or not least < value <= most:
-                raise ConfigError(
-                    f"The {name} of Calibration is {expected}. "
-                    f"Received: {name}={value!r}."
-                )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kerasmem.compression.quantize.layer import read_as
 from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.variable import StandIn
-from kerasmem.errors import ConfigError, ModelError, as_received
+from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
 from kerasmem.graph.from_config import (
     copy_saved_state,
@@ -23,7 +23,7 @@ from kerasmem.graph.from_config import (
     uncompiled,
 )
 from kerasmem.graph.full_configs import full_configs, no_copy
-from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.layers import MODEL, own_variables, sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
@@ -132,10 +132,7 @@ def _without(layer: Any, others: list[Any]) -> list[Any]:
 
 
 def _check(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise ConfigError(
-            f"Expected a keras.Model. Received: model={as_received(model)}."
-        )
+    MODEL.check("dequantize", "model", model)
     if any(isinstance(layer, IntegerLayer) for layer in sublayers(model)):
         raise ModelError(
             f"The model {model.name!r} computes with integers, so that it has no float "

@@ -4,13 +4,13 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import keras
 from rich.console import Console
 
 from kerasmem.backends import current
+from kerasmem.checks import Real
 from kerasmem.compression.chain import Outcome
 from kerasmem.compression.judge import check_metric, drop_of
 from kerasmem.compression.search.judging import split
@@ -70,12 +70,8 @@ class Request:
             ConfigError: if the target, the time or the place cannot be used.
         """
         seconds = math.inf if time_budget is None else time_budget
-        is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-        if not is_number or not float(seconds) >= 0:
-            raise ConfigError(
-                "The time budget of a search is a number of seconds from 0. Received: "
-                f"time_budget={time_budget!r}."
-            )
+        if seconds != math.inf:
+            Real(least=0).check("compress", "time_budget", time_budget)
         limits = Target.of(target)
         check_parallel(parallel)
         if parallel is not None and "latency_ms" in limits.costs:

@@ -1,11 +1,10 @@
 """What a model costs and may cost at most, and the compressions that a search tries."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
+from kerasmem.checks import OneOf, Real, invalid
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.factorize import Factorize
@@ -13,7 +12,7 @@ from kerasmem.compression.measure import latencies, size_of
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.technique import Technique
-from kerasmem.errors import ConfigError, did_you_mean
+from kerasmem.errors import ConfigError
 from kerasmem.files.save import Coding
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels.cost import flops
@@ -51,10 +50,8 @@ class Target:
         if limits is None:
             return cls({})
         if not isinstance(limits, Mapping) or not limits:
-            raise ConfigError(
-                f"A target is a dict of limits on some of {', '.join(COSTS)}. "
-                f"Received: target={limits!r}."
-            )
+            valid = f"a dict of limits on some of {', '.join(COSTS)}"
+            raise invalid("compress", "target", limits, valid)
         return cls({name: _limit(name, value) for name, value in limits.items()})
 
     @property
@@ -92,20 +89,11 @@ def cost_value(name: str, value: float) -> str:
 
 
 def _limit(name: Any, value: Any) -> float:
-    if name not in COSTS:
-        raise ConfigError(
-            f"There is no cost {name!r} to limit.{did_you_mean(name, COSTS)} A target "
-            f"limits {', '.join(COSTS)}."
-        )
+    OneOf(tuple(COSTS)).check("compress", "target", name)
     is_size = name.endswith("_bytes")
     limit = parse_bytes(value) if is_size and isinstance(value, str) else value
-    is_number = isinstance(limit, Real) and not isinstance(limit, bool)
-    if not is_number or not 0 < float(limit) < math.inf:
-        text = ' or a text such as "200KiB"' if is_size else ""
-        raise ConfigError(
-            f"A limit is a number above 0{text}. Received: {name}={value!r}."
-        )
-    return float(limit)
+    what = 'a number or a text such as "200KiB",' if is_size else "a number"
+    return float(Real(what, above=0).check("target", name, limit))
 
 
 def costs(

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from kerasmem.checks import Real, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked.chunks import crossentropy
 from kerasmem.extras.chunked.vocabulary import head_and_states
@@ -41,20 +42,11 @@ class ChunkedCrossentropy(keras.losses.Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
-        if (
-            not isinstance(label_smoothing, int | float)
-            or not 0 <= label_smoothing <= 1
-        ):
-            raise ConfigError(
-                "A share of each label goes to all words alike. Expected: a number "
-                f"from 0 to 1. Received: label_smoothing={label_smoothing!r}."
-            )
+        owner, share = "ChunkedCrossentropy", Real(least=0, most=1)
         if ignore_class is not None and type(ignore_class) is not int:
-            raise ConfigError(
-                "Labels are integers, and one of them may not count. Expected: an int "
-                f"or None. Received: ignore_class={ignore_class!r}."
-            )
-        self.label_smoothing, self.ignore_class = label_smoothing, ignore_class
+            raise invalid(owner, "ignore_class", ignore_class, "an int or None")
+        self.label_smoothing = share.check(owner, "label_smoothing", label_smoothing)
+        self.ignore_class = ignore_class
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Return the mean over what counts, a float32 scalar."""

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from kerasmem.checks import Whole
 from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked.chunks import Table, best_words
 from kerasmem.graph.channels.tied import Tied
@@ -75,20 +76,13 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
             logit_soft_cap = logit_soft_cap or getattr(
                 embedding_or_units, "logit_soft_cap", None
             )
-        elif type(embedding_or_units) is int and embedding_or_units > 0:
-            self.units = embedding_or_units
         else:
-            raise ConfigError(
-                "ChunkedVocabulary takes an Embedding or a number of words, or a "
-                "backbone with a `token_embedding`. Received: "
-                f"embedding_or_units={self._told_by!r}."
-            )
+            what = "an Embedding, a backbone with one, or a number of words"
+            rule, name = Whole(1, what=what), "embedding_or_units"
+            self.units = rule.check("ChunkedVocabulary", name, self._told_by)
         words = self.units or self.embedding.input_dim
-        if top_k is not None and (type(top_k) is not int or not 1 <= top_k <= words):
-            raise ConfigError(
-                "A head gives some of its words. Expected: None or an int from 1 to "
-                f"{words}. Received: top_k={top_k!r}."
-            )
+        if top_k is not None:
+            top_k = Whole(1, words).check("ChunkedVocabulary", "top_k", top_k)
         self.top_k, self.logit_soft_cap = top_k, logit_soft_cap
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.accuracy = keras.metrics.Mean("accuracy")

@@ -14,6 +14,7 @@ import keras
 from kerasmem import backends
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.heap import trim_heap
+from kerasmem.checks import invalid
 from kerasmem.errors import ConfigError
 from kerasmem.extras.growth.causes import causes
 from kerasmem.extras.growth.snapshot import Snapshot, new, runs
@@ -87,10 +88,7 @@ class Scope:
 
     def __init__(self, name: str = "scope", *, lines: bool = False) -> None:
         if not isinstance(name, str) or not name:
-            raise ConfigError(
-                "A scope needs a name. Expected: some text. Received: "
-                f"name={name!r}. Next: name what runs in it."
-            )
+            raise invalid("growth", "name", name, "a text of at least one character")
         self.name = name
         self.out_of_memory: str | None = None
         self._lines = lines

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from kerasmem import backends
-from kerasmem.errors import ConfigError
+from kerasmem.checks import OneOf
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer
 
 
@@ -84,7 +84,7 @@ class Adafactor(SlotOptimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **options)
-        _check_axes(axes)
+        OneOf(("auto", "last")).check("Adafactor", "axes", axes)
         self.beta_2_decay = beta_2_decay
         self.epsilon_1, self.epsilon_2 = epsilon_1, epsilon_2
         self.clip_threshold, self.relative_step = clip_threshold, relative_step
@@ -145,13 +145,3 @@ class Adafactor(SlotOptimizer):
 
 def _root_mean_square(x: Any) -> Any:
     return ops.sqrt(ops.mean(ops.square(x)))
-
-
-def _check_axes(axes: Any) -> None:
-    """Raise ConfigError for a way to factor that there is not."""
-    if axes not in {"auto", "last"}:
-        raise ConfigError(
-            "The axes of Adafactor are 'last' for the last two, as in Keras, or 'auto' "
-            "for a matrix where these are not the two largest. "
-            f"Received: axes={axes!r}."
-        )

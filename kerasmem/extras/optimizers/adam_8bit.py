@@ -2,18 +2,17 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from kerasmem import backends
+from kerasmem.checks import PATTERNS, Real, Whole, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.extras.optimizers.moments import CodedMoments, FullMoments
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer, path_of
-
-_LEAST_BLOCK = 16
 
 
 @keras.saving.register_keras_serializable(package="kerasmem")
@@ -66,11 +65,15 @@ class Adam8bit(SlotOptimizer):
         **options: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **options)
-        _check_betas(beta_1=beta_1, beta_2=beta_2)
         _check_amsgrad(amsgrad)
-        _check_sizes(block_size, min_quantized_size)
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.block_size, self.min_quantized_size = block_size, min_quantized_size
+        share = Real("the share of a moment that is kept,", least=0, below=1)
+        self.beta_1 = share.check("Adam8bit", "beta_1", beta_1)
+        self.beta_2 = share.check("Adam8bit", "beta_2", beta_2)
+        self.epsilon = epsilon
+        self.block_size = Whole(16).check("Adam8bit", "block_size", block_size)
+        self.min_quantized_size = Whole(0).check(
+            "Adam8bit", "min_quantized_size", min_quantized_size
+        )
         self.full_precision = _checked_patterns(full_precision)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -125,16 +128,6 @@ class Adam8bit(SlotOptimizer):
         return rate * ops.sqrt(1 - second) / (1 - first)
 
 
-def _check_betas(**betas: Any) -> None:
-    """Raise ConfigError for a decay outside of [0, 1)."""
-    for name, beta in betas.items():
-        if not isinstance(beta, int | float) or not 0 <= beta < 1:
-            raise ConfigError(
-                f"The {name} of Adam8bit is the share of a moment that is left after a "
-                f"step, at least 0 and less than 1. Received: {name}={beta!r}."
-            )
-
-
 def _check_amsgrad(amsgrad: Any) -> None:
     """Raise ConfigError if the largest second moments are asked for."""
     if amsgrad:
@@ -145,37 +138,9 @@ def _check_amsgrad(amsgrad: Any) -> None:
         )
 
 
-def _check_sizes(block_size: Any, min_quantized_size: Any) -> None:
-    """Raise ConfigError for sizes that are not whole numbers or too small."""
-    least = {"block_size": _LEAST_BLOCK, "min_quantized_size": 0}
-    received = {"block_size": block_size, "min_quantized_size": min_quantized_size}
-    for name, size in received.items():
-        is_whole = isinstance(size, int) and not isinstance(size, bool)
-        if not is_whole or size < least[name]:
-            raise ConfigError(
-                f"The {name} of Adam8bit is a number of entries, at least "
-                f"{least[name]}. Received: {name}={size!r}."
-            )
-
-
 def _checked_patterns(patterns: Any) -> tuple[str, ...]:
-    """Return regular expressions as a tuple.
-
-    Raises:
-        ConfigError: if one is no regular expression.
-    """
-    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
-        raise ConfigError(
-            "The full_precision of Adam8bit is a list of regular expressions. "
-            f"Received: full_precision={patterns!r}. Next: pass [{patterns!r}]."
-        )
-    expressions = tuple(patterns)
-    for pattern in expressions:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ConfigError(
-                f"A pattern in full_precision of Adam8bit is no regular expression "
-                f"({error}). Received: full_precision={expressions!r}."
-            ) from error
-    return expressions
+    """Return regular expressions as a tuple, or raise ConfigError."""
+    if isinstance(patterns, str):
+        valid = "a list of regular expressions"
+        raise invalid("Adam8bit", "full_precision", patterns, valid)
+    return PATTERNS.check("Adam8bit", "full_precision", patterns)

@@ -8,9 +8,11 @@ whose reuse is put off (timestamps), which only virtual devices have.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from kerasmem.checks import Checked, Real, Whole, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
@@ -37,7 +39,7 @@ def rounded(size: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolPolicy:
+class PoolPolicy(Checked):
     """The policy of a memory pool: its limit, its growth and its fragmentation.
 
     Args:
@@ -59,23 +61,11 @@ class PoolPolicy:
         3145728
     """
 
-    limit_bytes: int
+    limit_bytes: Annotated[int, Whole(ROUNDING)]
     growth: bool = True
     garbage_collection: bool = True
-    fragmentation_fraction: float = 0.0
+    fragmentation_fraction: Annotated[float, Real(least=0, most=1)] = 0.0
     device_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.limit_bytes, int) or self.limit_bytes < ROUNDING:
-            raise ConfigError(
-                f"A pool takes a whole number of bytes, at least {ROUNDING}. Received: "
-                f"limit_bytes={self.limit_bytes!r}."
-            )
-        if not 0 <= self.fragmentation_fraction <= 1:
-            raise ConfigError(
-                "`fragmentation_fraction` is a share from 0 to 1. Received: "
-                f"fragmentation_fraction={self.fragmentation_fraction}."
-            )
 
     @property
     def most_bytes(self) -> int:
@@ -132,7 +122,7 @@ class BFCAllocator:
             ConfigError: if `size` is below 1.
         """
         if size < 1:
-            raise ConfigError(f"A request is at least 1 byte. Received: size={size}.")
+            raise invalid("allocate", "size", size, "at least 1 byte")
         need = rounded(size)
         chunk = self._free.smallest(need)
         if chunk is None and (self._extend(need) or self._collect_and_extend(need)):

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from kerasmem.backends import device_kind
+from kerasmem.checks import Whole
 from kerasmem.errors import ChildDiedError, ConfigError, ModelError
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_graph
@@ -96,10 +97,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         8192
     """
     model = built_model(model, input_shape, data)
-    if type(largest) is not int or largest < 1:
-        raise ConfigError(
-            f"`largest` is a number of samples from 1. Received: {largest=}."
-        )
+    largest = Whole(1).check("find_batch_size", "largest", largest)
     _check_free_batch(model)
     if device is None:
         limit = limit_in_bytes(memory_limit, device_kind())
@@ -123,11 +121,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         sizes = range(1, largest + 1)
     else:
         parts = request.sharding.replicas
-        if largest < parts:
-            raise ConfigError(
-                "Each replica has a sample at least. Expected: `largest` is at least "
-                f"the number of replicas, {parts}. Received: {largest=}."
-            )
+        Whole(parts).check("find_batch_size", "largest", largest)
         sizes = range(parts, largest + 1, parts)
     search = _search(request, limit, sizes, by_plans=device is not None)
     search.run()

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from kerasmem.backends import current
 from kerasmem.backends.recompute import Function, Store
+from kerasmem.checks import PATTERNS, Checked, OneOf, Whole
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
@@ -27,7 +28,7 @@ _NAME = "compress_activations"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ActivationCompression(Checked):
     """What a user chose.
 
     Args:
@@ -36,27 +37,9 @@ class Settings:
         seed: of the rounding, from 0.
     """
 
-    include: tuple[str, ...] | None
-    exclude: tuple[str, ...]
-    seed: int
-
-    def __post_init__(self) -> None:
-        if (
-            isinstance(self.seed, bool)
-            or not isinstance(self.seed, int)
-            or self.seed < 0
-        ):
-            raise ConfigError(
-                f"`seed` is a whole number from 0. Received: seed={self.seed!r}."
-            )
-        for pattern in (*(self.include or ()), *self.exclude):
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ConfigError(
-                    "`include` and `exclude` take names of layers or regular "
-                    f"expressions for whole names. Received: {pattern!r} ({error})."
-                ) from error
+    include: Annotated[Any, PATTERNS] | None
+    exclude: Annotated[Any, PATTERNS]
+    seed: Annotated[int, Whole(0)]
 
     def chosen(self, operation: Any) -> bool:
         """Return whether the layer or operation is compressed."""
@@ -134,11 +117,7 @@ def compress_activations(
         >>> compressed.count_params() == model.count_params()
         True
     """
-    if bits != 8:
-        raise ConfigError(
-            "Activations are stored in 8 bits. Expected: bits=8. Received: "
-            f"bits={bits!r}."
-        )
+    OneOf((8,)).check("compress_activations", "bits", bits)
     check_model(model)
     if own_graph(model) is None:
         raise ModelError(
@@ -147,8 +126,7 @@ def compress_activations(
             f"{type(model).__name__} {model.name!r}, a subclassed model. Next: write "
             "it with keras.Input and keras.Model, or compress a model inside of it."
         )
-    included = None if include is None else _listed(include)
-    settings = Settings(included, _listed(exclude), seed)
+    settings = ActivationCompression(include, exclude, seed)
     settings.check(model)
     check_one_policy(model, _NAME)
     copy = same_draws(clone(model), model)
@@ -156,7 +134,7 @@ def compress_activations(
     return copy
 
 
-def compress_in_place(model: Any, settings: Settings) -> None:
+def compress_in_place(model: Any, settings: ActivationCompression) -> None:
     """Let `model` itself train with compressed activations from now on.
 
     Raises:
@@ -178,11 +156,11 @@ def default_policy(model: Any) -> ActivationPolicy:
     Raises:
         ModelError: if no activation is worth it.
     """
-    settings = Settings(None, (), 0)
+    settings = ActivationCompression(None, (), 0)
     return _policy(_plans(model, settings), settings)
 
 
-def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
+def _plans(model: Any, settings: ActivationCompression) -> list[GraphPlan]:
     plans = plan(model, settings.chosen, settings.seed)
     stores = [step.store for graph in plans for step in graph.steps]
     if not any(isinstance(store, PackedStore) and store.packed for store in stores):
@@ -194,7 +172,9 @@ def _plans(model: Any, settings: Settings) -> list[GraphPlan]:
     return plans
 
 
-def _policy(plans: Sequence[GraphPlan], settings: Settings) -> ActivationPolicy:
+def _policy(
+    plans: Sequence[GraphPlan], settings: ActivationCompression
+) -> ActivationPolicy:
     segments = tuple(
         RecomputedSegment(step.segment.nodes, step.store.residuals)
         for graph in plans
@@ -209,14 +189,11 @@ def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
     compress_in_place(model, _settings_from(settings))
 
 
-def _settings_from(plain: Mapping[str, Any]) -> Settings:
-    # In another process tuples have become lists.
-    include = plain["include"]
-    included = None if include is None else tuple(include)
-    return Settings(included, tuple(plain["exclude"]), plain["seed"])
+def _settings_from(plain: Mapping[str, Any]) -> ActivationCompression:
+    return ActivationCompression(plain["include"], plain["exclude"], plain["seed"])
 
 
-def settings_of(model: Any) -> Settings:
+def settings_of(model: Any) -> ActivationCompression:
     """Return the settings that a model was compressed with.
 
     Raises:
@@ -237,7 +214,3 @@ def _recomputed(model: Any, store: Store, function: Function) -> Function:
     return current().recomputed(
         function, store, compiled=model.compiled and bool(model.jit_compile)
     )
-
-
-def _listed(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kerasmem.checks import OneOf
 from kerasmem.errors import ConfigError, InputError
 from kerasmem.units import GIB, KIB, MIB
 
@@ -238,11 +239,7 @@ def usable_bytes(device: str) -> int:
         >>> usable_bytes("l4") // 2**30
         22
     """
-    if device not in CARDS:
-        raise ConfigError(
-            "The memory of this card is not known. Expected: device= one of "
-            f"{', '.join(CARDS)}, or a memory_limit. Received: device={device!r}."
-        )
+    OneOf(tuple(CARDS)).check("find_batch_size without memory_limit", "device", device)
     return round(CARDS[device].device_bytes * _USABLE)
 
 

@@ -1,10 +1,10 @@
 """The arguments of `estimate_memory`, checked: one clear error each."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from kerasmem.checks import OneOf
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import has_weights, sublayers
 from kerasmem.memory.estimate.cards import CARDS, is_card
@@ -33,33 +33,6 @@ def check_model(model: Any) -> None:
         )
 
 
-def check_batch_size(batch_size: Any) -> None:
-    """Raise unless `batch_size` is a whole number from 1.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if not whole or batch_size < 1:
-        raise ConfigError(
-            "A batch has at least one sample. Expected: an int from 1. "
-            f"Received: batch_size={batch_size!r}."
-        )
-
-
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raise unless `value` is one of `choices`, and of a type that one of them has.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if value not in choices or type(value) not in map(type, choices):
-        raise ConfigError(
-            f"This is no value of {name}. Expected: one of "
-            f"{', '.join(map(str, choices))}. Received: {name}={value!r}."
-        )
-
-
 def checked_device(device: Any) -> tuple[str, str | None]:
     """Return one of `DEVICES`, and the card if `device` names one.
 
@@ -68,7 +41,7 @@ def checked_device(device: Any) -> tuple[str, str | None]:
     """
     if isinstance(device, str) and is_card(device):
         return "gpu", device
-    check_choice("device", device, (*DEVICES, *CARDS))
+    OneOf((*DEVICES, *CARDS)).check("estimate_memory", "device", device)
     return device, None
 
 

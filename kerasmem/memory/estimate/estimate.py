@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.checks import OneOf, Whole
 from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate import analytic, checks, traced
 from kerasmem.memory.estimate.generation import check_generates
@@ -90,7 +91,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         >>> estimate.by_category()["parameter"]
         40
     """
-    checks.check_choice("method", method, ("auto", *METHODS))
+    OneOf(("auto", *METHODS)).check("estimate_memory", "method", method)
     request = checked_request(
         model,
         batch_size,
@@ -126,13 +127,15 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     """Return the checked arguments of `estimate_memory`."""
     if not isinstance(model, keras.Model) or not model.built:
         model = built_model(model, input_shape, data)
-    checks.check_batch_size(batch_size)
+    owner = "estimate_memory"
+    batch_size = Whole(1).check(owner, "batch_size", batch_size)
     backend = keras.backend.backend() if backend is None else backend
-    checks.check_choice("backend", backend, checks.BACKENDS)
+    OneOf(checks.BACKENDS).check(owner, "backend", backend)
     device, card = checks.checked_device(device)
-    checks.check_choice("training", training, (True, False))
-    checks.check_choice("jit_compile", jit_compile, (None, True, False))
+    OneOf((True, False)).check(owner, "training", training)
+    OneOf((None, True, False)).check(owner, "jit_compile", jit_compile)
     if generate is not None:
+        generate = Whole(1).check(owner, "generate", generate)
         check_generates(model, generate)
         training = False
     policy = checks.checked_policy(dtype_policy)

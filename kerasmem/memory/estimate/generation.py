@@ -12,7 +12,8 @@ from typing import Any
 
 import keras
 
-from kerasmem.errors import ConfigError, ModelError, as_received
+from kerasmem.checks import Whole
+from kerasmem.errors import ModelError, as_received
 from kerasmem.graph.input_shapes import Shape
 from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.request import Request
@@ -20,18 +21,13 @@ from kerasmem.memory.estimate.variables import Precision
 from kerasmem.units import MIB
 
 
-def check_generates(model: Any, length: Any) -> None:
+def check_generates(model: Any, length: int) -> None:
     """Raise unless `model` generates, and the length is a whole number from 1.
 
     Raises:
         ConfigError: if the length is another, or more than the model has places for.
         ModelError: if the model does not generate.
     """
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise ConfigError(
-            "A sequence has at least one token, its prompt and what is generated. "
-            f"Expected: an int from 1. Received: generate={length!r}."
-        )
     needed = ("generate_step", "sampler", "backbone")
     if any(getattr(model, name, None) is None for name in needed):
         raise ModelError(
@@ -40,11 +36,8 @@ def check_generates(model: Any, length: Any) -> None:
             "Next: a backbone alone has training=False (--predict)."
         )
     most = getattr(model.backbone, "max_sequence_length", None)
-    if isinstance(most, int) and length > most:
-        raise ConfigError(
-            f"The model {model.name!r} has places for {most} tokens. Expected: an int "
-            f"from 1 to {most}. Received: generate={length}."
-        )
+    if isinstance(most, int):
+        Whole(1, most).check("estimate_memory", "generate", length)
 
 
 def generated_shapes(

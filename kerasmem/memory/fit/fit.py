@@ -8,7 +8,8 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.checks import OneOf
+from kerasmem.errors import ModelError
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
@@ -213,11 +214,7 @@ def fit(  # noqa: PLR0913 - the public entry point
 
 
 def _check(model: Any, on_oom: str) -> None:
-    if on_oom not in ON_OOM:
-        raise ConfigError(
-            f"`on_oom` says what to do when memory runs out. Expected: one of "
-            f"{ON_OOM}. Received: {on_oom=}."
-        )
+    OneOf(ON_OOM).check("fit", "on_oom", on_oom)
     if not isinstance(model, keras.Model) or not model.compiled:
         raise ModelError(
             "Only a compiled model can be trained. Expected: a keras.Model after "

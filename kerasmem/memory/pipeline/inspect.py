@@ -9,10 +9,9 @@ import keras
 import numpy as np
 
 from kerasmem.backends.heap import trim_heap
-from kerasmem.errors import ConfigError
+from kerasmem.checks import Whole
 from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
 from kerasmem.files.data.forms import first_samples
-from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.memory.pipeline.stages import leaf_bytes, stages
 from kerasmem.processes.host import host_peak, resident_bytes
 from kerasmem.records import DataMemory
@@ -45,9 +44,8 @@ def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMe
         >>> figures.stages[0].nbytes, figures.batch_bytes
         (2048, 1280)
     """
-    check_batch_size(batch_size)
-    if not isinstance(batches, int) or batches < 0:
-        raise ConfigError(f"`batches` is a whole number from 0. Received: {batches=}.")
+    batch_size = Whole(1).check("inspect_data", "batch_size", batch_size)
+    batches = Whole(0).check("inspect_data", "batches", batches)
     make = data if callable(data) and inspect.isroutine(data) else None
     if make:
         data = make()

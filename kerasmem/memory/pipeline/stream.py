@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.checks import OneOf, Whole
+from kerasmem.errors import DataError
 from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
 from kerasmem.files.data.source import mapping_of, release_pages
-from kerasmem.memory.estimate.checks import check_batch_size
 from kerasmem.units import MIB
 
 _ROLES = ("x", "y", "sample_weight")
@@ -129,7 +129,7 @@ def stream(
         ...     len(stream(path, batch_size=32))
         4
     """
-    check_batch_size(batch_size)
+    batch_size = Whole(1).check("stream", "batch_size", batch_size)
     if isinstance(data, (str, os.PathLike)):
         data = _split_of(Path(data), split)
     if not is_array_data(data) or not sample_count(data):
@@ -143,8 +143,7 @@ def stream(
 
 
 def _split_of(path: Path, split: str) -> tuple[Any, ...]:
-    if split not in {"train", "test"}:
-        raise ConfigError(f"`split` is 'train' or 'test'. Received: {split=}.")
+    OneOf(("train", "test")).check("stream", "split", split)
     data = getattr(load_data(path, mapped=True), split)
     if data is None:
         raise DataError(f"{path} holds no test split. Expected: the array x_test.")

@@ -11,6 +11,7 @@ import keras
 
 from kerasmem.backends import current, device_kind
 from kerasmem.backends.recompute import Function
+from kerasmem.checks import Whole
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
@@ -21,7 +22,7 @@ from kerasmem.graph.activation_policy import (
 )
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.segments import Segment, cut, recompute
-from kerasmem.memory.estimate.checks import check_batch_size, check_model
+from kerasmem.memory.estimate.checks import check_model
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.rematerialize.costs import Path, Pieces
 from kerasmem.memory.rematerialize.plan import (
@@ -137,7 +138,7 @@ def _warn_if_little(plan: Rematerialization) -> None:
 
 def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> None:
     check_model(model)
-    check_batch_size(batch_size)
+    batch_size = Whole(1).check("rematerialize", "batch_size", batch_size)
     if memory_limit is not None and segments is not None:
         raise ConfigError(
             "Either a limit or segments decide what is computed again. Expected: one "

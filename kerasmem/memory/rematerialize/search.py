@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kerasmem.checks import Whole
 from kerasmem.errors import ConfigError
 from kerasmem.memory.rematerialize.costs import (
     CallCosts,
@@ -219,11 +220,7 @@ def _rooted(step: RecordedStep) -> Pieces:
 
 def _by_number(step: RecordedStep, segments: int) -> Pieces:
     most = len(step.calls)
-    if isinstance(segments, bool) or not 2 <= segments <= most:
-        raise ConfigError(
-            f"The model is cut into pieces of at least one of its {most} calls. "
-            f"Expected: an int from 2 to {most}. Received: segments={segments!r}."
-        )
+    Whole(2, most).check("rematerialize", "segments", segments)
     return even(step.calls, step.fixed, segments)
 
 

@@ -423,22 +423,22 @@ class TestErrors:
 
     @pytest.mark.one_backend
     def test_no_quantize(self):
-        with pytest.raises(ConfigError, match="takes a Quantize.*'int8'"):
+        with pytest.raises(ConfigError, match="must be a Quantize.*='int8'"):
             km.quantization_aware(network(), "int8")
 
     @pytest.mark.one_backend
     def test_no_model(self):
-        with pytest.raises(ConfigError, match=r"Expected a keras\.Model.*='m.keras'"):
+        with pytest.raises(ConfigError, match=r"must be a keras\.Model.*='m.keras'"):
             aware("m.keras")
 
     @pytest.mark.one_backend
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"decay": 1.0}, "decay .* at least 0 and below 1.*decay=1.0"),
-            ({"decay": "0.9"}, "decay .* is a number.*decay='0.9'"),
-            ({"decay": None}, "decay .* is a number.*decay=None"),
-            ({"activations": "int8"}, "activations .*True.*False.*='int8'"),
+            ({"decay": 1.0}, "decay. .* at least 0 and less than 1.*decay=1.0"),
+            ({"decay": "0.9"}, "decay. .* a number.*decay='0.9'"),
+            ({"decay": None}, "decay. .* a number.*decay=None"),
+            ({"activations": "int8"}, "activations. .*True.*False.*='int8'"),
             ({"ranges": {"relu": (0, 1)}}, "not rounded.*activations=True.*=None"),
             ({"ranges": [(0, 1)]}, "by the name of a tensor.*Received: ranges="),
             ({"ranges": {"relu": 3}}, "lower and an upper end.*'relu'.*=3"),

@@ -625,7 +625,7 @@ def test_a_ratio_outside_of_0_to_1_is_an_error(ratio):
         ({"rounds": 0}, "whole number from 1 to 1000. Received: rounds=0"),
         ({"round_to": 0}, "whole number from 1. Received: round_to=0"),
         ({"min_channels": 1.5}, "Received: min_channels=1.5"),
-        ({"ignore": "("}, r"Received: '\(', which is none"),
+        ({"ignore": "("}, r"regular expressions .* Received: ignore='\('"),
         ({"ratios": {"a": 2}}, r"Received: ratios\[.*\]=2"),
         ({"ratios": ["a"]}, "pairs of a regular expression and a number"),
     ],

@@ -154,10 +154,10 @@ def test_zeros_of_pruning_and_values_hold_through_training_with_a_teacher():
         ({"n": 1}, "2 to 256"),
         ({"n": 257}, "2 to 256"),
         ({"n": 8.0}, "2 to 256"),
-        ({"n": 8, "seed": -1}, "seed of Cluster"),
+        ({"n": 8, "seed": -1}, "seed` of Cluster"),
         ({"n": 8, "include": 5}, "list of regular expressions"),
-        ({"n": 8, "start": "random"}, "start' of Cluster must be one of"),
-        ({"n": 8, "granularity": "group"}, "granularity' of Cluster"),
+        ({"n": 8, "start": "random"}, "start` of Cluster must be one of"),
+        ({"n": 8, "granularity": "group"}, "granularity` of Cluster"),
         ({"n": 8, "exclude": "("}, "regular expression"),
     ],
 )

@@ -111,7 +111,7 @@ model.fit(np.load("x.npy"), np.load("y.npy"), verbose=0)
         ({"epochs": 0}, "whole number from 1. Received: epochs=0"),
         ({"epochs": 1.5}, "whole number from 1. Received: epochs=1.5"),
         ({"hard_weight": 2}, r"at least 0 and at most 1"),
-        ({"losses": "nonsense"}, "A distillation loss is one of"),
+        ({"losses": "nonsense"}, "`loss` of a config must be one of"),
     ],
 )
 def test_bad_values_are_refused(arguments, message):

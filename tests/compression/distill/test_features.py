@@ -402,7 +402,7 @@ def test_teachers_that_are_wrong_about_a_sample_count_less_for_it():
         ),
         ({"teacher_weights": (1, 2)}, ConfigError, "one weight for each of the 1 "),
         ({"teacher_weights": "confidence"}, ConfigError, "for 1 of them"),
-        ({"losses": "kd"}, ConfigError, "A distillation loss is one of"),
+        ({"losses": "kd"}, ConfigError, "`loss` of a config must be one of"),
         ({"losses": "logit"}, ConfigError, r"'logit'. Did you mean 'logits'\?"),
     ],
 )

@@ -195,9 +195,9 @@ def test_losses_come_as_objects_names_and_plain_data():
         (lambda: Logits(temperature=Linear(4, 0)), "above 0"),
         (
             lambda: DKD(weight=-1),
-            "weight of DKD must be a number at least 0. Received: weight=-1",
+            "weight` of DKD must be a number at least 0. Received: weight=-1",
         ),
-        (lambda: DKD(beta="8"), "beta of DKD must be a number. Received: beta='8'"),
+        (lambda: DKD(beta="8"), "beta` of DKD must be a number. Received: beta='8'"),
         (lambda: AttentionTransfer(power=0), "a number above 0"),
         (lambda: Contrastive(dimension=0), "Received: dimension=0"),
         (lambda: Correlation(order=0), "Received: order=0"),

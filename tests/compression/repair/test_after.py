@@ -487,7 +487,7 @@ def test_bad_data_and_bad_choices_are_errors():
     with pytest.raises(ConfigError, match="corrected on samples: give data="):
         in_place(Quantize(bias_correction=True), dense_net())
     with pytest.raises(
-        ConfigError, match="bias_correction' of Quantize must be one of"
+        ConfigError, match="bias_correction` of Quantize must be one of"
     ):
         Quantize(bias_correction="yes")
     x = data((6,))

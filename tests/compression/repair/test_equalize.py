@@ -260,7 +260,7 @@ def test_what_has_nothing_to_equalize_is_told():
         model = Subclassed()
         model(np.zeros((1, 5), "int32"))
         in_place(Equalize(), model)
-    with pytest.raises(ConfigError, match="'replace_relu6' of Equalize must be"):
+    with pytest.raises(ConfigError, match="`replace_relu6` of Equalize must be"):
         Equalize(replace_relu6="yes")
 
 

@@ -345,7 +345,7 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
     [
         ({"target": {"file_byte": 9}}, ConfigError, "Did you mean 'file_bytes'"),
         ({"target": {"flops": -1}}, ConfigError, "above 0. Received: flops=-1"),
-        ({"max_drop": -1}, ConfigError, "difference of 0 or more"),
+        ({"max_drop": -1}, ConfigError, "at least 0. Received: max_drop=-1"),
         ({"max_drop": 0.1, "data": None}, ConfigError, "Received: data=None"),
         (
             {"max_drop": 0.1, "validation_data": None},
@@ -369,7 +369,11 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
             DataError,
             "takes labels: give data=",
         ),
-        ({"max_drop": 0.1, "time_budget": -1}, ConfigError, "seconds from 0"),
+        (
+            {"max_drop": 0.1, "time_budget": -1},
+            ConfigError,
+            "least 0. Received: time_b",
+        ),
         ({"max_drop": 0.1, "time_budget": "10m"}, ConfigError, "time_budget='10m'"),
         ({"max_drop": 0.1, "checkpoint_dir": "a"}, ConfigError, "no checkpoints"),
         (

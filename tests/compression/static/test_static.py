@@ -380,11 +380,11 @@ def test_few_samples_are_told():
     [
         (
             {"calibration": {"method": "median"}},
-            "method' of Calibration must be one of min",
+            "method` of Calibration must be one of min",
         ),
-        ({"calibration": {"samples": 0}}, "samples of Calibration must be a whole"),
+        ({"calibration": {"samples": 0}}, "samples` of Calibration must be a whole"),
         ({"calibration": {"sample": 1}}, "takes no 'sample'. Did you mean 'samples'"),
-        ({"calibration": "entropy"}, "is a km.Calibration, or a dict .*'entropy'"),
+        ({"calibration": "entropy"}, "be a km.Calibration, or a dict .*'entropy'"),
         ({"granularity": "group"}, "per channel or per tensor"),
         ({"symmetric": False}, "per channel or per tensor"),
         ({"include": "PReLU"}, "and no more. Received: include="),

@@ -204,7 +204,7 @@ def test_no_batch_is_smaller_than_its_replicas(shared, monkeypatch):
     options = {"optimizer": "adam", "device": "h100"}
     shared(4, 4)
     assert km.find_batch_size(net(), "1GiB", **options, largest=4) == 4
-    message = "at least the number of replicas, 4. Received: largest=3"
+    message = "a whole number from 4. Received: largest=3"
     with pytest.raises(ConfigError, match=message):
         km.find_batch_size(net(), "1GiB", **options, largest=3)
 

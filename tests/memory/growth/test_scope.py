@@ -223,7 +223,7 @@ def test_a_scope_that_runs_has_no_figures_yet():
 
 
 def test_a_scope_needs_a_name():
-    with pytest.raises(ConfigError, match="A scope needs a name"):
+    with pytest.raises(ConfigError, match="name` of growth must be a text"):
         km.memory.scope("")
 
 

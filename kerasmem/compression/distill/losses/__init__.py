@@ -61,7 +61,7 @@ def loss_from_json(config: dict[str, Any]) -> DistillationLoss:
         >>> loss_from_json({"loss": "dkd", "beta": 4.0}).beta
         4.0
     """
-    return from_tagged("A distillation loss", LOSSES, config, "loss")
+    return from_tagged(LOSSES, config, "loss")
 
 
 def as_losses(losses: Any) -> tuple[DistillationLoss, ...]:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
-from kerasmem.compression.distill.schedules import SCHEDULES, Schedule
-from kerasmem.compression.fields import Config, Real, from_tagged
-from kerasmem.errors import ConfigError
+from kerasmem.checks import invalid
+from kerasmem.compression.distill.schedules import SCHEDULES, Schedule, Scheduled
+from kerasmem.compression.fields import Config, from_tagged
 from kerasmem.graph.outputs import Task
 
 SMALLEST = 1e-12
@@ -67,7 +67,7 @@ def one_hot(labels: Any, logits: Any) -> Any:
 
 
 Number = float | Schedule
-TEMPERATURE = Real("a number, 2 to 8 for most classifiers,", above=0)
+TEMPERATURE = Scheduled("a number, 2 to 8 for most classifiers,", above=0)
 Layers = str | tuple[tuple[str, str], ...]
 
 
@@ -83,7 +83,7 @@ class DistillationLoss(Config, abc.ABC):
     """
 
     _: KW_ONLY
-    weight: Annotated[Number, Real(least=0)] = 1.0
+    weight: Annotated[Number, Scheduled(least=0)] = 1.0
 
     tag: ClassVar[str] = "loss"
     scheduled: ClassVar[tuple[str, ...]] = ("weight",)
@@ -92,7 +92,7 @@ class DistillationLoss(Config, abc.ABC):
         for field in self.scheduled:
             value = getattr(self, field)
             if isinstance(value, dict):
-                schedule = from_tagged("A schedule", SCHEDULES, value, "schedule")
+                schedule = from_tagged(SCHEDULES, value, "schedule")
                 self._set(field, schedule)
         super().__post_init__()
 
@@ -215,8 +215,6 @@ def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:
         len(pair) != 2 or not all(isinstance(name, str) for name in pair)
         for pair in pairs
     ):
-        raise ConfigError(
-            "The layers of a loss are 'auto', 'last', or pairs of a name in the "
-            f"teacher and a name in the student. Received: layers={layers!r}."
-        )
+        valid = "'auto', 'last', or pairs of a name in the teacher and the student"
+        raise invalid("a loss", "layers", layers, valid)
     return tuple((teacher, student) for teacher, student in pairs)

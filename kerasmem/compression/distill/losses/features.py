@@ -12,13 +12,13 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
+from kerasmem.checks import Real
 from kerasmem.compression.distill.losses.base import (
     SMALLEST,
     FeatureLoss,
     flat,
     unit,
 )
-from kerasmem.compression.fields import Real
 
 
 def mean_squared_distance(teacher: Any, student: Any) -> Any:

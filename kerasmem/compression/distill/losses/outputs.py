@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
+from kerasmem.checks import Real
 from kerasmem.compression.distill.losses.base import (
     TEMPERATURE,
     Answers,
@@ -18,7 +19,6 @@ from kerasmem.compression.distill.losses.base import (
     OutputLoss,
     one_hot,
 )
-from kerasmem.compression.fields import Real
 from kerasmem.graph.outputs import Task
 
 

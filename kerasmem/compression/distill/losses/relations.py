@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from keras import ops
 
+from kerasmem.checks import Real, Whole
 from kerasmem.compression.distill.losses.base import (
     SMALLEST,
     FeatureLoss,
@@ -26,7 +27,6 @@ from kerasmem.compression.distill.losses.base import (
     products,
     unit,
 )
-from kerasmem.compression.fields import Real, Whole
 
 
 def similarities(features: Any) -> Any:

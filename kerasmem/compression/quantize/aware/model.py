@@ -11,12 +11,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import keras
-
 from kerasmem.backends import current
 from kerasmem.backends.variables import forget_float_weights
+from kerasmem.checks import InstanceOf, OneOf, Real
 from kerasmem.compression.account import matches
-from kerasmem.compression.fields import is_number
 from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
 from kerasmem.compression.quantize.aware.learned import is_aware
 from kerasmem.compression.quantize.aware.places import (
@@ -42,7 +40,7 @@ from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.flat_calls import flatten
-from kerasmem.graph.layers import Weight, listed_graph, sublayers
+from kerasmem.graph.layers import MODEL, Weight, listed_graph, sublayers
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
@@ -95,7 +93,7 @@ def quantization_aware(
             tensors that `ranges` are of.
 
     Example:
-        >>> import kerasmem as km
+        >>> import keras, kerasmem as km
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
         >>> model.compile("sgd", "mse")
         >>> aware = km.quantization_aware(model, km.Quantize("int8"), activations=True)
@@ -243,11 +241,8 @@ def _check(fits: Any, expected: str, **received: Any) -> None:
 
 
 def _check_choice(quantize: Any) -> None:
-    _check(
-        isinstance(quantize, Quantize),
-        "quantization_aware takes a Quantize, such as Quantize('int8').",
-        quantize=quantize,
-    )
+    rule = InstanceOf(Quantize, "a Quantize, such as Quantize('int8')")
+    rule.check("quantization_aware", "quantize", quantize)
     _check(
         quantize.rounding == "nearest",
         "A training step sees weights rounded to nearest. Next: train with "
@@ -271,22 +266,10 @@ def _check_choice(quantize: Any) -> None:
 def _check_options(
     quantize: Quantize, activations: Any, decay: Any, learned: Any, *, rounds: bool
 ) -> None:
-    _check(
-        is_number(decay) and 0 <= decay < 1,
-        "The decay of quantization_aware is a number, at least 0 and below 1.",
-        decay=decay,
-    )
-    _check(
-        activations in (None, True, False),
-        "The activations of quantization_aware are rounded, True, or not, False; None "
-        "for what the scheme says.",
-        activations=activations,
-    )
-    _check(
-        learned in (True, False),
-        "The scales of quantization_aware are learned, True, or not, False.",
-        learned_scales=learned,
-    )
+    owner = "quantization_aware"
+    Real(least=0, below=1).check(owner, "decay", decay)
+    OneOf((None, True, False)).check(owner, "activations", activations)
+    OneOf((True, False)).check(owner, "learned_scales", learned)
     _check(
         quantize.scales == "max",
         "A training sees scales of the largest entries, or learns them: "
@@ -325,7 +308,7 @@ def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
 
 
 def _check_model(model: Any, *, rounds: bool) -> None:
-    _check(isinstance(model, keras.Model), "Expected a keras.Model.", model=model)
+    MODEL.check("quantization_aware", "model", model)
     why = None
     if not model.built:
         why = (

@@ -1,0 +1,40 @@
+"""Rules of arguments: one form of message, and numbers of NumPy."""
+
+import json
+
+import numpy as np
+import pytest
+
+import kerasmem as km
+from kerasmem.checks import OneOf, Real, Whole
+from kerasmem.errors import ConfigError
+
+pytestmark = pytest.mark.one_backend
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        (Whole(0), True),
+        (Whole(0), np.bool_(True)),
+        (Whole(0), np.float64(1)),
+        (Whole(1, 3), np.int64(4)),
+        (Real(), np.float32("nan")),
+        (Real(below=1), np.float16(1)),
+        (Real(), 10**400),
+        (OneOf((True, False)), 1),
+        (OneOf(("a", "b")), np.zeros((2, 2))),
+    ],
+)
+def test_an_invalid_value_is_named_with_its_owner(rule, value):
+    form = r"^The argument `x` of owner must be .*\. Received: x=.*\.$"
+    with pytest.raises(ConfigError, match=form):
+        rule.check("owner", "x", value)
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    prune = km.Prune(np.float64(0.5), seed=np.int64(3), ratios={"a": np.float32(0.25)})
+    assert json.loads(json.dumps(prune.to_json()))["ratios"] == {"a": 0.25}
+    assert type(prune.sparsity) is float
+    assert type(prune.seed) is int
+    assert type(Real().check("owner", "x", np.float16(0.5))) is float
