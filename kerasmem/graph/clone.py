@@ -85,7 +85,7 @@ def clone(model: Any) -> Any:
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
             f"instead of {len(model.weights)}: its config does not tell all of it. "
             "Either layers share a weight in a way that Keras does not save, or a "
-            "custom layer creates weights outside of its `build`."
+            "custom layer or model creates weights outside of its `build`."
         )
     set_alike(of_one_class(sublayers(copy), sublayers(model)))
     for weight, like in zip(copy.weights, model.weights, strict=True):

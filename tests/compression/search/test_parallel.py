@@ -1,5 +1,6 @@
 """Where the trials of a search run makes no difference to what it finds."""
 
+import importlib.util
 import math
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.search import parallel, strategy, trials
+from kerasmem.compression.search import strategy, trials
 from kerasmem.compression.search import target as tried_families
 from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
@@ -257,7 +258,7 @@ def refused_by(executor, **others):
 
 @pytest.mark.one_backend
 def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(parallel.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install kerasmem[ray]" in refused_by("ray")
     assert "Received: parallel='dask'" in refused_by("dask")
     with ThreadPoolExecutor(1) as threads:
