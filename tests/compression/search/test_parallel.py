@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.search import strategy, trials
+from kerasmem.compression.search import parallel, strategy, trials
 from kerasmem.compression.search import target as tried_families
 from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
