@@ -100,7 +100,7 @@ def test_it_can_be_detached_in_the_middle_of_an_epoch():
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("after", "text"),
-    [(2, "0 to 1.*after=2"), (True, "is a number.*after=True"), (None, "=None")],
+    [(2, "at most 1.*after=2"), (True, "be a number.*after=True"), (None, "=None")],
 )
 def test_a_share_that_is_none(after, text):
     with pytest.raises(ConfigError, match=text):

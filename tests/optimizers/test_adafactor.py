@@ -214,5 +214,5 @@ def test_rows_of_a_table_train_as_with_keras():
 
 @pytest.mark.one_backend
 def test_axes_of_another_name_are_refused():
-    with pytest.raises(ConfigError, match="'last' for the last two.*axes='first'"):
+    with pytest.raises(ConfigError, match="one of auto, last.*axes='first'"):
         Adafactor(axes="first")

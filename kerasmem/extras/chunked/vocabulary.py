@@ -77,7 +77,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
                 embedding_or_units, "logit_soft_cap", None
             )
         else:
-            what = "an Embedding, a backbone with one, or a number of words"
+            what = "an Embedding, a backbone with a `token_embedding`, or a number"
             rule, name = Whole(1, what=what), "embedding_or_units"
             self.units = rule.check("ChunkedVocabulary", name, self._told_by)
         words = self.units or self.embedding.input_dim

@@ -298,7 +298,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("scheme", "options", "text"),
         [
-            ("int4", {"learned_scales": 3}, "learned, True, or not.*learned_scales=3"),
+            ("int4", {"learned_scales": 3}, "one of True, False.*learned_scales=3"),
             ("float16", {}, "Scales are learned of symmetric codes.*'float16'"),
             ("int8-static", {"activations": False}, "Scales are learned of symmetric"),
             (km.Quantize("int4", symmetric=False), {}, "symmetric=False"),

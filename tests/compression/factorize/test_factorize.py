@@ -228,7 +228,7 @@ def test_steps_that_undo_others_are_refused_before_work_starts(earlier):
         ({"rank_ratio": 0}, "above 0"),
         ({"rank_ratio": "half"}, "above 0"),
         ({"energy": 1.1}, "above 0"),
-        ({"rank_ratio": 0.5, "method": "svd"}, "method' of Factorize"),
+        ({"rank_ratio": 0.5, "method": "svd"}, "`method` of Factorize"),
     ],
 )
 def test_bad_values_are_refused(arguments, message):

@@ -341,5 +341,5 @@ def test_without_a_limit_a_card_has_most_of_its_memory(monkeypatch):
     with pytest.raises(ConfigError, match="No batch size fits"):
         km.find_batch_size(net(), device="h100")
     assert km.find_batch_size(net(), device="h200", largest=2) == 2
-    with pytest.raises(ConfigError, match="or a memory_limit"):
+    with pytest.raises(ConfigError, match="without memory_limit must be one of"):
         km.find_batch_size(net(), device="card.txtpb")

@@ -254,7 +254,7 @@ def unbuilt():
     [
         (unbuilt, 8, "built model"),
         (lambda: None, 8, "AttributeError"),
-        (None, 0, "at least one sample"),
+        (None, 0, "a whole number from 1"),
     ],
     ids=["not built", "no model", "no batch"],
 )
