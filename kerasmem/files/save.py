@@ -40,7 +40,7 @@ from kerasmem.files.memory_map import nothing, skeleton
 from kerasmem.files.weights import CODINGS, Coding, same_bits
 from kerasmem.files.write import WrittenModel, check_written, write_model
 from kerasmem.graph.clone import live_objects
-from kerasmem.graph.layers import MODEL, own_variables, sublayers
+from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
 
@@ -88,7 +88,8 @@ def save_model(
         True
     """
     path = Path(path)
-    MODEL.check("save_model", "model", model)
+    if not isinstance(model, keras.Model):
+        raise invalid("save_model", "model", model, "a keras.Model")
     if path.suffix != ".keras":
         raise invalid("save_model", "path", str(path), "a file that ends in .keras")
     CODINGS.check("save_model", "coding", coding)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.checks import InstanceOf
+from kerasmem.checks import invalid
 from kerasmem.errors import ModelError
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.values import nbytes
@@ -127,8 +127,6 @@ def _blocks_and_models(
             found.setdefault(id(block), (block, models))
     return list(found.values())
 
-
-MODEL = InstanceOf(keras.Model, "a keras.Model")
 
 _ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator")
 """Layers without weights that KerasHub's preprocessors create on their first use."""
@@ -350,7 +348,8 @@ def check_built(model: Any) -> None:
         ConfigError: if it is no `keras.Model`.
         ModelError: if it has no weights yet.
     """
-    MODEL.check("kerasmem", "model", model)
+    if not isinstance(model, keras.Model):
+        raise invalid("kerasmem", "model", model, "a keras.Model")
     if not (model.built or has_weights(model)):
         raise ModelError(
             f"The model {model.name!r} has no weights yet. Build it first: call it on "

@@ -9,6 +9,7 @@ import keras
 from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
 
 from kerasmem.backends import current
+from kerasmem.checks import invalid
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.layer import read_as
 from kerasmem.compression.quantize.owners import stand_ins
@@ -23,7 +24,7 @@ from kerasmem.graph.from_config import (
     uncompiled,
 )
 from kerasmem.graph.full_configs import full_configs, no_copy
-from kerasmem.graph.layers import MODEL, own_variables, sublayers
+from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
@@ -132,7 +133,8 @@ def _without(layer: Any, others: list[Any]) -> list[Any]:
 
 
 def _check(model: Any) -> None:
-    MODEL.check("dequantize", "model", model)
+    if not isinstance(model, keras.Model):
+        raise invalid("dequantize", "model", model, "a keras.Model")
     if any(isinstance(layer, IntegerLayer) for layer in sublayers(model)):
         raise ModelError(
             f"The model {model.name!r} computes with integers, so that it has no float "

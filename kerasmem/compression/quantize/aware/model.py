@@ -11,9 +11,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import keras
+
 from kerasmem.backends import current
 from kerasmem.backends.variables import forget_float_weights
-from kerasmem.checks import InstanceOf, OneOf, Real
+from kerasmem.checks import InstanceOf, OneOf, Real, invalid
 from kerasmem.compression.account import matches
 from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
 from kerasmem.compression.quantize.aware.learned import is_aware
@@ -40,7 +42,7 @@ from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.flat_calls import flatten
-from kerasmem.graph.layers import MODEL, Weight, listed_graph, sublayers
+from kerasmem.graph.layers import Weight, listed_graph, sublayers
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
@@ -308,7 +310,8 @@ def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
 
 
 def _check_model(model: Any, *, rounds: bool) -> None:
-    MODEL.check("quantization_aware", "model", model)
+    if not isinstance(model, keras.Model):
+        raise invalid("quantization_aware", "model", model, "a keras.Model")
     why = None
     if not model.built:
         why = (
