@@ -54,8 +54,10 @@ class OneOf:
 
     def check(self, owner: str, name: str, value: Any) -> Any:
         """Return the value, or raise `ConfigError`; see `invalid`."""
-        if type(value) in map(type, self.allowed) and value in self.allowed:
-            return value
+        kind = str if isinstance(value, str) else type(value)
+        for one in self.allowed:
+            if type(one) is kind and one == value:
+                return one
         names = [*map(str, self.allowed)]
         error = invalid(owner, name, value, f"one of {', '.join(names)}")
         raise ConfigError(f"{error}{did_you_mean(value, names)}")

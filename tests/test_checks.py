@@ -1,12 +1,14 @@
 """Rules of arguments: one form of message, and numbers of NumPy."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 import kerasmem as km
 from kerasmem.checks import OneOf, Real, Whole
+from kerasmem.compression.prune.schedules import SCHEDULES
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend
@@ -38,3 +40,14 @@ def test_numbers_of_numpy_become_those_of_python():
     assert type(prune.sparsity) is float
     assert type(prune.seed) is int
     assert type(Real().check("owner", "x", np.float16(0.5))) is float
+
+
+def test_a_text_of_numpy_is_one_of_the_texts():
+    assert type(OneOf(("a", "b")).check("X", "x", np.str_("b"))) is str
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("end", ["0.5", True, math.inf])
+def test_the_end_of_every_schedule_is_a_finite_number(schedule, end):
+    with pytest.raises(ConfigError, match="`end` of .* must be a number"):
+        schedule(end=end, unit="step")

@@ -81,22 +81,6 @@ def test_each_moving_average_has_its_own_mask():
     np.testing.assert_array_equal(right == 0, kept)
 
 
-def test_each_goes_on_with_its_own_moments():
-    model = trained()
-    small, _ = apply_technique(km.PruneChannels(0.5), model)
-    for old, before, new, after in zip(
-        (*kernels(model), model.layers[-1].kernel),
-        slots(model, "momentum"),
-        (*kernels(small), small.layers[-1].kernel),
-        slots(small, "momentum"),
-        strict=True,
-    ):
-        known = dict(zip(to_numpy(old).ravel(), before.ravel(), strict=True))
-        expected = [known[value] for value in to_numpy(new).ravel()]
-        np.testing.assert_array_equal(after.ravel(), expected)
-        assert len(expected) < before.size
-
-
 def test_a_bias_that_folding_makes_is_told_with_its_model():
     dense = lambda: L.Dense(6, use_bias=False, name="dense")  # noqa: E731
     _, changes = apply_technique(km.FoldBatchNorm(), twins(dense, L.BatchNormalization))

@@ -188,9 +188,8 @@ def sensitivity(
         ConfigError: if a sparsity is out of its range.
         ModelError: if the model is not compiled, or has nothing to prune.
     """
-    tried = tuple(sorted(sparsities))
-    for each in tried:
-        _SHARE.check("sensitivity", "sparsities", each)
+    numbers = [_SHARE.check("sensitivity", "sparsities", each) for each in sparsities]
+    tried = tuple(sorted(numbers))
     if not tried or tried[0] == 0:
         raise ConfigError(
             "Sensitivity takes sparsities above 0. "

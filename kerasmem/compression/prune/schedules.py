@@ -135,7 +135,7 @@ class Constant(Schedule):
     """
 
     _: KW_ONLY
-    end: float | None = None
+    end: Annotated[float, Real()] | None = None
     name: ClassVar[str] = "constant"
 
     def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
@@ -240,7 +240,7 @@ class RigL(Schedule):
     """
 
     _: KW_ONLY
-    end: float | None = 0.75
+    end: Annotated[float, Real()] | None = 0.75
     fraction: Annotated[float, _SPARSITY] = 0.3
     name: ClassVar[str] = "rigl"
     regrowth: ClassVar[str | None] = "gradient"
@@ -265,7 +265,7 @@ class Splicing(Polynomial):
     """
 
     _: KW_ONLY
-    end: float | None = 0.75
+    end: Annotated[float, Real()] | None = 0.75
     name: ClassVar[str] = "splicing"
     regrowth: ClassVar[str | None] = "splicing"
 

@@ -110,13 +110,13 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
                         reached[id(link.object)] = link
             if not queue:
                 break
-            links = _below(queue.popleft())
+            links = _below(queue.popleft(), seen)
     return reached
 
 
-def _below(link: Link) -> Iterator[Link]:
+def _below(link: Link, seen: set[int]) -> Iterator[Link]:
     for each in gc.get_referents(link.object):
-        if not _is_leaf(each):
+        if id(each) not in seen and not _is_leaf(each):
             yield Link(each, link)
 
 

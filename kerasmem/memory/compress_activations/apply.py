@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from kerasmem.backends import current
 from kerasmem.backends.recompute import Function, Store
-from kerasmem.checks import PATTERNS, Checked, OneOf, Whole
+from kerasmem.checks import PATTERNS, Checked, Whole
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
@@ -117,7 +117,7 @@ def compress_activations(
         >>> compressed.count_params() == model.count_params()
         True
     """
-    OneOf((8,)).check("compress_activations", "bits", bits)
+    Whole(8, 8).check("compress_activations", "bits", bits)
     check_model(model)
     if own_graph(model) is None:
         raise ModelError(
