@@ -46,8 +46,6 @@ def to_litert(
     call: Callable[..., Sequence[Any]],
     model: Any,
     arguments: Sequence[Argument],
-    *,
-    int8_weights: bool,
 ) -> bytes:
     """Return a LiteRT file of `call`, whose outputs it names `output_0` and so on.
 
@@ -55,7 +53,6 @@ def to_litert(
         call: takes a tensor per argument, returns the outputs of `model`.
         model: whose weights go into the file.
         arguments: the inputs of the file.
-        int8_weights: store the weights as int8 and round activations as they come.
 
     Raises:
         ModelError: if LiteRT lacks an operation of the model; it names it.
@@ -72,8 +69,6 @@ def to_litert(
             archive.add_endpoint("serve", outputs, input_signature=signature)
             archive.write_out(folder, verbose=False)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
-            if int8_weights:
-                converter.optimizations = [tf.lite.Optimize.DEFAULT]
             return converter.convert()
         except OSError:  # such as on a full disk: of no model
             raise

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import named_leaves, outputs_on, sample_inputs
@@ -111,6 +112,21 @@ def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
 def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:
     """Return the outputs of `model` in inference as a list, of inputs as a list."""
     return keras.tree.flatten(model(in_structure(model, tensors), training=False))
+
+
+_BATCH = 32
+
+
+def outputs_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the outputs of a model on samples, in batches."""
+    parts = []
+    with current().inference():
+        for start in range(0, len(arrays[0]), _BATCH):
+            batch = (array[start : start + _BATCH] for array in arrays)
+            tensors = [keras.ops.convert_to_tensor(array) for array in batch]
+            outputs = call_flat(model, tensors)
+            parts.append([keras.ops.convert_to_numpy(output) for output in outputs])
+    return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
 
 
 def in_structure(model: Any, tensors: Sequence[Any]) -> Any:

@@ -14,11 +14,10 @@ from kerasmem.compression.measure import size_of
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
 from kerasmem.compression.recipe import apply_technique
-from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
 from kerasmem.exporting import export, resident_child
 from kerasmem.exporting.arguments import arguments_of, in_structure
-from kerasmem.exporting.interpreters import LiteRT, constant_bytes, in_codes
+from kerasmem.exporting.interpreters import LiteRT, constant_bytes, decoded, encoded
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes
 from kerasmem.processes import ON_THE_CPU, run_in_child, run_script
@@ -90,7 +89,7 @@ class InLiteRT:
 
     def __init__(self, files: Mapping[int | None, bytes], setup: Setup) -> None:
         self._files, self._threads = files, setup.threads
-        self._arguments = arguments_of(setup.model, None, setup.batch)
+        self._names = [a.name for a in arguments_of(setup.model, None, setup.batch)]
         self._any = LiteRT(next(iter(files.values())))
         self.file_bytes = max(map(len, files.values()))
         self.weight_bytes = max(map(constant_bytes, files.values()))
@@ -103,7 +102,7 @@ class InLiteRT:
     def outputs(self, batch: Arrays) -> Arrays:
         """Return what the file gives; codes as the floats that they stand for."""
         return [
-            _as_floats(output, self._any.outputs[f"output_{number}"])
+            decoded(output, self._any.outputs[f"output_{number}"])
             for number, output in enumerate(self.run(batch)())
         ]
 
@@ -116,18 +115,11 @@ class InLiteRT:
 
     def _in(self, batch: Arrays) -> dict[str, np.ndarray]:
         """Return a batch as the file takes it."""
-        details = self._any.inputs.values()
-        if any(detail["dtype"] == np.int8 for detail in details):
-            batch = in_codes(self._any, self._arguments, batch)
-        names = [argument.name for argument in self._arguments]
-        return dict(zip(names, batch, strict=True))
-
-
-def _as_floats(output: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
-    scale, zero = detail["quantization"]
-    if output.dtype != np.int8:
-        return output
-    return (output.astype(np.float32) - zero) * np.float32(scale)
+        inputs = self._any.inputs
+        return {
+            name: encoded(array, inputs[name])
+            for name, array in zip(self._names, batch, strict=True)
+        }
 
 
 Runnable = InKeras | InLiteRT
@@ -169,8 +161,7 @@ def _static(setup: Setup) -> Runnable:
         raise ConfigError(
             "It needs samples to calibrate on. Next: give data= (--data)."
         )
-    model, _ = apply_technique(Quantize(STATIC), setup.model, Context(setup.data))
-    return _exported(model, setup, STATIC)
+    return _exported(setup.model, setup, STATIC)
 
 
 def _exported(model: Any, setup: Setup, scheme: str) -> Runnable:
@@ -184,7 +175,9 @@ def _exported(model: Any, setup: Setup, scheme: str) -> Runnable:
 def _content(model: Any, setup: Setup, scheme: str, batch_size: int | None) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         path = Path(folder, "model.tflite")
-        samples = in_structure(model, setup.batch)
+        samples = setup.data
+        if samples is None:
+            samples = in_structure(model, setup.batch)
         export(
             model,
             path,
@@ -198,7 +191,7 @@ def _content(model: Any, setup: Setup, scheme: str, batch_size: int | None) -> b
 
 _FLOAT_HOW = 'km.export(model, "m.tflite")'
 _DYNAMIC_HOW = f'km.export(model, "m.tflite", scheme="{DYNAMIC}")'
-_STATIC_HOW = f'km.compress(model, km.Quantize("{STATIC}"), data=x).export("m.tflite")'
+_STATIC_HOW = f'km.export(model, "m.tflite", scheme="{STATIC}", samples=x)'
 
 FORMS = (
     Form("Keras, as it is", "model", _as_it_is, needs_keras=True),

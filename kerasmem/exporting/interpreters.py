@@ -5,7 +5,8 @@ Their packages are extras.
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class LiteRT:
         content: the bytes of the file.
         kernels: a key of `KERNELS`.
         threads: number of threads.
+        keeps_tensors: whether `tensors` returns what is computed in between.
 
     Raises:
         ConfigError: if `ai-edge-litert` is not installed.
@@ -35,17 +37,26 @@ class LiteRT:
     """
 
     def __init__(
-        self, content: bytes, kernels: str = "xnnpack", threads: int = 1
+        self,
+        content: bytes,
+        kernels: str = "xnnpack",
+        threads: int = 1,
+        *,
+        keeps_tensors: bool = False,
     ) -> None:
         room = litert_module("interpreter")
         try:
-            self._interpreter = room.Interpreter(
-                model_content=content,
-                num_threads=threads,
-                experimental_op_resolver_type=getattr(
-                    room.OpResolverType, KERNELS[kernels]
-                ),
-            )
+            with warnings.catch_warnings():
+                # It advises against `keeps_tensors` for anything but looking at them.
+                warnings.simplefilter("ignore", UserWarning)
+                self._interpreter = room.Interpreter(
+                    model_content=content,
+                    num_threads=threads,
+                    experimental_preserve_all_tensors=keeps_tensors,
+                    experimental_op_resolver_type=getattr(
+                        room.OpResolverType, KERNELS[kernels]
+                    ),
+                )
             self._run = self._interpreter.get_signature_runner()
         except (RuntimeError, ValueError) as error:
             raise ModelError(
@@ -61,6 +72,18 @@ class LiteRT:
     def outputs(self) -> dict[str, dict[str, Any]]:
         """What LiteRT tells of each output, by its name."""
         return self._run.get_output_details()
+
+    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the float tensors that the last run computed, with their names."""
+        computed = {
+            number
+            for operation in self._interpreter._get_ops_details()
+            for number in operation["outputs"]
+        }
+        computed.update(each["index"] for each in self._interpreter.get_input_details())
+        for detail in self._interpreter.get_tensor_details():
+            if detail["index"] in computed and detail["dtype"] == np.float32:
+                yield detail["name"], self._interpreter.get_tensor(detail["index"])
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs in order, for one array per input.
@@ -173,6 +196,8 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
+_BATCH = 32
+
 Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 """A file: takes an array for each name of an input, returns the outputs in order."""
 
@@ -185,7 +210,7 @@ def outputs_of(
 ) -> list[np.ndarray]:
     """Return the outputs of a file, run in batches of the size that it takes."""
     names = [argument.name for argument in arguments]
-    size = batch_size or len(arrays[0])
+    size = batch_size or min(len(arrays[0]), _BATCH)
     parts = [
         file(dict(zip(names, (_rows(a, start, size) for a in arrays), strict=True)))
         for start in range(0, len(arrays[0]), size)
@@ -199,28 +224,50 @@ def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:
     return array[np.minimum(np.arange(start, start + size), len(array) - 1)]
 
 
-def in_codes(
-    file: LiteRT, arguments: Sequence[Argument], arrays: Sequence[np.ndarray]
+def float_outputs(
+    file: LiteRT,
+    arguments: Sequence[Argument],
+    arrays: Sequence[np.ndarray],
+    batch_size: int | None,
 ) -> list[np.ndarray]:
-    """Return the int8 codes of samples."""
-    codes = []
-    for argument, array in zip(arguments, arrays, strict=True):
-        scale, zero = file.inputs[argument.name]["quantization"]
-        steps = np.rint(array / np.float32(scale)) + zero
-        codes.append(np.clip(steps, -128, 127).astype(np.int8))
-    return codes
+    """Return what `outputs_of` returns for a file that may take and give codes.
+
+    Samples become the codes that the file takes, and codes that it gives the numbers
+    that they stand for.
+    """
+    names = [argument.name for argument in arguments]
+    coded = [
+        encoded(array, file.inputs[name])
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    outputs = outputs_of(file, arguments, coded, batch_size)
+    return [
+        decoded(output, file.outputs[f"output_{number}"])
+        for number, output in enumerate(outputs)
+    ]
 
 
-def in_steps(
-    file: LiteRT, codes: Sequence[np.ndarray], floats: Sequence[np.ndarray]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return int8 outputs and floats, both in steps of the scale of each output."""
-    steps, others = [], []
-    for number, (output, exact) in enumerate(zip(codes, floats, strict=True)):
-        scale, zero = file.outputs[f"output_{number}"]["quantization"]
-        steps.append(output.astype(np.float32) - zero)
-        others.append(np.rint(exact / np.float32(scale)))
-    return steps, others
+def encoded(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
+    """Return samples as the codes that an input takes, or as they are.
+
+    Args:
+        array: samples.
+        detail: what LiteRT tells of the input.
+    """
+    scale, zero = detail["quantization"]
+    if not scale or array.dtype == detail["dtype"]:
+        return array
+    ends = np.iinfo(detail["dtype"])
+    steps = np.rint(array / np.float32(scale)) + zero
+    return np.clip(steps, ends.min, ends.max).astype(detail["dtype"])
+
+
+def decoded(output: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
+    """Return the numbers that codes of an output stand for, floats as they are."""
+    scale, zero = detail["quantization"]
+    if not scale or np.issubdtype(output.dtype, np.floating):
+        return output
+    return (output.astype(np.float32) - zero) * np.float32(scale)
 
 
 def difference(

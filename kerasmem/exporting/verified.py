@@ -8,47 +8,36 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends import current
 from kerasmem.backends.converting import Argument
-from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
-from kerasmem.compression.result import SAMPLES
 from kerasmem.errors import ModelError, OutputError
-from kerasmem.exporting.arguments import (
-    call_flat,
-    with_named_inputs,
-)
-from kerasmem.exporting.convert import (
-    DYNAMIC,
+from kerasmem.exporting.arguments import outputs_in_keras, with_named_inputs
+from kerasmem.exporting.choice import Found, Tried, integer_share
+from kerasmem.exporting.convert import LITERT, ONNX, compute_in_float32, convert
+from kerasmem.exporting.interpreters import LiteRT, Onnx, difference, outputs_of
+from kerasmem.exporting.judge import Judge, Judged
+from kerasmem.exporting.options import (
     FLOAT,
-    ONNX,
-    TOLERANCES,
-    checked,
-    compute_in_float32,
-    convert,
+    check_batch_size,
+    check_calibrates,
+    checked_scheme,
     inputs_and_samples,
     is_onnx,
+    judged_samples,
 )
-from kerasmem.exporting.integer import integer_file
-from kerasmem.exporting.interpreters import (
-    LiteRT,
-    Onnx,
-    difference,
-    in_codes,
-    in_steps,
-    outputs_of,
-)
+from kerasmem.exporting.quantized import Job, quantized
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import check_data, sample_count, whole_batch
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
-from kerasmem.records import ExportReport
+from kerasmem.records import ExportReport, OperationForm
 
-_LEAST = {FLOAT: 1.0, DYNAMIC: 1e-6, STATIC: 127.0}
+CALIBRATION, COMPARED = 128, 4
+"""Most samples to calibrate on, and to compare a float file on."""
 
-Conversion = tuple[bytes, list[np.ndarray], list[np.ndarray]]
-"""The file, what it gives and what it should."""
+RUNTIMES = {LITERT: LiteRT, ONNX: Onnx}
+_FLOAT_TOLERANCE, _LEAST_OUTPUT = 1e-5, 1e-6
 
 
 def export(  # noqa: PLR0913 - the public entry point
@@ -60,42 +49,57 @@ def export(  # noqa: PLR0913 - the public entry point
     samples: Any = None,
     tolerance: float | None = None,
     input_shape: Any | None = None,
+    validation_data: Any = None,
 ) -> ExportReport:
-    """Export `model` to LiteRT or ONNX; write the file only if its outputs agree.
+    """Export `model` to LiteRT or ONNX; write the file only if it is close to `model`.
 
-    The inputs of the file have the names of the model's, its outputs are `output_0`
-    and so on. It computes in float32, also where the model computes in half precision
-    or rounds its activations itself, and is compared with the model doing so too. The
-    file of a model that `"int8-static"` made takes and gives int8 codes and is run by
-    LiteRT's reference kernels.
+    The inputs of the file have the names of the model's inputs, its outputs are named
+    `output_0` and so on. Layers that act in training alone are not in it.
+
+    An int8 or int4 file is written in every case: operations that lose too much in few
+    bits get int16 activations, or float activations with int8 weights, and the report
+    lists them. Which those are is chosen by what the file loses on samples:
+
+    - For a classifier: the accuracy that is lost on `validation_data`; without labels
+      the share of samples with another class than that of the model.
+    - For other models: the relative L2 error of the outputs.
+
+    Ranges of activations and codes of weights that the model has already, from
+    `km.Quantize` or `km.quantization_aware`, are those of the file.
 
     Args:
         model: a built `keras.Model`; it is not changed.
-        path: where to; ends in `.tflite`, or in `.onnx`, whose weights are floats.
-        scheme: `"float"`, or `"int8-dynamic"` (weights of 1,024 entries and more in
-            int8, activations rounded as they come), or `"int8-static"`, for a model
-            that it made; None for the one that suits the weights of the model.
-        batch_size: length of the batch axis, from 1; None leaves it open.
-        samples: inputs to compare on, in any of the forms that `kerasmem.files.data`
-            lists, of which the first 4 are taken; None for random ones.
-        tolerance: largest difference allowed, as a share of the largest output; None
-            for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`, and two codes of 127
-            with `"int8-static"`.
+        path: the file to write; ends in `.tflite` or `.onnx`.
+        scheme: `"float"`; `"int8-dynamic"`, int8 weights and activations that are
+            rounded row by row at run time; `"int8-static"`, int8 weights and
+            activations in fixed ranges; `"int4"`, int4 weights in blocks (LiteRT only).
+            None for the scheme of the model's weights.
+        batch_size: length of the batch axis, from 1; None leaves it open, or makes it 1
+            if LiteRT needs a fixed one, as for LSTM and GRU.
+        samples: inputs to calibrate and to compare on, in any of the forms that
+            `kerasmem.files.data` lists; at most 128 are used. None for random ones,
+            which `"int8-static"` takes only if the model has its own ranges.
+        tolerance: the largest loss allowed; None for an accuracy loss of 0.005, 0.02
+            of changed classes, a relative error of 0.05, and with `"float"` a relative
+            error of 1e-5.
         input_shape: shape of the input without the batch axis, to fix the lengths that
             the model leaves open; one per input, by name or in order, if there are
             several; None leaves them open, where the runtime can.
+        validation_data: samples to judge the file on, with labels if the accuracy
+            counts; at most 512 are used. None for `samples`.
 
     Returns:
-        The `ExportReport`: path, scheme, bytes of the file, number of samples, and the
-        difference of the outputs as a share of the largest.
+        The `ExportReport`: path, scheme, bytes, loss, the largest difference of an
+        output, the share of multiplications on integers, and each operation that has
+        not the form of its scheme, with the reason.
 
     Raises:
-        ConfigError: if an argument cannot be used, or a package is missing:
-            `ai-edge-litert`, or for ONNX `tf2onnx` and `onnxruntime`.
+        ConfigError: if an argument cannot be used, or a package is missing (`pip
+            install kerasmem[litert]` or `kerasmem[onnx]`).
         DataError: if the samples do not fit the model.
         ModelError: if the model has no weights yet, or the runtime lacks an operation
-            of it or cannot take its open lengths, or the file does not give what the
-            model gives.
+            of it or cannot take its open lengths, or the file loses more than is
+            allowed.
         OutputError: if the file cannot be written.
 
     Example:
@@ -106,65 +110,84 @@ def export(  # noqa: PLR0913 - the public entry point
         >>> report.scheme, report.difference < 1e-5
         ('float', True)
     """
-    scheme = checked(model, path, scheme, batch_size)
-    kind = ONNX if is_onnx(path) else scheme
+    scheme = checked_scheme(model, path, scheme)
+    check_batch_size(batch_size)
+    check_calibrates(model, scheme, samples)
     model = with_named_inputs(model, samples)
     if batch_size is None and samples is not None:
         check_data(model, samples)
         batch_size = whole_batch(model, samples, sample_count(samples) or 0)
     arguments, arrays = inputs_and_samples(
-        model, samples, SAMPLES, batch_size=batch_size, input_shape=input_shape
+        model, samples, CALIBRATION, batch_size=batch_size, input_shape=input_shape
     )
+    judged = judged_samples(model, arguments, arrays, validation_data)
+    judged = replace(judged, tolerance=tolerance)
+    kind = ONNX if is_onnx(path) else LITERT
     try:
-        if scheme == STATIC:
-            content, outputs, expected = _integer(model, arguments, arrays, batch_size)
+        job, content = _made(_Floats(model, kind, arguments, arrays, batch_size))
+        if scheme == FLOAT:
+            found = _exact(job, content, judged)
         else:
-            job = _Job(model, kind, arrays, batch_size)
-            content, outputs, expected = _with_lengths(job, arguments)
+            whole = Job(content, model, scheme, job.arguments, arrays, job.batch_size)
+            found = quantized(whole, kind, judged)
     except OSError as error:
         raise OutputError(
             f"Could not write a temporary file to make {str(path)!r} of: "
             f"{error.strerror or error}. Nothing was written."
         ) from error
-    worst = difference(outputs, expected, _LEAST[scheme])
-    allowed = TOLERANCES[scheme] if tolerance is None else tolerance
-    if not worst <= allowed:
-        raise ModelError(
-            f"The file does not give what the model {model.name!r} gives, so it "
-            f"was not written. Expected: a difference of at most {allowed:g} of the "
-            f"largest output. Received: {worst:.3g} on {len(arrays[0])} samples. Next: "
-            "a larger tolerance= (--tolerance), if that is near enough."
-        )
+    _check_loss(model, found)
     with replacing(path) as temporary:
-        temporary.write_bytes(content)
-    return ExportReport(str(path), scheme, len(content), len(arrays[0]), worst, allowed)
+        temporary.write_bytes(found.file.content)
+    return _report(path, scheme, found)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A float or dynamic file to make, but for the shapes of its inputs.
+class _Floats:
+    """A float file to make.
 
     Args:
         model: the model; it is not changed.
         kind: of the file, as for `convert`.
+        arguments: its inputs.
         arrays: an array per input to compare on.
         batch_size: length of the batch axis, None for an open one.
     """
 
     model: Any
     kind: str
+    arguments: Sequence[Argument]
     arrays: Sequence[np.ndarray]
     batch_size: int | None
 
+    def with_batch(self, size: int) -> "_Floats":
+        """Return this with a fixed length of the batch axis."""
+        fixed = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
+        return replace(self, arguments=fixed, batch_size=size)
 
-def _with_lengths(job: _Job, arguments: Sequence[Argument]) -> Conversion:
-    """Return the file with open lengths, or say that they are what it fails by."""
+    def with_lengths_of_samples(self) -> "_Floats":
+        """Return this with inputs of the lengths of the samples."""
+        fixed = [
+            replace(argument, shape=(argument.shape[0], *array.shape[1:]))
+            for argument, array in zip(self.arguments, self.arrays, strict=True)
+        ]
+        return replace(self, arguments=fixed)
+
+
+def _made(job: _Floats) -> tuple[_Floats, bytes]:
+    """Return a float file, with a batch axis of length 1 where LiteRT needs that.
+
+    Raises:
+        ModelError: if there is none, or none with the open lengths.
+    """
     try:
-        return _floats(job, arguments)
+        return job, _content(job)
     except ModelError as error:
-        shapes = {argument.name: argument.shape[1:] for argument in arguments}
+        if job.batch_size is None and _has_loop(job.model):
+            # LiteRT runs loops over time steps for a batch of a fixed length alone.
+            return job.with_batch(1), _content(job.with_batch(1))
+        shapes = {argument.name: argument.shape[1:] for argument in job.arguments}
         unknown = open_lengths(shapes)
-        if not unknown or not _runs(job, arguments):
+        if not unknown or not _can_be_made(job.with_lengths_of_samples()):
             raise
         raise ModelError(
             f"The file cannot have the open lengths of the model {job.model.name!r}: "
@@ -174,27 +197,23 @@ def _with_lengths(job: _Job, arguments: Sequence[Argument]) -> Conversion:
         ) from error
 
 
-def _runs(job: _Job, arguments: Sequence[Argument]) -> bool:
-    """Return whether there is a file for inputs of the lengths of the samples."""
-    fixed = [
-        replace(argument, shape=(argument.shape[0], *array.shape[1:]))
-        for argument, array in zip(arguments, job.arrays, strict=True)
-    ]
+def _has_loop(model: Any) -> bool:
+    return any(isinstance(layer, keras.layers.RNN) for layer in sublayers(model))
+
+
+def _can_be_made(job: _Floats) -> bool:
     try:
-        _floats(job, fixed)
+        _content(job)
     except ModelError:
         return False
     return True
 
 
-def _floats(job: _Job, arguments: Sequence[Argument]) -> Conversion:
-    copy = _copy(job.model)
-    content = convert(copy, arguments, job.kind)
-    file = Onnx(content) if job.kind == ONNX else LiteRT(content)
-    outputs = outputs_of(file, arguments, job.arrays, job.batch_size)
-    compute_in_float32(copy)
-    with as_floats(copy):
-        return content, outputs, _expected(copy, job.arrays)
+def _content(job: _Floats) -> bytes:
+    content = convert(_copy(job.model), job.arguments, job.kind)
+    few = [array[: job.batch_size or 1] for array in job.arrays]
+    outputs_of(RUNTIMES[job.kind](content), job.arguments, few, job.batch_size)
+    return content
 
 
 def _copy(model: Any) -> Any:
@@ -208,22 +227,46 @@ def _copy(model: Any) -> Any:
         return model
 
 
-def _integer(
-    model: Any,
-    arguments: Sequence[Argument],
-    arrays: Sequence[np.ndarray],
-    batch_size: int | None,
-) -> Conversion:
-    """Both in steps of the codes of the outputs."""
-    content = integer_file(model, batch_size)
-    file = LiteRT(content, kernels="reference")
-    codes = outputs_of(file, arguments, in_codes(file, arguments, arrays), batch_size)
-    return content, *in_steps(file, codes, _expected(model, arrays))
+def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
+    """Return a float file, judged by the model with floats in place of codes."""
+    file = RUNTIMES[job.kind](content)
+    few = [array[:COMPARED] for array in judged.arrays]
+    outputs = outputs_of(file, job.arguments, few, job.batch_size)
+    copy = _copy(job.model)
+    compute_in_float32(copy)
+    with as_floats(copy):
+        expected = outputs_in_keras(copy, few)
+    allowed = _FLOAT_TOLERANCE if judged.tolerance is None else judged.tolerance
+    judge = Judge(expected, [False] * len(expected), None, allowed)
+    return Found([], Tried(content, outputs, judge.loss(outputs)), judge)
 
 
-def _expected(model: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a model."""
-    tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
-    with current().inference():
-        outputs = call_flat(model, tensors)
-    return [keras.ops.convert_to_numpy(output) for output in outputs]
+def _check_loss(model: Any, found: Found) -> None:
+    judge, loss = found.judge, found.file.loss
+    if not loss <= judge.allowed:
+        raise ModelError(
+            f"The file is too far from the model {model.name!r} and was not written. "
+            f"Expected: {judge.measure} of at most {judge.allowed:g}. Received: "
+            f"{loss:.3g} on {len(judge.expected[0])} samples. Next: a larger "
+            "tolerance= (--tolerance), if that is near enough."
+        )
+
+
+def _report(path: str | Path, scheme: str, found: Found) -> ExportReport:
+    judge, file = found.judge, found.file
+    return ExportReport(
+        path=str(path),
+        scheme=scheme,
+        file_bytes=len(file.content),
+        samples=len(judge.expected[0]),
+        measure=judge.measure,
+        loss=file.loss,
+        tolerance=judge.allowed,
+        difference=difference(file.outputs, judge.expected, _LEAST_OUTPUT),
+        integer_share=integer_share(found.choices) if scheme != FLOAT else 0.0,
+        operations=tuple(
+            OperationForm(c.operation.name, c.operation.kind, c.form, c.reason)
+            for c in found.choices
+            if c.reason
+        ),
+    )

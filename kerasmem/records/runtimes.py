@@ -6,26 +6,54 @@ from kerasmem.records.plain import JsonRecord
 
 
 @dataclass(frozen=True)
+class OperationForm:
+    """An operation of a file that has not the form of the file's scheme.
+
+    Args:
+        operation: the name of its output in the file.
+        kind: its name in the runtime, such as `"FULLY_CONNECTED"`.
+        form: `"int8"`; `"int16"`: int16 activations, int8 weights; `"int8 rows"`: int8
+            weights, float activations that are rounded row by row; `"int8 weights"`:
+            int8 weights that become float; or `"float"`.
+        reason: why.
+    """
+
+    operation: str
+    kind: str
+    form: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ExportReport:
     """One exported file, run back and compared with the model it was made of.
 
     Args:
         path: the file, LiteRT's or ONNX's by its ending.
-        scheme: `"float"`, or `"int8-dynamic"`: int8 weights, activations that are
-            rounded as they come; `"int8-static"`: int8 codes from end to end.
+        scheme: `"float"`, `"int8-dynamic"`, `"int8-static"` or `"int4"`.
         file_bytes: size of the file.
-        samples: number of samples that both were run on.
+        samples: number of samples that it is judged on.
+        measure: what is lost: `"accuracy loss"`, `"changed decisions"` (a share of the
+            samples) or `"relative L2"`.
+        loss: how much of it.
+        tolerance: the largest loss that was allowed.
         difference: largest absolute difference of an output, as a share of the
-            largest output (of 1.0 at least, for `"float"`).
-        tolerance: the largest difference that was allowed.
+            largest output; it is not judged.
+        integer_share: share of the multiplications whose inputs are integers; 0 for
+            `"float"`.
+        operations: those that have not the form of the scheme.
     """
 
     path: str
     scheme: str
     file_bytes: int
     samples: int
-    difference: float
+    measure: str
+    loss: float
     tolerance: float
+    difference: float
+    integer_share: float = 0.0
+    operations: tuple[OperationForm, ...] = ()
 
 
 @dataclass(frozen=True)

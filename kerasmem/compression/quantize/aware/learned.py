@@ -58,6 +58,11 @@ def is_aware(model: Any) -> bool:
     )
 
 
+def is_static(model: Any) -> bool:
+    """Return whether `Quantize("int8-static")` made a model."""
+    return any(getattr(layer, "fixed", False) for layer in sublayers(model))
+
+
 def learned(model: Any) -> Learned:
     """Return what training with rounding has found by now; of a plain model nothing."""
     scales, codings = {}, set()

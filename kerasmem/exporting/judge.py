@@ -1,0 +1,139 @@
+"""What a file loses beside its model: decisions, a metric, or relative error."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerasmem.errors import ModelError
+
+DECISIONS, ACCURACY, RELATIVE = "changed decisions", "accuracy loss", "relative L2"
+TOLERANCES = {DECISIONS: 0.02, ACCURACY: 0.005, RELATIVE: 0.05}
+"""The largest loss that is allowed by default, by its name."""
+
+_LEAST = 1e-6
+"""Outputs below count as that large."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Samples that a file is judged on.
+
+    Args:
+        arrays: an array per input.
+        labels: classes, an array per output; None if they are not known.
+        tolerance: the largest loss allowed; None for that of `TOLERANCES`.
+    """
+
+    arrays: Sequence[np.ndarray]
+    labels: Sequence[np.ndarray] | None = None
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Compares the outputs of a file with those of its model.
+
+    The loss of a classifier is the share of samples with another class than that of
+    the model or, if labels are known, the accuracy that is lost. That of any other
+    model is the relative L2 error: the root of the sum of squared differences over that
+    of squared outputs. The largest loss of all outputs counts.
+
+    Args:
+        expected: the outputs of the model.
+        classifies: of each output, whether it is that of a classifier.
+        labels: the class of each sample, one array per output; None if not known.
+        tolerance: the largest loss allowed; None for that of `TOLERANCES`.
+    """
+
+    expected: Sequence[np.ndarray]
+    classifies: Sequence[bool]
+    labels: Sequence[np.ndarray] | None = None
+    tolerance: float | None = None
+
+    @property
+    def measure(self) -> str:
+        """The name of the loss: a key of `TOLERANCES`."""
+        if not all(self.classifies):
+            return RELATIVE
+        return DECISIONS if self.labels is None else ACCURACY
+
+    @property
+    def allowed(self) -> float:
+        """The largest loss allowed."""
+        own = TOLERANCES[self.measure]
+        return own if self.tolerance is None else self.tolerance
+
+    def loss(self, outputs: Sequence[np.ndarray]) -> float:
+        """Return the loss of a file with these outputs, infinite for NaN.
+
+        Raises:
+            ModelError: if the outputs have other shapes than those of the model.
+        """
+        shapes = [[a.shape for a in arrays] for arrays in (outputs, self.expected)]
+        if shapes[0] != shapes[1]:
+            raise ModelError(
+                "The outputs of the file have other shapes than those of the model. "
+                f"Expected: {shapes[1]}. Received: {shapes[0]}."
+            )
+        return max(map(self._loss_of, range(len(outputs)), outputs), default=0.0)
+
+    def _loss_of(self, place: int, output: np.ndarray) -> float:
+        expected = self.expected[place]
+        if not np.array_equal(np.isnan(output), np.isnan(expected)):
+            return float("inf")
+        if self.measure == RELATIVE:
+            return relative_error(output, expected)
+        chosen, wanted = classes(output), classes(expected)
+        if self.labels is None:
+            return float(np.mean(chosen != wanted))
+        labels = self.labels[place]
+        if labels.size != wanted.size:  # one-hot
+            labels = labels.argmax(axis=-1)
+        labels = labels.reshape(wanted.shape)
+        return float(np.mean(wanted == labels) - np.mean(chosen == labels))
+
+
+def classes(output: np.ndarray) -> np.ndarray:
+    """Return the class of each sample; of a single unit, whether it is above 0.5."""
+    if output.shape[-1] == 1:
+        return (output[..., 0] > 0.5).astype(np.int64)
+    return output.argmax(axis=-1)
+
+
+def relative_error(output: np.ndarray, expected: np.ndarray) -> float:
+    """Return the relative L2 error of an output.
+
+    Example:
+        >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 3.0])) == 18**-0.5
+        True
+    """
+    exact = expected.astype(np.float64)
+    error = np.sum(np.square(output.astype(np.float64) - exact))
+    if not error:
+        return 0.0
+    power = max(np.sum(np.square(exact)), exact.size * _LEAST**2)
+    return float(np.sqrt(error / power))
+
+
+def classifiers(model: Any, expected: Sequence[np.ndarray]) -> list[bool]:
+    """Return of each output whether it is that of a classifier.
+
+    It is if it holds probabilities of classes, or if the model was compiled with a
+    cross-entropy.
+    """
+    loss = getattr(model, "loss", None)
+    name = getattr(loss, "name", loss)
+    is_entropy = isinstance(name, str) and "crossentropy" in name.replace("_", "")
+    return [_has_classes(output, is_entropy=is_entropy) for output in expected]
+
+
+def _has_classes(output: np.ndarray, *, is_entropy: bool) -> bool:
+    if output.ndim < 2 or not np.isfinite(output).all():
+        return False
+    if output.shape[-1] == 1:
+        return is_entropy and bool(((output >= 0) & (output <= 1)).all())
+    sums = output.astype(np.float64).sum(axis=-1)
+    is_share = bool((output >= 0).all() and np.allclose(sums, 1, atol=1e-2))
+    return is_entropy or is_share

@@ -1,0 +1,176 @@
+"""What `export` is asked for, checked before anything is made."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends.converting import Argument
+from kerasmem.checks import OneOf, Whole, invalid
+from kerasmem.compression.quantize.activations import flat_batches
+from kerasmem.compression.quantize.aware.learned import is_static, learned
+from kerasmem.compression.quantize.config import DYNAMIC, STATIC, Calibration
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.exporting.arguments import arguments_of, random_samples
+from kerasmem.exporting.interpreters import check_onnx, litert_module
+from kerasmem.exporting.judge import Judged
+from kerasmem.exporting.litert_writer import quantizer_module
+from kerasmem.files.data import is_array_data
+from kerasmem.files.data.check import flat_samples
+from kerasmem.files.data.forms import labeled_batches
+from kerasmem.graph.layers import check_built
+
+FLOAT, INT4 = "float", "int4"
+JUDGED = 512
+"""Most samples to judge a file on."""
+
+SCHEMES = (FLOAT, DYNAMIC, STATIC, INT4)
+
+_LITERT, _ONNX = ".tflite", ".onnx"
+
+
+def is_onnx(path: str | Path) -> bool:
+    """Return whether an ONNX file is asked for."""
+    return Path(path).suffix == _ONNX
+
+
+def checked_scheme(model: Any, path: str | Path, scheme: str | None) -> str:
+    """Return the scheme, the one that suits the weights of `model` if it is None.
+
+    Raises:
+        ConfigError: if the scheme, the path or a package is missing or unknown.
+        ModelError: if the model is not built.
+    """
+    check_built(model)
+    if Path(path).suffix not in (_LITERT, _ONNX):
+        valid = "a file that ends in .tflite or .onnx"
+        raise invalid("export", "path", str(path), valid)
+    OneOf((None, *SCHEMES)).check("export", "scheme", scheme)
+    scheme = scheme or _own_scheme(model, is_onnx(path))
+    if not is_onnx(path):
+        litert_module("interpreter")
+        if scheme != FLOAT:
+            quantizer_module("quantizer")
+        return scheme
+    if scheme == INT4:
+        raise ConfigError(
+            f"An ONNX file has int8 or float weights. Expected: one of {FLOAT!r}, "
+            f"{DYNAMIC!r}, {STATIC!r} or None. Received: scheme={scheme!r}. Next: for "
+            f"int4, a file that ends in {_LITERT}."
+        )
+    check_onnx()
+    return scheme
+
+
+def _own_scheme(model: Any, onnx: bool) -> str:  # noqa: FBT001
+    """Return the scheme of the weights of a model."""
+    if is_static(model):
+        return STATIC
+    dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
+    bits = {variable.coding.bits for variable in quantized_variables(model)}
+    if onnx and 4 in bits:
+        return FLOAT
+    if 4 in bits:
+        return INT4
+    return DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT
+
+
+def check_calibrates(model: Any, scheme: str, samples: Any) -> None:
+    """Raise if ranges of activations are neither in the model nor to be measured."""
+    if scheme == STATIC and samples is None and not learned(model).ranges:
+        raise ConfigError(
+            f"The scheme {STATIC!r} takes the ranges of activations from samples. "
+            "Expected: samples=x (--data), or a model with its own ranges, such as "
+            f"km.Quantize({STATIC!r}) makes. Received: samples=None."
+        )
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Raise unless the length of the batch axis is a whole number or None."""
+    if batch_size is not None:
+        Whole(1).check("export", "batch_size", batch_size)
+
+
+def inputs_and_samples(
+    model: Any,
+    samples: Any,
+    count: int,
+    *,
+    batch_size: int | None = None,
+    input_shape: Any | None = None,
+) -> tuple[list[Argument], list[np.ndarray]]:
+    """Return the inputs of a file, and samples for each of them.
+
+    Args:
+        model: a built model that names its inputs, or samples that do.
+        samples: in any of the forms that `kerasmem.files.data` lists, None for random
+            ones.
+        count: how many of them, from 1; at least a batch.
+        batch_size: see `arguments_of`.
+        input_shape: likewise.
+
+    Raises:
+        ConfigError: as `arguments_of`.
+        DataError: if a sample has another length than the file.
+    """
+    count = max(count, batch_size or 1)
+    arrays = None if samples is None else _samples(model, samples, count)
+    arguments = arguments_of(model, batch_size, arrays, input_shape)
+    arrays = arrays or random_samples(arguments, count)
+    check_lengths(arguments, arrays)
+    return arguments, list(arrays)
+
+
+def _samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
+    """Return an array per input of the first samples, of several batches if needed."""
+    if is_array_data(data):
+        return flat_samples(model, data, count)
+    batches = flat_batches(model, data, Calibration(samples=count))
+    return [np.concatenate(arrays) for arrays in zip(*batches, strict=True)]
+
+
+def judged_samples(
+    model: Any,
+    arguments: Sequence[Argument],
+    arrays: Sequence[np.ndarray],
+    validation_data: Any,
+) -> Judged:
+    """Return the samples that a file is judged on.
+
+    Args:
+        model: the model.
+        arguments: the inputs of the file.
+        arrays: samples to calibrate on, which serve if there are no others.
+        validation_data: samples, best with labels; None for none.
+
+    Raises:
+        DataError: if they do not fit the model or the file.
+    """
+    if validation_data is None:
+        return Judged(arrays)
+    found = _samples(model, validation_data, JUDGED)
+    check_lengths(arguments, found)
+    labels = []
+    for _, y, _ in labeled_batches(validation_data, JUDGED):
+        if y is None or sum(map(len, labels)) >= JUDGED:
+            break
+        labels.append([np.asarray(array) for array in keras.tree.flatten(y)])
+    if not labels:
+        return Judged(found)
+    known = [np.concatenate(parts)[:JUDGED] for parts in zip(*labels, strict=True)]
+    return Judged(found, known)
+
+
+def check_lengths(arguments: Sequence[Argument], arrays: Sequence[np.ndarray]) -> None:
+    """Raise a `DataError` unless samples have the lengths that the file shall have."""
+    for argument, array in zip(arguments, arrays, strict=True):
+        lengths = zip(argument.shape[1:], array.shape[1:], strict=True)
+        if any(known not in (None, length) for known, length in lengths):
+            raise DataError(
+                f"The samples do not have the lengths of the file. Expected: "
+                f"{argument.shape[1:]} for input {argument.name!r}. Received: "
+                f"{array.shape[1:]}. Next: samples of these lengths, or none."
+            )

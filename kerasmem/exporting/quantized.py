@@ -1,0 +1,160 @@
+"""A float file in fewer bits: ranges, forms by what is lost, and what comes out."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasmem.backends import current
+from kerasmem.backends.converting import Argument
+from kerasmem.compression.quantize import config
+from kerasmem.compression.quantize.aware.learned import is_static, learned
+from kerasmem.compression.quantize.owners import as_floats, quantized_variables
+from kerasmem.exporting.arguments import outputs_in_keras
+from kerasmem.exporting.choice import Forms, Found, Search, Tried
+from kerasmem.exporting.interpreters import LiteRT, float_outputs
+from kerasmem.exporting.judge import Judge, Judged, classifiers
+from kerasmem.exporting.litert_graph import Graph, Seen, batches_of, observe, read_graph
+from kerasmem.exporting.litert_writer import (
+    DYNAMIC,
+    DYNAMIC_INT4,
+    INT8,
+    Ranges,
+    Writer,
+)
+from kerasmem.exporting.options import INT4
+from kerasmem.graph.flat_calls import flatten
+from kerasmem.graph.layers import own_graph
+
+_FORMS = {config.STATIC: INT8, config.DYNAMIC: DYNAMIC, INT4: DYNAMIC_INT4}
+_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """A file to make.
+
+    Args:
+        content: the float file.
+        model: what it was made of; it is not changed.
+        scheme: of the file.
+        arguments: its inputs.
+        arrays: an array per input, to calibrate on.
+        batch_size: length of the batch axis, None for an open one.
+    """
+
+    content: bytes
+    model: Any
+    scheme: str
+    arguments: Sequence[Argument]
+    arrays: Sequence[np.ndarray]
+    batch_size: int | None
+
+
+def quantized(job: Job, kind: str, judged: Judged) -> Found:
+    """Return the file with the forms that lose little enough.
+
+    Args:
+        job: the file to make.
+        kind: of the file, `LITERT` or `ONNX`.
+        judged: samples that it is judged on.
+
+    Raises:
+        ConfigError: if a package is missing.
+        DataError: if a tensor holds NaN or infinity on the samples.
+        ModelError: if the runtime cannot run a file.
+    """
+    expected = outputs_in_keras(job.model, judged.arrays)
+    classifies = classifiers(job.model, expected)
+    labels = judged.labels if all(classifies) else None
+    judge = Judge(expected, classifies, labels, judged.tolerance)
+    graph = read_graph(job.content)
+    names = [argument.name for argument in job.arguments]
+    batches = batches_of(names, job.arrays, job.batch_size or _BATCH)
+    seen = observe(graph.content, batches)
+    ranges = {name: one.range for name, one in seen.items()}
+    own, stays = own_ranges(job, graph)
+    ranges |= table_ranges(graph, seen) | dict(own)
+    codes = bool(quantized_variables(job.model))
+    writer = Writer(graph, seen, ranges, has_codes=codes)
+
+    def attempt(forms: Mapping[str, str]) -> Tried:
+        content = writer.write(forms)
+        file = LiteRT(content, threads=os.cpu_count() or 1)
+        outputs = float_outputs(file, job.arguments, judged.arrays, job.batch_size)
+        return Tried(content, outputs, judge.loss(outputs))
+
+    forms = Forms(graph, seen, ranges, stays)
+    return Search(forms, graph.operations, attempt, judge).run(_FORMS[job.scheme])
+
+
+def table_ranges(graph: Graph, seen: Mapping[str, Seen]) -> dict[str, Any]:
+    """Return the ranges of what is looked up in tables: those of the whole tables."""
+    found = {}
+    for operation in graph.operations:
+        tables = [graph.constants.get(name) for name in operation.constants]
+        tables = [table for table in tables if table is not None and table.size]
+        if operation.kind == "GATHER" and tables:
+            ends = Seen(())
+            ends.add(operation.outputs[0], tables[0])
+            found |= {name: ends.range for name in operation.outputs if name in seen}
+    return found
+
+
+def own_ranges(job: Job, graph: Graph) -> tuple[Ranges, dict[str, str]]:
+    """Return the ranges that the model has, by tensors of the file.
+
+    A tensor of the file is that of the model that holds the same values.
+
+    Returns:
+        The ranges, and by the scopes of operations that the model computes with floats
+        the reason.
+    """
+    known = learned(job.model).ranges
+    if not known or own_graph(job.model) is None:
+        return {}, {}
+    few = [array[:1] for array in job.arrays]
+    wanted: dict[str, np.ndarray] = {}
+
+    def see(name: str, tensor: Any) -> None:
+        if name in known:
+            wanted[name] = keras.ops.convert_to_numpy(tensor)
+
+    calls = flatten(job.model)
+    with current().inference(), as_floats(job.model):
+        calls.run([keras.ops.convert_to_tensor(array) for array in few], see)
+    file = LiteRT(graph.content, kernels="builtin", keeps_tensors=True)
+    names = [argument.name for argument in job.arguments]
+    size = job.batch_size or 1
+    batch = [np.repeat(array, size, axis=0) for array in few]
+    file(dict(zip(names, batch, strict=True)))
+    found = {}
+    for name, values in file.tensors():
+        one = values[:1] if values.shape[:1] == (size,) else values
+        like = next((k for k, v in wanted.items() if _is_same(v, one)), None)
+        if like is not None:
+            found[name] = known[like]
+    return found, _floats_of(graph, found) if is_static(job.model) else {}
+
+
+def _floats_of(graph: Graph, known: Ranges) -> dict[str, str]:
+    """Return reasons of the operations whose outputs have no ranges in the model."""
+    coded = set(known)
+    for operation in graph.operations:
+        if operation.moves and coded.issuperset(operation.inputs):
+            coded.update(operation.outputs)
+    return {
+        operation.scope: "computes with floats in the model"
+        for operation in graph.operations
+        if not coded.issuperset(operation.outputs or operation.inputs)
+    }
+
+
+def _is_same(one: np.ndarray, two: np.ndarray) -> bool:
+    if one.size != two.size:
+        return False
+    most = float(np.abs(one).max(initial=0.0))
+    return np.allclose(one.ravel(), two.ravel(), rtol=1e-3, atol=1e-4 * most)
