@@ -1,4 +1,4 @@
-"""The choice of a form for each operation of a file, by what the file loses."""
+"""The choice of a precision for each operation of a file, by what the file loses."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,15 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kerasmem.exporting.judge import Judge
-from kerasmem.exporting.litert_graph import (
-    PRODUCTS,
-    Graph,
-    Operation,
-    Seen,
-    multiplications,
-)
-from kerasmem.exporting.litert_writer import (
+from kerasmem.exporting.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
     FLOAT,
@@ -22,122 +14,135 @@ from kerasmem.exporting.litert_writer import (
     INT16,
     INTEGER_INPUTS,
     WEIGHT_ONLY,
+    Graph,
+    Operation,
+    Precisions,
     Ranges,
+    Seen,
     kernel_of,
-    supports,
+    multiplications,
 )
+from kerasmem.exporting.judge import Judge
 
 _LEAST_WEIGHTS = 1024
 _TRIES = 6
 
+_SAFER = {
+    INT8: (INT16, DYNAMIC, WEIGHT_ONLY, FLOAT),
+    DYNAMIC_INT4: (DYNAMIC, WEIGHT_ONLY, FLOAT),
+    DYNAMIC: (WEIGHT_ONLY, FLOAT),
+}
+"""Precisions by what they lose, most first, after the one that is tried first."""
+
+Supports = Callable[[str, str], bool]
+"""Takes the kind of an operation and a precision."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of one operation.
+    """The precision of one operation.
 
     Args:
         operation: it.
-        form: one of the forms of `litert_writer`.
-        reason: why it has not the first form that was to be; empty if it has.
+        precision: one of those in `file_graph`.
+        reason: why it is not the precision that was to be; empty if it is.
         multiplications: that it makes per batch.
     """
 
     operation: Operation
-    form: str
+    precision: str
     reason: str = ""
     multiplications: int = 0
 
 
-class Forms:
-    """The forms that the operations of a file can have.
+@dataclass(frozen=True)
+class Candidates:
+    """The precisions that the operations of a file can have.
 
     Args:
         graph: the float file.
         seen: what its tensors hold on samples.
         ranges: of its tensors.
         stays: reasons of operations that are to stay float, by scope.
+        supports: tells what the runtime has.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        seen: Mapping[str, Seen],
-        ranges: Ranges,
-        stays: Mapping[str, str],
-    ) -> None:
-        self._graph, self._seen, self._ranges = graph, seen, ranges
-        self._stays = stays
+    graph: Graph
+    seen: Mapping[str, Seen]
+    ranges: Ranges
+    stays: Mapping[str, str]
+    supports: Supports
 
-    def first(self, operation: Operation, form: str) -> Choice:
-        """Return the form that an operation has if nothing is lost.
+    def first(self, operation: Operation, precision: str) -> Choice:
+        """Return the precision that an operation has if nothing is lost.
 
         Args:
             operation: it.
-            form: what all operations are to have that can.
+            precision: what all operations are to have that can.
         """
-        choice = Choice(operation, FLOAT, multiplications=self._products(operation))
+        count = multiplications(operation, self.graph, self.seen)
+        choice = Choice(operation, FLOAT, multiplications=count)
         if not operation.has_floats:
             return choice
-        if reason := self._stays.get(operation.scope):
-            return replace(choice, form=self._weights(operation), reason=reason)
-        if form in (INT8, INT16):
-            reason = self._why_not_static(operation, form)
-            return replace(
-                choice, form=self._weights(operation) if reason else form, reason=reason
-            )
-        return replace(choice, form=self._weights(operation, form))
+        if precision != INT8:
+            return replace(choice, precision=self._of_weights(operation, precision))
+        reason = self.stays.get(operation.scope)
+        reason = reason or self._why_not_static(operation, precision)
+        if not reason:
+            return replace(choice, precision=precision)
+        own = self._of_weights(operation, DYNAMIC)
+        return replace(choice, precision=own, reason=reason)
 
-    def safer(self, choice: Choice, form: str) -> str:
-        """Return the form of an operation that loses less: in `form` where it can."""
+    def safer(self, choice: Choice, precision: str) -> str:
+        """Return a precision with which less is lost: `precision` where it can be."""
         operation = choice.operation
-        if form == INT16 and not self._why_not_static(operation, INT16):
-            return INT16
-        return self._weights(operation, form if form != INT16 else DYNAMIC)
+        if precision == INT16:
+            if not self._why_not_static(operation, INT16):
+                return INT16
+            precision = DYNAMIC
+        return self._of_weights(operation, precision)
 
-    def _weights(self, operation: Operation, form: str = DYNAMIC) -> str:
-        """Return the form of an operation with float inputs and outputs."""
-        kernel = kernel_of(operation, self._graph)
-        if kernel is None or self._graph.constants[kernel].size < _LEAST_WEIGHTS:
+    def noise(self, operation: Operation, precision: str) -> float:
+        """Return the power of the rounding noise, as a share of that of the signal.
+
+        It is the noise of what the operation reads and writes, or in int4 of its
+        weight.
+        """
+        if precision == DYNAMIC_INT4:
+            kernel = kernel_of(operation, self.graph)
+            return 0.0 if kernel is None else int4_noise(self.graph.constants[kernel])
+        # What an operation moves was rounded before.
+        moved = () if operation.moves else operation.outputs
+        names = {*operation.inputs, *moved} & self.ranges.keys() & self.seen.keys()
+        each = (self.seen[name].noise(*self.ranges[name]) for name in names)
+        return max(each, default=0.0)
+
+    def _of_weights(self, operation: Operation, precision: str) -> str:
+        """Return the precision of an operation with float inputs and outputs."""
+        kernel = kernel_of(operation, self.graph)
+        if kernel is None or self.graph.constants[kernel].size < _LEAST_WEIGHTS:
             return FLOAT
-        if operation.kind == "GATHER" and form != FLOAT:
-            return INT8 if not self._why_not_static(operation, INT8) else FLOAT
+        if operation.is_lookup and precision != FLOAT:
+            # No data is needed: what is looked up has the range of the table.
+            precision = INT8 if self.supports(operation.kind, INT8) else precision
+            return FLOAT if self._why_not_static(operation, precision) else precision
         order = {
             DYNAMIC_INT4: (DYNAMIC_INT4, DYNAMIC, WEIGHT_ONLY),
             DYNAMIC: (DYNAMIC, WEIGHT_ONLY),
         }
-        wanted = order.get(form, (form,))
-        return next((f for f in wanted if supports(operation.kind, f)), FLOAT)
+        wanted = order.get(precision, (precision,))
+        return next((w for w in wanted if self.supports(operation.kind, w)), FLOAT)
 
-    def _why_not_static(self, operation: Operation, form: str) -> str:
+    def _why_not_static(self, operation: Operation, precision: str) -> str:
+        """Return why an operation cannot have ranges, empty if it can."""
         if operation.is_inner:
             return "is in the body of a loop, where no ranges are known"
-        if not supports(operation.kind, form):
-            return f"litert-quantizer has no {form} form of {operation.kind}"
+        if not self.supports(operation.kind, precision):
+            return f"has no {precision} form in the runtime"
         floats = [*operation.inputs, *operation.outputs]
-        known = [name for name in floats if name in self._ranges]
-        unknown = [n for n in floats if n in self._seen and n not in self._ranges]
-        if not known or unknown:
-            return "computes no floats with known ranges"
-        return ""
-
-    def noise(self, operation: Operation, form: str) -> float:
-        """Return the power of the rounding noise of a form, as a share of the signal.
-
-        It is that of what the operation reads and writes, or in int4 of its weight.
-        """
-        if form == DYNAMIC_INT4:
-            kernel = kernel_of(operation, self._graph)
-            return 0.0 if kernel is None else int4_noise(self._graph.constants[kernel])
-        # What an operation moves was rounded before.
-        moved = () if operation.moves else operation.outputs
-        names = {*operation.inputs, *moved} & self._ranges.keys() & self._seen.keys()
-        each = (self._seen[name].noise(*self._ranges[name]) for name in names)
-        return max(each, default=0.0)
-
-    def _products(self, operation: Operation) -> int:
-        if operation.kind not in PRODUCTS:
-            return 0
-        return multiplications(operation, self._graph, self._seen)
+        known = [name for name in floats if name in self.ranges]
+        unknown = [n for n in floats if n in self.seen and n not in self.ranges]
+        return "reads or writes floats of unknown range" if unknown or not known else ""
 
 
 @dataclass(frozen=True)
@@ -155,8 +160,8 @@ class Tried:
     loss: float
 
 
-Attempt = Callable[[Mapping[str, str]], Tried]
-"""Makes a file with the form of each operation, by its scope."""
+Attempt = Callable[[Precisions], Tried]
+"""Makes a file with a precision for each operation."""
 
 
 @dataclass(frozen=True)
@@ -168,55 +173,57 @@ class Found:
     judge: Judge
 
 
-_SAFER = {
-    INT8: (INT16, DYNAMIC, WEIGHT_ONLY, FLOAT),
-    DYNAMIC_INT4: (DYNAMIC, WEIGHT_ONLY, FLOAT),
-    DYNAMIC: (WEIGHT_ONLY, FLOAT),
-}
-"""Forms by what they lose, most first, after the one that is tried first."""
-
-
 @dataclass(frozen=True)
 class Search:
-    """A search for the forms with which a file loses little enough.
+    """A search for the precisions with which a file loses little enough.
 
-    All operations first have one form where they can. If that loses too much, the
-    operations with the most rounding noise get safer forms, as few as are enough.
+    All operations first have one precision where they can. If that loses too much, the
+    operations with the most rounding noise get safer ones, as few as are enough.
 
     Args:
-        forms: the forms that there are.
-        operations: of the file.
+        candidates: the precisions that there are.
         attempt: makes and measures a file.
         judge: tells the largest loss.
     """
 
-    forms: Forms
-    operations: Sequence[Operation]
+    candidates: Candidates
     attempt: Attempt
     judge: Judge
 
-    def run(self, form: str) -> Found:
-        """Return the choice that begins with `form` for all operations."""
-        choices = [self.forms.first(operation, form) for operation in self.operations]
-        found = first = self._found(choices)
-        order = sorted(
-            (n for n, choice in enumerate(choices) if choice.form == form),
-            key=lambda n: -self.forms.noise(choices[n].operation, form),
+    def run(self, precision: str) -> Found:
+        """Return the choice that begins with `precision` for all operations."""
+        operations = self.candidates.graph.operations
+        found = first = self._found(
+            [self.candidates.first(operation, precision) for operation in operations]
         )
-        for safer in _SAFER[form]:
+        order = sorted(
+            (n for n, c in enumerate(first.choices) if c.precision == precision),
+            key=lambda n: -self._noise(first.choices[n]),
+        )
+        for safer in _SAFER[precision]:
             if found.file.loss <= self.judge.allowed or not order:
                 break
+            if not self._differs(first, order, safer):
+                continue
             protected = self._protect(first, order, safer)
             if protected.file.loss < found.file.loss:
                 found = protected
         return found
 
+    def _noise(self, choice: Choice) -> float:
+        return self.candidates.noise(choice.operation, choice.precision)
+
+    def _differs(self, first: Found, order: Sequence[int], safer: str) -> bool:
+        """Return whether a runtime has a precision at all: ONNX has no int16."""
+        choices = [first.choices[n] for n in order]
+        return any(self.candidates.safer(choice, safer) == safer for choice in choices)
+
     def _found(self, choices: list[Choice]) -> Found:
-        file = self.attempt({each.operation.scope: each.form for each in choices})
+        file = self.attempt({each.operation.scope: each.precision for each in choices})
         return Found(choices, file, self.judge)
 
     def _protect(self, first: Found, order: Sequence[int], safer: str) -> Found:
-        """Return the choice with safer forms for as few operations as are enough."""
+        """Return the choice with a safer precision for as few as are enough."""
         low, failed = 0, first.file.loss
         high, best = len(order), self._with_safer(first, order, safer, failed)
         tries = _TRIES if best.file.loss <= self.judge.allowed else 0
@@ -236,13 +243,13 @@ class Search:
     ) -> Found:
         choices = list(first.choices)
         for n in order:
-            form = choices[n].form
-            noise = max(self.forms.noise(choices[n].operation, form), 1e-12)
+            before = choices[n].precision
+            decibels = 10 * math.log10(max(self._noise(choices[n]), 1e-12))
             choices[n] = replace(
                 choices[n],
-                form=self.forms.safer(choices[n], safer),
-                reason=f"in {form} the rounding noise is {10 * math.log10(noise):.0f} dB "
-                f"and {self.judge.measure} of the file {failed:.3g}",
+                precision=self.candidates.safer(choices[n], safer),
+                reason=f"in {before} its rounding noise is {decibels:.0f} dB and the "
+                f"{self.judge.measure} of the file {failed:.3g}",
             )
         return self._found(choices)
 
@@ -258,5 +265,5 @@ def int4_noise(kernel: np.ndarray) -> float:
 def integer_share(choices: Sequence[Choice]) -> float:
     """Return the share of the multiplications whose inputs are integers."""
     total = sum(choice.multiplications for choice in choices)
-    whole = sum(c.multiplications for c in choices if c.form in INTEGER_INPUTS)
+    whole = sum(c.multiplications for c in choices if c.precision in INTEGER_INPUTS)
     return whole / total if total else 1.0

@@ -184,6 +184,16 @@ class Onnx:
         names = [output.name for output in self._session.get_outputs()]
         # `output_10` comes after `output_9`.
         names.sort(key=lambda name: (len(name), name))
+        return self.run(names, arrays)
+
+    def run(
+        self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
+    ) -> list[np.ndarray]:
+        """Return some outputs by their names, for one array per input.
+
+        Raises:
+            ModelError: if onnxruntime cannot run the file on them.
+        """
         try:
             return list(self._session.run(names, arrays))
         except Exception as error:  # see above

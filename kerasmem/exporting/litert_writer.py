@@ -1,10 +1,10 @@
-"""LiteRT files in fewer bits, written by litert-quantizer: one form per operation."""
+"""LiteRT files in fewer bits, written by litert-quantizer."""
 
 import importlib
 import importlib.util
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,22 +13,111 @@ import numpy as np
 
 from kerasmem.backends.converting import quiet
 from kerasmem.errors import ConfigError
-from kerasmem.exporting.litert_graph import PRODUCTS, Graph, Operation, Seen
-
-INT8, INT16, FLOAT = "int8", "int16x8", "float"
-DYNAMIC, DYNAMIC_INT4 = "dynamic int8", "dynamic int4"
-WEIGHT_ONLY = "weight-only int8"
-"""Forms of an operation.
-
-`INT8` and `INT16`: activations of 8 or 16 bits in fixed ranges, int8 weights. `DYNAMIC`
-and `DYNAMIC_INT4`: weights of 8 or 4 bits, and inputs that are rounded to int8 row by
-row at run time. `WEIGHT_ONLY`: int8 weights that become float at run time.
-"""
-
-INTEGER_INPUTS = {INT8, INT16, DYNAMIC, DYNAMIC_INT4}
-"""Forms whose products multiply integers."""
+from kerasmem.exporting.file_graph import (
+    DYNAMIC,
+    DYNAMIC_INT4,
+    FLOAT,
+    INPUT,
+    INT8,
+    INT16,
+    OUTPUT,
+    PRODUCTS,
+    WEIGHT_ONLY,
+    Graph,
+    Operation,
+    Precisions,
+    Ranges,
+    ReadTensors,
+    Seen,
+    kernel_of,
+)
+from kerasmem.exporting.interpreters import LiteRT, litert_module
 
 _BLOCKS = (128, 64, 32)
+
+
+def read_graph(content: bytes) -> Graph:
+    """Return the operations of a float LiteRT file.
+
+    Raises:
+        ConfigError: if `ai-edge-litert` is not installed.
+    """
+    schema = litert_module("schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    content = _with_unique_names(model, content)
+    kinds = {
+        number: name
+        for name, number in vars(schema.BuiltinOperator).items()
+        if isinstance(number, int)
+    }
+    operations, constants = list[Operation](), dict[str, np.ndarray]()
+    for place, graph in enumerate(model.subgraphs):
+        names = [tensor.name.decode() for tensor in graph.tensors]
+        stored = {
+            number
+            for number, tensor in enumerate(graph.tensors)
+            if model.buffers[tensor.buffer].data is not None
+        }
+        for number in stored:
+            tensor = graph.tensors[number]
+            if tensor.type == schema.TensorType.FLOAT32:
+                data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+                constants[names[number]] = data.view("<f4").reshape(tensor.shape)
+        if place == 0:
+            inputs = tuple(names[n] for n in graph.inputs)
+            operations.append(Operation(INPUT, (), (), inputs))
+        for operator in graph.operators:
+            code = model.operatorCodes[operator.opcodeIndex]
+            given = [n for n in operator.inputs if n >= 0]
+            operations.append(
+                Operation(
+                    kinds[max(code.builtinCode, code.deprecatedBuiltinCode)],
+                    tuple(names[n] for n in given if n not in stored),
+                    tuple(names[n] for n in given if n in stored),
+                    tuple(names[n] for n in operator.outputs),
+                    is_inner=place > 0,
+                    has_floats=any(
+                        graph.tensors[n].type == schema.TensorType.FLOAT32
+                        for n in operator.outputs
+                    ),
+                )
+            )
+    main = model.subgraphs[0]
+    ends = tuple(main.tensors[n].name.decode() for n in main.outputs)
+    operations.append(Operation(OUTPUT, ends, (), ()))
+    return Graph(content, operations, constants)
+
+
+def _with_unique_names(model: Any, content: bytes) -> bytes:
+    """Return the file with names that differ; those of `model` are changed likewise."""
+    seen, changed = set[bytes](), False
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            name, count = tensor.name, 0
+            while name in seen:
+                count += 1
+                name = b"%s_%d" % (tensor.name, count)
+            changed = changed or name != tensor.name
+            tensor.name = name
+            seen.add(name)
+    if not changed:
+        return content
+    import flatbuffers
+
+    builder = flatbuffers.Builder(len(content))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def tensor_reader(content: bytes) -> ReadTensors:
+    """Return what reads the float tensors of a file, those within loops left out."""
+    file = LiteRT(content, kernels="builtin", keeps_tensors=True)
+
+    def read(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        file(dict(batch))
+        return file.tensors()
+
+    return read
 
 
 def quantizer_module(name: str) -> Any:
@@ -47,45 +136,43 @@ def quantizer_module(name: str) -> Any:
 
 
 @cache
-def supports(kind: str, form: str) -> bool:
-    """Return whether an operation of a kind can have a form.
+def supports(kind: str, precision: str) -> bool:
+    """Return whether an operation of a kind can have a precision.
 
     Args:
         kind: name of the operation in LiteRT.
-        form: one of the forms above.
+        precision: one of those in `file_graph`.
     """
     types = quantizer_module("qtyping")
     manager = quantizer_module("recipe_manager").RecipeManager()
     name = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}.get(kind, kind)
-    if form == FLOAT:
+    if precision == FLOAT:
         return True
     if name not in types.TFLOperationName.__members__:
         return False
     key = types.TFLOperationName[name]
     try:
-        _add_rule(manager, ".*", key, form)
+        _add_rule(manager, ".*", key, precision)
     except ValueError:
         return False
     return True
 
 
-def _add_rule(manager: Any, pattern: str, key: Any, form: str, block: int = 0) -> None:
+def _add_rule(
+    manager: Any, pattern: str, key: Any, precision: str, block: int = 0
+) -> None:
     grain = quantizer_module("qtyping").QuantGranularity
     rows = grain[f"BLOCKWISE_{block}"] if block else grain.CHANNELWISE
-    if form in (INT8, INT16):
-        manager.add_static_config(pattern, key, 8 if form == INT8 else 16, 8)
-    elif form in (DYNAMIC, DYNAMIC_INT4):
-        manager.add_dynamic_config(pattern, key, 8 if form == DYNAMIC else 4, rows)
-    elif form == WEIGHT_ONLY:
+    if precision in (INT8, INT16):
+        manager.add_static_config(pattern, key, 8 if precision == INT8 else 16, 8)
+    elif precision in (DYNAMIC, DYNAMIC_INT4):
+        manager.add_dynamic_config(pattern, key, 8 if precision == DYNAMIC else 4, rows)
+    elif precision == WEIGHT_ONLY:
         manager.add_weight_only_config(pattern, key, 8)
 
 
-Ranges = Mapping[str, tuple[float, float]]
-Forms = Mapping[str, str]
-
-
 class Writer:
-    """Writes a float file anew, with a form for each of its operations.
+    """Writes a float file anew, with a precision for each of its operations.
 
     Args:
         graph: the float file.
@@ -117,31 +204,33 @@ class Writer:
             if found is not None:
                 self.steps[operation.scope] = found
 
-    def write(self, forms: Forms) -> bytes:
+    def write(self, precisions: Precisions) -> bytes:
         """Return the file.
 
         Args:
-            forms: of operations, by their scopes; all others stay float.
+            precisions: of operations, by their scopes; all others stay float.
         """
         made = quantizer_module("quantizer").Quantizer(self._graph.content)
         key = quantizer_module("qtyping").TFLOperationName.ALL_SUPPORTED
         scopes, ends = defaultdict(list), dict(self._ranges)
         for operation in self._graph.operations:
-            form = forms.get(operation.scope, FLOAT)
-            if form == FLOAT:
+            precision = precisions.get(operation.scope, FLOAT)
+            if precision == FLOAT:
                 continue
             steps = self.steps.get(operation.scope)
             block = 0
-            if form == DYNAMIC_INT4:
+            if precision == DYNAMIC_INT4:
                 block = self.block(operation) if steps is None else steps.block
-            if steps is not None and steps.bits == (4 if form == DYNAMIC_INT4 else 8):
+            if steps is not None and steps.bits == (
+                4 if precision == DYNAMIC_INT4 else 8
+            ):
                 most = steps.steps * (2 ** (steps.bits - 1) - 1)
                 ends[steps.weight] = {"min": -most, "max": most}
-            scopes[form, block].append(re.escape(operation.scope))
+            scopes[precision, block].append(re.escape(operation.scope))
         if not scopes:
             return self._graph.content
-        for (form, block), names in scopes.items():
-            _add_rule(made, f"^(?:{'|'.join(names)})$", key, form, block)
+        for (precision, block), names in scopes.items():
+            _add_rule(made, f"^(?:{'|'.join(names)})$", key, precision, block)
         with quiet():  # progress of each file that is tried
             result = made.quantize(
                 ends, enable_progress_bar=False, enable_progress_report=False
@@ -228,9 +317,3 @@ def steps_of(rows: np.ndarray, limit: int) -> np.ndarray | None:
         fits = np.abs(multiples - np.rint(multiples)).max(axis=1) < _CODE_TOLERANCE
         steps[open_rows[fits]] = size[fits]
     return steps if steps.all() else None
-
-
-def kernel_of(operation: Operation, graph: Graph) -> str | None:
-    """Return the name of the stored weight that an operation multiplies or looks up."""
-    floats = (name for name in operation.constants if name in graph.constants)
-    return next((name for name in floats if graph.constants[name].ndim > 1), None)

@@ -1,8 +1,9 @@
-"""A float file in fewer bits: ranges, forms by what is lost, and what comes out."""
+"""A float file in fewer bits: its ranges, its precisions and what it loses."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -13,23 +14,30 @@ from kerasmem.backends.converting import Argument
 from kerasmem.compression.quantize import config
 from kerasmem.compression.quantize.aware.learned import is_static, learned
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
+from kerasmem.exporting import litert_writer, onnx_writer
 from kerasmem.exporting.arguments import outputs_in_keras
-from kerasmem.exporting.choice import Forms, Found, Search, Tried
-from kerasmem.exporting.interpreters import LiteRT, float_outputs
-from kerasmem.exporting.judge import Judge, Judged, classifiers
-from kerasmem.exporting.litert_graph import Graph, Seen, batches_of, observe, read_graph
-from kerasmem.exporting.litert_writer import (
+from kerasmem.exporting.choice import Candidates, Found, Search, Tried
+from kerasmem.exporting.convert import LITERT, ONNX
+from kerasmem.exporting.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
     INT8,
+    Graph,
+    Precisions,
     Ranges,
-    Writer,
+    ReadTensors,
+    Seen,
+    batches_of,
+    observe,
 )
+from kerasmem.exporting.interpreters import LiteRT, Onnx, float_outputs, outputs_of
+from kerasmem.exporting.judge import Judge, Judged, classifiers
 from kerasmem.exporting.options import INT4
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import own_graph
 
-_FORMS = {config.STATIC: INT8, config.DYNAMIC: DYNAMIC, INT4: DYNAMIC_INT4}
+_PRECISIONS = {config.STATIC: INT8, config.DYNAMIC: DYNAMIC, INT4: DYNAMIC_INT4}
+_WRITERS: dict[str, ModuleType] = {LITERT: litert_writer, ONNX: onnx_writer}
 _BATCH = 8
 
 
@@ -41,6 +49,7 @@ class Job:
         content: the float file.
         model: what it was made of; it is not changed.
         scheme: of the file.
+        kind: of the file, `LITERT` or `ONNX`.
         arguments: its inputs.
         arrays: an array per input, to calibrate on.
         batch_size: length of the batch axis, None for an open one.
@@ -49,17 +58,17 @@ class Job:
     content: bytes
     model: Any
     scheme: str
+    kind: str
     arguments: Sequence[Argument]
     arrays: Sequence[np.ndarray]
     batch_size: int | None
 
 
-def quantized(job: Job, kind: str, judged: Judged) -> Found:
-    """Return the file with the forms that lose little enough.
+def quantized(job: Job, judged: Judged) -> Found:
+    """Return the file with the precisions that lose little enough.
 
     Args:
         job: the file to make.
-        kind: of the file, `LITERT` or `ONNX`.
         judged: samples that it is judged on.
 
     Raises:
@@ -67,44 +76,57 @@ def quantized(job: Job, kind: str, judged: Judged) -> Found:
         DataError: if a tensor holds NaN or infinity on the samples.
         ModelError: if the runtime cannot run a file.
     """
-    expected = outputs_in_keras(job.model, judged.arrays)
-    classifies = classifiers(job.model, expected)
-    labels = judged.labels if all(classifies) else None
-    judge = Judge(expected, classifies, labels, judged.tolerance)
-    graph = read_graph(job.content)
+    writer, judge = _WRITERS[job.kind], _judge(job.model, judged)
+    graph: Graph = writer.read_graph(job.content)
     names = [argument.name for argument in job.arguments]
     batches = batches_of(names, job.arrays, job.batch_size or _BATCH)
-    seen = observe(graph.content, batches)
+    read = writer.tensor_reader(graph.content)
+    seen = observe(read, batches)
     ranges = {name: one.range for name, one in seen.items()}
-    own, stays = own_ranges(job, graph)
+    own, stays = own_ranges(job, graph, read)
     ranges |= table_ranges(graph, seen) | dict(own)
     codes = bool(quantized_variables(job.model))
-    writer = Writer(graph, seen, ranges, has_codes=codes)
+    made = writer.Writer(graph, seen, ranges, has_codes=codes)
 
-    def attempt(forms: Mapping[str, str]) -> Tried:
-        content = writer.write(forms)
-        file = LiteRT(content, threads=os.cpu_count() or 1)
-        outputs = float_outputs(file, job.arguments, judged.arrays, job.batch_size)
+    def attempt(precisions: Precisions) -> Tried:
+        content = made.write(precisions)
+        outputs = _run(job, content, judged.arrays)
         return Tried(content, outputs, judge.loss(outputs))
 
-    forms = Forms(graph, seen, ranges, stays)
-    return Search(forms, graph.operations, attempt, judge).run(_FORMS[job.scheme])
+    candidates = Candidates(graph, seen, ranges, stays, writer.supports)
+    return Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
 
 
-def table_ranges(graph: Graph, seen: Mapping[str, Seen]) -> dict[str, Any]:
+def _judge(model: Any, judged: Judged) -> Judge:
+    expected = outputs_in_keras(model, judged.arrays)
+    classifies = classifiers(model, expected)
+    labels = judged.labels if all(classifies) else None
+    return Judge(expected, classifies, labels, judged.tolerance)
+
+
+def _run(job: Job, content: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    if job.kind == ONNX:
+        return outputs_of(Onnx(content), job.arguments, arrays, job.batch_size)
+    file = LiteRT(content, threads=os.cpu_count() or 1)
+    return float_outputs(file, job.arguments, arrays, job.batch_size)
+
+
+def table_ranges(graph: Graph, seen: dict[str, Seen]) -> dict[str, Any]:
     """Return the ranges of what is looked up in tables: those of the whole tables."""
     found = {}
     for operation in graph.operations:
         tables = [graph.constants.get(name) for name in operation.constants]
         tables = [table for table in tables if table is not None and table.size]
-        if operation.kind == "GATHER" and tables:
+        if operation.is_lookup and tables:
             ends = Seen(())
             ends.add(operation.outputs[0], tables[0])
             found |= {name: ends.range for name in operation.outputs if name in seen}
     return found
 
 
-def own_ranges(job: Job, graph: Graph) -> tuple[Ranges, dict[str, str]]:
+def own_ranges(
+    job: Job, graph: Graph, read: ReadTensors
+) -> tuple[Ranges, dict[str, str]]:
     """Return the ranges that the model has, by tensors of the file.
 
     A tensor of the file is that of the model that holds the same values.
@@ -126,13 +148,11 @@ def own_ranges(job: Job, graph: Graph) -> tuple[Ranges, dict[str, str]]:
     calls = flatten(job.model)
     with current().inference(), as_floats(job.model):
         calls.run([keras.ops.convert_to_tensor(array) for array in few], see)
-    file = LiteRT(graph.content, kernels="builtin", keeps_tensors=True)
     names = [argument.name for argument in job.arguments]
     size = job.batch_size or 1
-    batch = [np.repeat(array, size, axis=0) for array in few]
-    file(dict(zip(names, batch, strict=True)))
+    batch = dict(zip(names, (np.repeat(a, size, axis=0) for a in few), strict=True))
     found = {}
-    for name, values in file.tensors():
+    for name, values in read(batch):
         one = values[:1] if values.shape[:1] == (size,) else values
         like = next((k for k, v in wanted.items() if _is_same(v, one)), None)
         if like is not None:

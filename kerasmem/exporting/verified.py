@@ -31,7 +31,7 @@ from kerasmem.files.data import check_data, sample_count, whole_batch
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
-from kerasmem.records import ExportReport, OperationForm
+from kerasmem.records import ExportReport, OperationPrecision
 
 CALIBRATION, COMPARED = 128, 4
 """Most samples to calibrate on, and to compare a float file on."""
@@ -76,7 +76,7 @@ def export(  # noqa: PLR0913 - the public entry point
             None for the scheme of the model's weights.
         batch_size: length of the batch axis, from 1; None leaves it open, or makes it 1
             if LiteRT needs a fixed one, as for LSTM and GRU.
-        samples: inputs to calibrate and to compare on, in any of the forms that
+        samples: inputs to calibrate and to compare on, in any of the precisions that
             `kerasmem.files.data` lists; at most 128 are used. None for random ones,
             which `"int8-static"` takes only if the model has its own ranges.
         tolerance: the largest loss allowed; None for an accuracy loss of 0.005, 0.02
@@ -91,7 +91,7 @@ def export(  # noqa: PLR0913 - the public entry point
     Returns:
         The `ExportReport`: path, scheme, bytes, loss, the largest difference of an
         output, the share of multiplications on integers, and each operation that has
-        not the form of its scheme, with the reason.
+        not the precision of its scheme, with the reason.
 
     Raises:
         ConfigError: if an argument cannot be used, or a package is missing (`pip
@@ -128,8 +128,10 @@ def export(  # noqa: PLR0913 - the public entry point
         if scheme == FLOAT:
             found = _exact(job, content, judged)
         else:
-            whole = Job(content, model, scheme, job.arguments, arrays, job.batch_size)
-            found = quantized(whole, kind, judged)
+            whole = Job(
+                content, model, scheme, kind, job.arguments, arrays, job.batch_size
+            )
+            found = quantized(whole, judged)
     except OSError as error:
         raise OutputError(
             f"Could not write a temporary file to make {str(path)!r} of: "
@@ -265,7 +267,9 @@ def _report(path: str | Path, scheme: str, found: Found) -> ExportReport:
         difference=difference(file.outputs, judge.expected, _LEAST_OUTPUT),
         integer_share=integer_share(found.choices) if scheme != FLOAT else 0.0,
         operations=tuple(
-            OperationForm(c.operation.name, c.operation.kind, c.form, c.reason)
+            OperationPrecision(
+                c.operation.name, c.operation.kind, c.precision, c.reason
+            )
             for c in found.choices
             if c.reason
         ),

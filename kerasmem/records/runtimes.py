@@ -6,21 +6,21 @@ from kerasmem.records.plain import JsonRecord
 
 
 @dataclass(frozen=True)
-class OperationForm:
-    """An operation of a file that has not the form of the file's scheme.
+class OperationPrecision:
+    """An operation of a file with another precision than the file's scheme.
 
     Args:
         operation: the name of its output in the file.
         kind: its name in the runtime, such as `"FULLY_CONNECTED"`.
-        form: `"int8"`; `"int16"`: int16 activations, int8 weights; `"int8 rows"`: int8
-            weights, float activations that are rounded row by row; `"int8 weights"`:
-            int8 weights that become float; or `"float"`.
+        precision: `"int8"`; `"int16x8"`: int16 activations, int8 weights; `"dynamic
+            int8"`: int8 weights, and inputs that are rounded row by row at run time;
+            `"weight-only int8"`: int8 weights that become float at run time; `"float"`.
         reason: why.
     """
 
     operation: str
     kind: str
-    form: str
+    precision: str
     reason: str
 
 
@@ -41,7 +41,7 @@ class ExportReport:
             largest output; it is not judged.
         integer_share: share of the multiplications whose inputs are integers; 0 for
             `"float"`.
-        operations: those that have not the form of the scheme.
+        operations: those with another precision than that of the scheme.
     """
 
     path: str
@@ -53,7 +53,7 @@ class ExportReport:
     tolerance: float
     difference: float
     integer_share: float = 0.0
-    operations: tuple[OperationForm, ...] = ()
+    operations: tuple[OperationPrecision, ...] = ()
 
 
 @dataclass(frozen=True)

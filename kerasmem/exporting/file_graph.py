@@ -1,15 +1,13 @@
-"""The operations and tensors of a LiteRT file, and what the tensors hold on samples."""
+"""The operations and tensors of a LiteRT or ONNX file, and what tensors hold."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from kerasmem.compression.quantize.activations import Histogram, with_zero
 from kerasmem.errors import DataError
-from kerasmem.exporting.interpreters import LiteRT, litert_module
 
 INPUT, OUTPUT = "INPUT", "OUTPUT"
 """Kinds of the two entries that stand for the inputs and the outputs of a file."""
@@ -19,6 +17,8 @@ _MOVES = {
     *("MAX_POOL_2D", "MIRROR_PAD", "PACK", "PAD", "PADV2", "RESHAPE", "SLICE"),
     *("RESIZE_NEAREST_NEIGHBOR", "SPACE_TO_DEPTH", "SPLIT", "SQUEEZE"),
     *("STRIDED_SLICE", "TRANSPOSE", "UNPACK", "DEPTH_TO_SPACE"),
+    *("Concat", "Expand", "Flatten", "Gather", "MaxPool", "Pad", "Reshape", "Slice"),
+    *("Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
 """Operations whose outputs have no values that their inputs have not."""
 
@@ -28,12 +28,13 @@ class Operation:
     """One operation of a file.
 
     Args:
-        kind: its name in LiteRT, such as `"CONV_2D"`.
+        kind: its name in the runtime, such as `"CONV_2D"` or `"Conv"`.
         inputs: names of its inputs that are computed.
         constants: names of its inputs that are stored in the file.
         outputs: names of its outputs.
         is_inner: whether it is in the body of a loop or branch.
-        has_floats: whether it reads or writes computed floats.
+        has_floats: whether it computes floats.
+        label: its own name, which ONNX has.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Operation:
     outputs: tuple[str, ...]
     is_inner: bool = False
     has_floats: bool = True
+    label: str = ""
 
     @property
     def scope(self) -> str:
@@ -55,6 +57,11 @@ class Operation:
         return names[0].partition(";")[0] if names else self.kind
 
     @property
+    def is_lookup(self) -> bool:
+        """Whether it reads rows of a table, if it has a constant."""
+        return self.kind in ("GATHER", "Gather")
+
+    @property
     def moves(self) -> bool:
         """Whether it only moves values."""
         return self.kind in _MOVES
@@ -62,91 +69,17 @@ class Operation:
 
 @dataclass
 class Graph:
-    """A LiteRT file, read.
+    """A float file, read.
 
     Args:
         content: the bytes of the file; names of tensors are unique.
-        operations: in order, with an `INPUT` first and an `OUTPUT` last.
+        operations: in order; in LiteRT with an `INPUT` and an `OUTPUT`.
         constants: the stored float tensors, by name.
     """
 
     content: bytes
     operations: list[Operation]
     constants: dict[str, np.ndarray]
-
-
-def read_graph(content: bytes) -> Graph:
-    """Return the operations of a float LiteRT file.
-
-    Raises:
-        ConfigError: if `ai-edge-litert` is not installed.
-    """
-    schema = litert_module("schema_py_generated")
-    model = schema.ModelT.InitFromPackedBuf(content, 0)
-    content = _with_unique_names(model, content)
-    kinds = {
-        number: name
-        for name, number in vars(schema.BuiltinOperator).items()
-        if isinstance(number, int)
-    }
-    operations, constants = list[Operation](), dict[str, np.ndarray]()
-    for place, graph in enumerate(model.subgraphs):
-        names = [tensor.name.decode() for tensor in graph.tensors]
-        stored = {
-            number
-            for number, tensor in enumerate(graph.tensors)
-            if model.buffers[tensor.buffer].data is not None
-        }
-        for number in stored:
-            tensor = graph.tensors[number]
-            if tensor.type == schema.TensorType.FLOAT32:
-                data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
-                constants[names[number]] = data.view("<f4").reshape(tensor.shape)
-        if place == 0:
-            inputs = tuple(names[n] for n in graph.inputs)
-            operations.append(Operation(INPUT, (), (), inputs))
-        for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
-            given = [n for n in operator.inputs if n >= 0]
-            operations.append(
-                Operation(
-                    kinds[max(code.builtinCode, code.deprecatedBuiltinCode)],
-                    tuple(names[n] for n in given if n not in stored),
-                    tuple(names[n] for n in given if n in stored),
-                    tuple(names[n] for n in operator.outputs),
-                    is_inner=place > 0,
-                    has_floats=any(
-                        graph.tensors[n].type == schema.TensorType.FLOAT32
-                        for n in (*given, *operator.outputs)
-                        if n not in stored
-                    ),
-                )
-            )
-    main = model.subgraphs[0]
-    ends = tuple(main.tensors[n].name.decode() for n in main.outputs)
-    operations.append(Operation(OUTPUT, ends, (), ()))
-    return Graph(content, operations, constants)
-
-
-def _with_unique_names(model: Any, content: bytes) -> bytes:
-    """Return the file with names that differ; those of `model` are changed likewise."""
-    seen, changed = set[bytes](), False
-    for graph in model.subgraphs:
-        for tensor in graph.tensors:
-            name, count = tensor.name, 0
-            while name in seen:
-                count += 1
-                name = b"%s_%d" % (tensor.name, count)
-            changed = changed or name != tensor.name
-            tensor.name = name
-            seen.add(name)
-    if not changed:
-        return content
-    import flatbuffers
-
-    builder = flatbuffers.Builder(len(content))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
 
 
 @dataclass
@@ -193,26 +126,27 @@ class Seen:
         return step * step / 12 / power if power else 0.0
 
 
-def observe(content: bytes, batches: Iterable[Mapping[str, Any]]) -> dict[str, Seen]:
+ReadTensors = Callable[[Mapping[str, np.ndarray]], Iterable[tuple[str, np.ndarray]]]
+"""Takes an array for each input; returns the float tensors with their names."""
+
+
+def observe(
+    read: ReadTensors, batches: Iterable[Mapping[str, np.ndarray]]
+) -> dict[str, Seen]:
     """Return what every float tensor of a file holds on samples, by its name.
 
-    Tensors within loops are not seen, and neither are those without values.
-
     Args:
-        content: the bytes of a float file.
+        read: reads the tensors of the file.
         batches: an array for each input, by its name.
 
     Raises:
         DataError: if a tensor holds NaN or infinity.
     """
-    file = LiteRT(content, kernels="builtin", keeps_tensors=True)
     seen: dict[str, Seen] = {}
     for batch in batches:
-        file(dict(batch))
-        for name, values in file.tensors():
+        for name, values in read(batch):
             if values.size:
-                one = seen.setdefault(name, Seen(values.shape))
-                one.add(name, values)
+                seen.setdefault(name, Seen(values.shape)).add(name, values)
     return seen
 
 
@@ -226,21 +160,30 @@ def multiplications(
     made = prod(known[0]) if known else 0
     if operation.is_inner and kernel is not None:
         return kernel.size
-    if operation.kind == "BATCH_MATMUL" and operation.inputs[0] in seen:
+    is_pair = kernel is None and operation.kind in ("BATCH_MATMUL", "MatMul")
+    if is_pair and operation.inputs[0] in seen:
         return made * seen[operation.inputs[0]].shape[-1]
     if kernel is None or operation.kind not in PRODUCTS:
         return 0
     if operation.kind == "DEPTHWISE_CONV_2D":
         return made * prod(kernel.shape[:-1])
-    if operation.kind == "TRANSPOSE_CONV":
+    if operation.kind in ("MatMul", "Gemm"):
+        return made * kernel.size // max(known[0][-1], 1) if known else 0
+    if operation.kind in ("TRANSPOSE_CONV", "ConvTranspose"):
         taken = [seen[name].shape for name in operation.inputs if name in seen]
-        return prod(taken[0]) * prod(kernel.shape[:-1]) if taken else 0
+        return (
+            prod(taken[0]) * kernel.size // kernel.shape[_TAKEN[operation.kind]]
+            if taken
+            else 0
+        )
     return made * prod(kernel.shape[1:])
 
 
+_TAKEN = {"TRANSPOSE_CONV": -1, "ConvTranspose": 0}
+
 PRODUCTS = {
     *("BATCH_MATMUL", "CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
-    *("TRANSPOSE_CONV",),
+    *("TRANSPOSE_CONV", "Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM"),
 }
 """Operations that multiply matrices."""
 
@@ -252,3 +195,29 @@ def batches_of(
     for start in range(0, len(arrays[0]), size):
         parts = (array[start : start + size] for array in arrays)
         yield dict(zip(names, parts, strict=True))
+
+
+INT8, INT16, FLOAT = "int8", "int16x8", "float"
+DYNAMIC, DYNAMIC_INT4 = "dynamic int8", "dynamic int4"
+WEIGHT_ONLY = "weight-only int8"
+"""Precisions of an operation.
+
+`INT8` and `INT16`: activations of 8 or 16 bits in fixed ranges, int8 weights. `DYNAMIC`
+and `DYNAMIC_INT4`: weights of 8 or 4 bits, and inputs that are rounded to int8 row by
+row at run time. `WEIGHT_ONLY`: int8 weights that become float at run time.
+"""
+
+INTEGER_INPUTS = {INT8, INT16, DYNAMIC, DYNAMIC_INT4}
+"""Precisions whose products multiply integers."""
+
+Ranges = Mapping[str, tuple[float, float]]
+"""Of tensors, by name."""
+
+Precisions = Mapping[str, str]
+"""Of operations, by their scopes; those that are missing stay float."""
+
+
+def kernel_of(operation: Operation, graph: Graph) -> str | None:
+    """Return the name of the stored weight that an operation multiplies or looks up."""
+    floats = (name for name in operation.constants if name in graph.constants)
+    return next((name for name in floats if graph.constants[name].ndim > 1), None)

@@ -1,0 +1,258 @@
+"""ONNX files in fewer bits, written by onnxruntime.quantization."""
+
+import importlib
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerasmem.backends.converting import quiet
+from kerasmem.errors import ModelError, first_line
+from kerasmem.exporting.file_graph import (
+    DYNAMIC,
+    FLOAT,
+    INT8,
+    WEIGHT_ONLY,
+    Graph,
+    Operation,
+    Precisions,
+    Ranges,
+    ReadTensors,
+    Seen,
+    kernel_of,
+)
+from kerasmem.exporting.interpreters import Onnx
+
+_DYNAMIC_KINDS = {"MatMul", "Gemm", "Conv", "LSTM"}
+_KERNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}
+
+
+def read_graph(content: bytes) -> Graph:
+    """Return the operations of a float ONNX file, with its shapes and simplified."""
+    onnx = importlib.import_module("onnx")
+    model = _prepared(content)
+    graph = model.graph
+    constants = {each.name: each for each in graph.initializer}
+    known = {
+        each.name: each for each in (*graph.value_info, *graph.output, *graph.input)
+    }
+    floats = {
+        name
+        for name, each in known.items()
+        if each.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    }
+    names = {node.name for node in graph.node}
+    operations = []
+    for number, node in enumerate(graph.node):
+        if not node.name or Counter(n.name for n in graph.node)[node.name] > 1:
+            node.name = next(
+                name
+                for k in range(len(names) + 1)
+                if (name := f"{node.op_type}_{number}_{k}") not in names
+            )
+            names.add(node.name)
+        computed = tuple(n for n in node.input if n and n not in constants)
+        operations.append(
+            Operation(
+                node.op_type,
+                computed,
+                tuple(n for n in node.input if n in constants),
+                tuple(n for n in node.output if n),
+                has_floats=not floats.isdisjoint(node.output),
+                label=node.name,
+            )
+        )
+    arrays = {
+        name: onnx.numpy_helper.to_array(each)
+        for name, each in constants.items()
+        if each.data_type == onnx.TensorProto.FLOAT
+    }
+    return Graph(model.SerializeToString(), operations, arrays)
+
+
+def _prepared(content: bytes) -> Any:
+    """Return the file with shapes inferred and normalization folded into products."""
+    onnx = importlib.import_module("onnx")
+    room = importlib.import_module("onnxruntime.quantization.shape_inference")
+    with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
+        source, target = Path(folder, "float.onnx"), Path(folder, "prepared.onnx")
+        source.write_bytes(content)
+        room.quant_pre_process(source, target, skip_symbolic_shape=True)
+        return onnx.load(target)
+
+
+def tensor_reader(content: bytes) -> ReadTensors:
+    """Return what reads the float tensors of a file, those within loops left out."""
+    onnx = importlib.import_module("onnx")
+    model = onnx.load_from_string(content)
+    present = {output.name for output in model.graph.output}
+    made = [name for node in model.graph.node for name in node.output if name]
+    for name in made:
+        if name not in present:
+            model.graph.output.append(onnx.ValueInfoProto(name=name))
+    names = [output.name for output in model.graph.output]
+    file = Onnx(model.SerializeToString())
+
+    def read(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        values = dict(zip(names, file.run(names, batch), strict=True)) | dict(batch)
+        for name, array in values.items():
+            if isinstance(array, np.ndarray) and array.dtype == np.float32:
+                yield name, array
+
+    return read
+
+
+@cache
+def supports(kind: str, precision: str) -> bool:
+    """Return whether an operation of a kind can have a precision."""
+    if precision == INT8:
+        room = importlib.import_module("onnxruntime.quantization.registry")
+        return kind in room.QDQRegistry or kind in room.QLinearOpsRegistry
+    return {
+        DYNAMIC: kind in _DYNAMIC_KINDS,
+        WEIGHT_ONLY: kind in {*_DYNAMIC_KINDS, "ConvTranspose", "Gather"} - {"LSTM"},
+    }.get(precision, precision == FLOAT)
+
+
+class Writer:
+    """Writes a float file anew, with a precision for each of its operations.
+
+    Args:
+        graph: the float file.
+        seen: what its tensors hold on samples, by name.
+        ranges: of the same tensors.
+        has_codes: not used: int8 codes come back from the largest entry of a channel.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        seen: Mapping[str, Seen],
+        ranges: Ranges,
+        *,
+        has_codes: bool = False,
+    ) -> None:
+        del has_codes, seen
+        self._graph, self._ranges = graph, ranges
+
+    def write(self, precisions: Precisions) -> bytes:
+        """Return the file.
+
+        Args:
+            precisions: of operations, by their scopes; all others stay float.
+        """
+        onnx = importlib.import_module("onnx")
+        labels: dict[str, list[str]] = {INT8: [], DYNAMIC: [], WEIGHT_ONLY: []}
+        kernels = []
+        for operation in self._graph.operations:
+            precision = precisions.get(operation.scope, FLOAT)
+            if precision == WEIGHT_ONLY:
+                kernels.append(operation)
+            elif precision != FLOAT:
+                labels[precision].append(operation.label)
+        model = onnx.load_from_string(self._graph.content)
+        for operation in kernels:
+            _store_codes(model, operation, self._graph)
+        with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
+            target = Path(folder, "made.onnx")
+            try:
+                if labels[INT8]:
+                    model = self._static(model, labels[INT8], target)
+                if labels[DYNAMIC]:
+                    model = _dynamic(model, labels[DYNAMIC], target)
+            except Exception as error:  # a class for every cause, no common one
+                raise ModelError(
+                    "onnxruntime.quantization cannot write the file: "
+                    f"{first_line(str(error))[:300]}"
+                ) from error
+        return model.SerializeToString()
+
+    def _static(self, model: Any, labels: list[str], target: Path) -> Any:
+        onnx = importlib.import_module("onnx")
+        room = importlib.import_module("onnxruntime.quantization")
+        ends = {
+            name: [{"rmin": np.float32(low), "rmax": np.float32(high)}]
+            for name, (low, high) in self._ranges.items()
+        }
+        kinds = {node.op_type for node in model.graph.node if node.name in set(labels)}
+        room.quantize_static(
+            model,
+            target,
+            _reader(room, model),
+            op_types_to_quantize=sorted(kinds),
+            nodes_to_quantize=labels,
+            per_channel=True,
+            extra_options={"TensorQuantOverrides": ends},
+        )
+        return onnx.load(target)
+
+
+def _reader(room: Any, model: Any) -> Any:
+    """Return one sample of zeros: all ranges are known."""
+
+    class Zeros(room.CalibrationDataReader):
+        def __init__(self) -> None:
+            self._left: Iterator[Any] = iter([_zeros(model)])
+
+        def get_next(self) -> Any:
+            return next(self._left, None)
+
+    return Zeros()
+
+
+def _zeros(model: Any) -> dict[str, np.ndarray]:
+    onnx = importlib.import_module("onnx")
+    found = {}
+    for each in model.graph.input:
+        kind = each.type.tensor_type
+        dims = [dim.dim_value or 1 for dim in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        found[each.name] = np.zeros(dims, dtype)
+    return found
+
+
+def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
+    onnx = importlib.import_module("onnx")
+    room = importlib.import_module("onnxruntime.quantization")
+    also = [f"{label}_MatMul" for label in labels]  # what becomes of a Gemm
+    room.quantize_dynamic(
+        model, target, per_channel=True, nodes_to_quantize=[*labels, *also]
+    )
+    return onnx.load(target)
+
+
+def _store_codes(model: Any, operation: Operation, graph: Graph) -> None:
+    """Store the weight of an operation as int8 codes that become float at run time."""
+    onnx = importlib.import_module("onnx")
+    name = kernel_of(operation, graph)
+    place = next(
+        (n for n, each in enumerate(model.graph.initializer) if each.name == name), None
+    )
+    if name is None or place is None:  # another operation has it too
+        return
+    values = graph.constants[name]
+    axis = _KERNEL_AXIS.get(operation.kind, values.ndim - 1)
+    others = tuple(n for n in range(values.ndim) if n != axis)
+    scales = np.abs(values).max(axis=others) / np.float32(127)
+    scales = np.where(scales == 0, np.float32(1), scales).astype(np.float32)
+    shape = [-1 if n == axis else 1 for n in range(values.ndim)]
+    codes = np.rint(values / scales.reshape(shape)).astype(np.int8)
+    del model.graph.initializer[place]
+    zeros = np.zeros(len(scales), np.int8)
+    for suffix, array in (("codes", codes), ("scales", scales), ("zeros", zeros)):
+        stored = onnx.numpy_helper.from_array(array, f"{name}_{suffix}")
+        model.graph.initializer.append(stored)
+    model.graph.node.insert(
+        0,
+        onnx.helper.make_node(
+            "DequantizeLinear",
+            [f"{name}_codes", f"{name}_scales", f"{name}_zeros"],
+            [name],
+            name=f"{name}_dequantize",
+            axis=axis,
+        ),
+    )
