@@ -13,11 +13,11 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument, to_litert, to_onnx
 from kerasmem.checks import OneOf, Whole, invalid
+from kerasmem.compression.quantize.aware.learned import is_static
 from kerasmem.compression.quantize.config import STATIC
 from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.exporting.arguments import arguments_of, call_flat, random_samples
-from kerasmem.exporting.integer import is_integer
 from kerasmem.exporting.interpreters import check_onnx
 from kerasmem.files.data.check import flat_samples
 from kerasmem.graph.layers import check_built, sublayers
@@ -120,18 +120,18 @@ def checked(
         Whole(1).check("export", "batch_size", batch_size)
     if is_onnx(path):
         return _checked_for_onnx(model, scheme)
-    if (scheme or STATIC) != STATIC and is_integer(model):
+    if (scheme or STATIC) != STATIC and is_static(model):
         raise ConfigError(
-            f"The model {model.name!r} computes with int8 codes, and so does its file. "
+            f"The model {model.name!r} rounds its activations, and so does its file. "
             f"Expected: scheme={STATIC!r} or None. Received: scheme={scheme!r}."
         )
-    if scheme == STATIC and not is_integer(model):
+    if scheme == STATIC and not is_static(model):
         raise ConfigError(
             f"Only what Quantize({STATIC!r}) made is exported as {STATIC!r}. Next: "
             f"km.compress(model, km.Quantize({STATIC!r}), data=x). Received: the model "
             f"{model.name!r}."
         )
-    if is_integer(model):
+    if is_static(model):
         return STATIC
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
     return scheme or (DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT)
@@ -173,7 +173,7 @@ def _check_lengths(
 ) -> None:
     """Raise unless samples have the lengths that the file shall have."""
     for argument, own in zip(arguments, arguments_of(model, None, arrays), strict=True):
-        if is_integer(model) and argument.shape[1:] != own.shape[1:]:
+        if is_static(model) and argument.shape[1:] != own.shape[1:]:
             raise ConfigError(
                 "The lengths of an int8-static file are those of its model. Received: "
                 f"{argument.shape[1:]} for {own.shape[1:]} of input "
@@ -196,10 +196,10 @@ def _checked_for_onnx(model: Any, scheme: str | None) -> str:
             f"Received: scheme={scheme!r}. Next: for int8, a file that ends in "
             f"{_LITERT}."
         )
-    if is_integer(model):
+    if is_static(model):
         raise ConfigError(
-            f"The model {model.name!r} computes with int8 codes, and an ONNX file with "
-            f"floats. Next: a file that ends in {_LITERT}, or export a model without "
+            f"The model {model.name!r} rounds its activations, and an ONNX file does "
+            f"not. Next: a file that ends in {_LITERT}, or export a model without "
             f"{STATIC!r}."
         )
     check_onnx()

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from kerasmem.backends import device_kind
 from kerasmem.checks import Whole, invalid
+from kerasmem.compression.quantize.aware.learned import is_static
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
 from kerasmem.exporting.arguments import (
     with_named_inputs,
@@ -24,7 +24,7 @@ from kerasmem.exporting.forms import FORMS, Arrays, Form, Runnable, Setup
 from kerasmem.exporting.interpreters import difference
 from kerasmem.files.data import check_data, in_fixed_batches, needed_batch
 from kerasmem.graph.clone import clone
-from kerasmem.graph.layers import check_built, sublayers
+from kerasmem.graph.layers import check_built
 from kerasmem.records import BatchTime, RuntimeAdvice, RuntimeComparison, RuntimeFigures
 from kerasmem.stats.timing import in_turns, spread
 from kerasmem.units import format_bytes, format_ms
@@ -135,8 +135,7 @@ def _say(message: str) -> None:
 def _checked(model: Any, batch_sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the batch sizes, each once, in ascending order."""
     check_built(model)
-    is_integer = any(isinstance(layer, IntegerLayer) for layer in sublayers(model))
-    if is_integer or quantized_variables(model):
+    if is_static(model) or quantized_variables(model):
         raise ModelError(
             "The forms of fewer bits are made of a float model. Received: the model "
             f"{model.name!r}, which has weights in fewer bits. Next: hand in the model "

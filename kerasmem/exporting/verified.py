@@ -29,13 +29,10 @@ from kerasmem.exporting.convert import (
     inputs_and_samples,
     is_onnx,
 )
-from kerasmem.exporting.integer import integer_file
 from kerasmem.exporting.interpreters import (
     LiteRT,
     Onnx,
     difference,
-    in_codes,
-    in_steps,
     outputs_of,
 )
 from kerasmem.files.atomic import replacing
@@ -117,10 +114,12 @@ def export(  # noqa: PLR0913 - the public entry point
     )
     try:
         if scheme == STATIC:
-            content, outputs, expected = _integer(model, arguments, arrays, batch_size)
-        else:
-            job = _Job(model, kind, arrays, batch_size)
-            content, outputs, expected = _with_lengths(job, arguments)
+            raise ModelError(
+                f"The model {model.name!r} has no LiteRT file yet. Expected: a model "
+                f"without {STATIC!r}. Received: scheme={scheme!r}."
+            )
+        job = _Job(model, kind, arrays, batch_size)
+        content, outputs, expected = _with_lengths(job, arguments)
     except OSError as error:
         raise OutputError(
             f"Could not write a temporary file to make {str(path)!r} of: "
@@ -206,19 +205,6 @@ def _copy(model: Any) -> Any:
         if types != {"float32"} or quantized_variables(model):
             raise
         return model
-
-
-def _integer(
-    model: Any,
-    arguments: Sequence[Argument],
-    arrays: Sequence[np.ndarray],
-    batch_size: int | None,
-) -> Conversion:
-    """Both in steps of the codes of the outputs."""
-    content = integer_file(model, batch_size)
-    file = LiteRT(content, kernels="reference")
-    codes = outputs_of(file, arguments, in_codes(file, arguments, arrays), batch_size)
-    return content, *in_steps(file, codes, _expected(model, arrays))
 
 
 def _expected(model: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
