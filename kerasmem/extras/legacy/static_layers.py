@@ -14,7 +14,8 @@ import keras
 
 LEAST, MOST = -128, 127
 _ops = keras.ops
-_BEYOND_HALF = 2.0**-10  # the integers were rounded so, and halves are frequent
+_NEARLY_HALF = 2.0**-12
+"""What is nearly half a step is rounded away from zero, as the integers were."""
 _ACTIVATIONS = {"relu": _ops.relu, "relu6": _ops.relu6}
 _FUNCTIONS = {"sigmoid": _ops.sigmoid, "tanh": _ops.tanh}
 
@@ -68,7 +69,10 @@ class CodesLayer(keras.layers.Layer):
         outputs = self.compute(*floats)
         activation = _ACTIVATIONS.get(self.arguments["activation"])
         outputs = outputs if activation is None else activation(outputs)
-        return outputs if self.gives_floats else _encoded(outputs, self.output_codes)
+        if self.gives_floats:
+            return outputs
+        takes_floats = not self.arguments["inputs"]
+        return _encoded(outputs, self.output_codes, even=takes_floats)
 
     @property
     def output_codes(self) -> Any:
@@ -95,9 +99,13 @@ def _decoded(x: Any, codes: Any) -> Any:
     return x if codes is None else (x - codes["zero_point"]) * codes["scale"]
 
 
-def _encoded(x: Any, codes: Any) -> Any:
+def _encoded(x: Any, codes: Any, *, even: bool) -> Any:
     zero = codes["zero_point"]
-    steps = _ops.clip(_ops.round(x / codes["scale"]), LEAST - zero, MOST - zero)
+    steps = x / codes["scale"]
+    if not even:
+        steps = _ops.sign(steps) * _ops.floor(_ops.abs(steps) + (0.5 + _NEARLY_HALF))
+    steps = _ops.round(steps)
+    steps = _ops.clip(steps, LEAST - zero, MOST - zero)
     return _ops.cast(steps + zero, "int8")
 
 
@@ -195,6 +203,24 @@ class CodesMultiply(CodesLayer):
         ]
 
 
+class CodesReLU(CodesLayer):
+    """A leaky ReLU, rounded to a fraction of a step before it is rounded to a step."""
+
+    own = MappingProxyType({"slope": 1.0})
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the inputs, negative ones times the slope."""
+        (x,), (codes,) = floats, self.arguments["inputs"]
+        x, step = x / codes["scale"], self.output_codes["scale"]
+
+        def times(factor: float) -> Any:
+            ratio = factor * codes["scale"] / step
+            parts = 2.0 ** max(-math.frexp(ratio)[1], 0)
+            return _ops.round(x * (ratio * parts)) * (step / parts)
+
+        return _ops.where(x >= 0, times(1.0), times(self.arguments["slope"]))
+
+
 class CodesPooling(CodesLayer):
     """A pooling layer with channels last."""
 
@@ -217,7 +243,7 @@ class CodesAveragePooling(CodesPooling):
         """Return the averages, halves of a step moved away from the code 0."""
         averages, codes = super().compute(*floats), self.output_codes
         side = _ops.sign(averages / codes["scale"] + codes["zero_point"])
-        return averages + side * (_BEYOND_HALF * codes["scale"])
+        return averages + side * (2 * _NEARLY_HALF * codes["scale"])
 
 
 @keras.saving.register_keras_serializable("kerasmem")
@@ -274,8 +300,8 @@ _layer("IntegerDense", CodesProduct)
 _layer("IntegerAffine", CodesAffine)
 _layer("IntegerAdd", compute=_ops.add)
 _layer("IntegerMultiply", CodesMultiply)
-_layer("IntegerReLU")
-_layer("IntegerLeakyReLU", compute=_ops.leaky_relu, slope=0.0)
+_layer("IntegerReLU", CodesReLU)
+_layer("IntegerLeakyReLU", CodesReLU)
 _layer("IntegerHardSilu", compute=_ops.hard_silu)
 _layer("IntegerTable", compute=lambda x, name: _FUNCTIONS[name](x), function="")
 _layer(
