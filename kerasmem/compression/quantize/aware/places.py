@@ -100,10 +100,11 @@ def plan_of_training(model: Any, stays: Stays) -> Plan:
 
 def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
     """Return the places that have codes, those behind moves of floats included."""
-    coded = {at: place for at, place in points.items() if place.tensor in plan.coded}
+    rounded = plan.coded
+    coded = {at: place for at, place in points.items() if place.tensor in rounded}
     for call in plan.calls.calls:
         if call.name in plan.reasons and _moves(call.operation):
-            for name in plan.coded.intersection(call.output_names):
+            for name in rounded.intersection(call.output_names):
                 coded.setdefault(name, RoundingPoint(name))
     return coded
 
