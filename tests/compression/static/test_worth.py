@@ -198,7 +198,7 @@ def test_what_only_floats_go_on_with_is_not_rounded(activation, tmp_path):
     x = 3 * pictures(64, (6,))
     result = static(model, x)
     assert rounded(result.model) == [model.inputs[0].name, "norm", "top"]
-    first = keras.Model(result.model.inputs, result.model.get_layer("first").output)
+    first = keras.Model(result.model.inputs[0], result.model.get_layer("first").output)
     assert not is_on_grid(outputs(first, x), ranges(result.model)["top"])
     path = tmp_path / "m.keras"
     result.save(path)

@@ -72,7 +72,7 @@ class Rounding(Rewrite):
             )
         for layer in (*self._layers.values(), *self.inside.values()):
             for name in layer.tensors:
-                if name in ranges:
+                if name in ranges and layer.range is not None:
                     layer.range.assign(ranges[name])
 
     def _add(

@@ -59,7 +59,7 @@ def is_aware(model: Any) -> bool:
 
 def is_static(model: Any) -> bool:
     """Return whether `Quantize("int8-static")` rounds activations of a model."""
-    return any(layer.fixed is not None for layer in _quantizers(model))
+    return bool(_quantizers(model)) and not is_aware(model)
 
 
 def _quantizers(model: Any) -> list[FakeQuantize]:

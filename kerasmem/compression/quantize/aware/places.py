@@ -1,7 +1,7 @@
 """The tensors of a model that fake quantization rounds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compression.quantize.fold import fold_plan
@@ -99,14 +99,18 @@ def plan_of_training(model: Any, stays: Stays) -> Plan:
 
 
 def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
-    """Return the places that have codes, those behind moves of floats included."""
+    """Return the places of a plan, those behind moves of floats included.
+
+    Outputs of a sigmoid or tanh have the one range that LiteRT has for them.
+    """
     rounded = plan.coded
     coded = {at: place for at, place in points.items() if place.tensor in rounded}
     for call in plan.calls.calls:
         if call.name in plan.reasons and _moves(call.operation):
             for name in rounded.intersection(call.output_names):
                 coded.setdefault(name, RoundingPoint(name))
-    return coded
+    fixed = plan.ranges({})
+    return {at: replace(p, ends=fixed.get(p.tensor)) for at, p in coded.items()}
 
 
 def _folded(model: Any, calls: Calls) -> dict[str, str]:
