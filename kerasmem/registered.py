@@ -4,20 +4,18 @@ from kerasmem import layers, optimizers, optional
 from kerasmem.compression.factorize import inside
 from kerasmem.compression.quantize import layer
 from kerasmem.compression.quantize.aware import quantizers
-from kerasmem.compression.quantize.static import calls, elementwise, products
+from kerasmem.extras.legacy import static_layers
 from kerasmem.files import coded_model, keras_2
 
 __all__ = [
-    "calls",
     "coded_model",
-    "elementwise",
     "inside",
     "keras_2",
     "layer",
     "layers",
     "optimizers",
-    "products",
     "quantizers",
+    "static_layers",
 ]
 
 optional.register(
@@ -28,7 +26,7 @@ optional.register(
         "estimate_plot": "kerasmem.report.plots:estimate_plot",
         "estimate_by_plan": "kerasmem.extras.plans:estimate",
         "export": "kerasmem.exporting:export",
-        "load_legacy": "kerasmem.extras.legacy:load_legacy",
+        "load_legacy": "kerasmem.extras.legacy.read:load_legacy",
         "log_run": "kerasmem.extras.trackers:log_run",
         "model_card": "kerasmem.extras.language.card:model_card",
         "scope": "kerasmem.extras.growth:scope",

@@ -296,7 +296,7 @@ def test_what_a_name_needs_comes_when_it_is_first_used(new_interpreter):
 import sys, kerasmem as km
 loaded = set(sys.modules)
 assert "kerasmem.compression.compress" not in loaded
-assert "kerasmem.compression.quantize.static.products" in loaded
+assert "kerasmem.compression.quantize.aware.quantizers" in loaded
 assert km.compress is sys.modules["kerasmem.compression.compress"].compress
 assert "Prune" in dir(km) and not hasattr(km, "compres")
 from kerasmem import *

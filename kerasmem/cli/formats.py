@@ -38,7 +38,8 @@ from kerasmem.records.regular import check_output
 def convert(options: Namespace) -> Outcome:
     """Return what was converted, and how far the answers are from those before."""
     from kerasmem.errors import ModelError
-    from kerasmem.extras.legacy import compare, load_converted
+    from kerasmem.extras.legacy.comparison import compare
+    from kerasmem.extras.legacy.read import load_converted
     from kerasmem.files import save_model
 
     check_output(options.output, ".keras")

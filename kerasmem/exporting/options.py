@@ -10,7 +10,7 @@ import numpy as np
 from kerasmem.backends.converting import Argument
 from kerasmem.checks import OneOf, Whole, invalid
 from kerasmem.compression.quantize.activations import flat_batches
-from kerasmem.compression.quantize.aware.learned import is_static, learned
+from kerasmem.compression.quantize.aware.learned import is_aware, is_static, learned
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC, Calibration
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, DataError
@@ -50,6 +50,12 @@ def checked_scheme(model: Any, path: str | Path, scheme: str | None) -> str:
         raise invalid("export", "path", str(path), valid)
     OneOf((None, *SCHEMES)).check("export", "scheme", scheme)
     scheme = scheme or _own_scheme(model, is_onnx(path))
+    if is_aware(model) and scheme != FLOAT:
+        raise ConfigError(
+            f"The model {model.name!r} is in quantization-aware training. Next: export "
+            "what km.compress(model, quantize) makes of it, with the Quantize that it "
+            f"was trained for. Received: scheme={scheme!r}."
+        )
     if not is_onnx(path):
         litert_module("interpreter")
         if scheme != FLOAT:

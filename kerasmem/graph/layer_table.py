@@ -29,8 +29,8 @@ class LayerEntry:
             `"transposed"`, `"depthwise"`, `"separable"`, `"embedding"`; None without.
         residuals: what its gradient needs, see `Role` of `compress_activations`:
             `"linear"`, `"cheap"`, `"joining"` or `"kernel"`.
-        integer: its form in int8, a key of `KINDS` in `quantize/static`, and of
-            LiteRT's writers if it has no layer of its own there; None stays float.
+        integer: its form in int8, a key of `KINDS` in `quantize/static`; None stays
+            float.
         estimate: the rule that estimates its memory, where several classes share one;
             else a table of the analytic estimate has its class name, or nothing.
         homogeneous: whether `f(s * x) == s * f(x)` for a positive `s` of each channel.
@@ -153,8 +153,8 @@ _OPERATIONS = """
 Relu: elementwise integer=rectifier estimate=activation homogeneous
 Relu6: elementwise integer=rectifier estimate=activation
 LeakyRelu: elementwise integer=activation estimate=activation homogeneous
-HardSilu Sigmoid Tanh: elementwise integer=activation estimate=activation
-Absolute Cos Elu Exp Gelu HardSigmoid Log Rsqrt Selu Silu Sin Softplus Softsign Sqrt
+HardSilu Sigmoid Silu Tanh: elementwise integer=activation estimate=activation
+Absolute Cos Elu Exp Gelu HardSigmoid Log Rsqrt Selu Sin Softplus Softsign Sqrt
     Square: elementwise estimate=activation
 Celu Clip HardShrink HardTanh LogSigmoid Reciprocal Sign SoftShrink SparsePlus
     Squareplus TanhShrink Threshold: elementwise

@@ -21,9 +21,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from kerasmem.compression.quantize.static.base import FromCodes
 
 import kerasmem as km
-from kerasmem.compression.quantize.static.base import FromCodes
 from kerasmem.demo.recipe import compile_classifier, falling_rate, residual_network
 from kerasmem.exporting.interpreters import KERNELS, LiteRT
 

@@ -13,7 +13,6 @@ from kerasmem.checks import invalid
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.layer import read_as
 from kerasmem.compression.quantize.owners import stand_ins
-from kerasmem.compression.quantize.static.base import IntegerLayer
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
@@ -34,22 +33,20 @@ def dequantize(model: Any) -> Any:
     """Dequantize: return a float model that computes what `model` does.
 
     Its weights are what the codes stand for, so that stock Keras opens its file. Where
-    `"int8-dynamic"` rounded inputs as well, they are rounded no longer. Of a model that
-    `km.quantization_aware` made it is the model as it was trained, without fake
-    quantization.
+    `"int8-dynamic"` or `"int8-static"` rounded activations as well, they are rounded no
+    longer. Of a model that `km.quantization_aware` made it is the model as it was
+    trained, without fake quantization.
 
     Args:
         model: one with weights in int8, int4 or 16 bits, or with fake quantization; it
-            is not touched. One of `"int8-static"` is refused: its float form is the
-            model it was made of.
+            is not touched.
 
     Returns:
         A new float model, compiled as `model` is.
 
     Raises:
         ConfigError: if `model` is no model.
-        ModelError: if it has no weights in fewer bits, or computes with integers, or
-            cannot be copied.
+        ModelError: if it has no weights in fewer bits, or cannot be copied.
 
     Example:
         >>> import kerasmem as km
@@ -135,11 +132,6 @@ def _without(layer: Any, others: list[Any]) -> list[Any]:
 def _check(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise invalid("dequantize", "model", model, "a keras.Model")
-    if any(isinstance(layer, IntegerLayer) for layer in sublayers(model)):
-        raise ModelError(
-            f"The model {model.name!r} computes with integers, so that it has no float "
-            "form. Use the model that it was made of."
-        )
     if not stand_ins(model) and _layers(model) == sublayers(model):
         raise ModelError(
             f"The model {model.name!r} has nothing to dequantize: km.Quantize has "

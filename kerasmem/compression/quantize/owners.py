@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
 from kerasmem.compression.quantize.coded_products import (
     dynamic_product,
@@ -174,13 +175,21 @@ def _first(args: tuple, kwargs: dict[str, Any]) -> Any | None:
 def as_floats(model: Any) -> Iterator[None]:
     """Keep the weights of `model` as float32, made once, within the scope.
 
-    No layer rounds its inputs or multiplies in blocks there.
+    No layer rounds its inputs or multiplies in blocks there, and fake quantization with
+    fixed ranges hands on its inputs.
 
     Args:
         model: a built model that computes in float32.
     """
     variables = quantized_variables(model)
     before = [(v._own_dtype, v.block_count, v.dynamic) for v in variables]
+    quantizers = [
+        layer
+        for layer in sublayers(model)
+        if isinstance(layer, FakeQuantize) and layer.fixed is not None
+    ]
+    for layer in quantizers:
+        layer.passes = True
     for variable in variables:
         variable._own_dtype, variable.block_count = "float32", 1
         variable.dynamic = False
@@ -188,6 +197,8 @@ def as_floats(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        for layer in quantizers:
+            layer.passes = False
         for variable, kept in zip(variables, before, strict=True):
             variable._own_dtype, variable.block_count, variable.dynamic = kept
             variable.drop()

@@ -41,18 +41,18 @@ def without_reason_to_fold():
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (called_in_training, {"c": None, "norm": None}),
-        (sharing, {"c": None, "c:1": None, "norm": None}),
-        (taken_up_twice, {"norm": "c"}),
-        (without_reason_to_fold, {"c": None, "norm": None}),
+        (called_in_training, {"c": (), "norm": ()}),
+        (sharing, {"c": (), "c:1": (), "norm": ()}),
+        (taken_up_twice, {"norm": ("c",)}),
+        (without_reason_to_fold, {"c": (), "norm": ()}),
     ],
 )
 def test_what_folding_takes_up_is_rounded_behind_it_and_no_other(make, expected):
     model = make()
-    found = {at: place.folded for at, place in places(model).items()}
-    assert found == {"picture": None, **expected}
+    found = {at: place.others for at, place in places(model).items()}
+    assert found == {"picture": (), **expected}
     is_folded = fold_batch_norm(model)[0] is not model
-    assert is_folded == ("c" in expected.values())
+    assert is_folded == (("c",) in expected.values())
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.quantize.aware.places import places
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
-from kerasmem.compression.quantize.fold import fold_batch_norm
-from kerasmem.compression.quantize.static.apply import integer_model
-from kerasmem.compression.quantize.static.base import IntegerLayer
+from kerasmem.compression.quantize.static.apply import quantize_static
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 from tests.compression.aware.nets import (
@@ -68,7 +66,7 @@ def test_a_separable_convolution_rounds_what_is_within(layer):
 
 
 @pytest.mark.parametrize("kind", [L.SeparableConv1D, L.SeparableConv2D])
-def test_an_integer_model_of_separable_convolutions(kind):
+def test_a_static_model_of_separable_convolutions(kind):
     keras.utils.set_random_seed(0)
     x = X[:, 0] if kind is L.SeparableConv1D else X
     model = in_order(
@@ -80,12 +78,10 @@ def test_an_integer_model_of_separable_convolutions(kind):
     )
     trained = aware(still(model), "int8-static", decay=0.0)
     trained.fit(x, Y, batch_size=32, verbose=0)
-    integers = km.compress(trained, km.Quantize("int8-static")).model
-    names = [type(layer).__name__ for layer in integers.layers]
-    assert sum(name.startswith("IntegerDepthwise") for name in names) == 1
-    assert set(ranges(trained)) == {"picture", "s/depthwise", "relu", "head"}
-    near, far = outputs(integers, x), outputs(model, x)
-    assert np.abs(near - far).max() < 0.05 * np.abs(far).max()
+    small = km.compress(trained, km.Quantize("int8-static")).model
+    assert ranges(trained).keys() == {"picture", "s/depthwise", "relu", "head"}
+    assert ranges(small) == ranges(trained) | {"flat": ranges(trained)["relu"]}
+    np.testing.assert_allclose(outputs(small, x), outputs(trained, x), atol=1e-5)
 
 
 def test_no_samples_move_no_range(backend):
@@ -173,21 +169,18 @@ def test_masks_go_through():
     assert [type(x) for x in trained.layers].count(FakeQuantize) == 2
 
 
-def codes_of(model):
-    """Return what the codes of the layers of a model stand for, by name."""
-    layers = [x for x in model.layers if isinstance(x, IntegerLayer)]
-    return {layer.name: layer.output_codes for layer in layers}
+def test_the_compressed_model_computes_what_the_training_saw():
+    model = compiled(network(), optimizer=keras.optimizers.SGD(0.01))
+    trained = aware(model, "int8-static")
+    fit(trained, epochs=2)
+    small = km.compress(trained, km.Quantize("int8-static"), verbose=0).model
+    seen = outputs(trained, X)
+    # A kernel that has taken up a factor may have another code at a tie.
+    np.testing.assert_allclose(outputs(small, X), seen, atol=0.01 * np.abs(seen).max())
+    assert (np.abs(outputs(small, X) - seen) < 1e-5).mean() > 0.95
 
 
-def test_the_ranges_are_those_of_the_integer_model():
-    model = still(network())
-    trained = aware(model, "int8-static", decay=0.0)
-    frozen = km.callbacks.FreezeBatchNorm(0)
-    seen = fit(trained, frozen, batch_size=32, validation_data=(X, Y)).history
-    integers = compiled(km.compress(trained, km.Quantize("int8-static")).model)
-    found = integers.evaluate(X, Y, batch_size=32, verbose=0)
-    plain = model.evaluate(X, Y, batch_size=32, verbose=0)
-    assert abs(found - seen["val_loss"][0]) < 0.3 * abs(found - plain) + 1e-4
+def test_a_folded_product_has_the_range_of_its_normalization():
     alone = L.BatchNormalization(name="after")
     model = keras.Sequential([keras.Input((6, 6, 3)), L.Conv2D(4, 3, name="c"), alone])
     y = np.zeros((32, 4, 4, 4), "float32")
@@ -206,32 +199,27 @@ def test_compress_takes_the_ranges_of_the_training(name):
     fit(trained)
     choice = km.Quantize("int8-static")
     small = km.compress(trained, choice).model  # without data
-    codes = codes_of(small)
-    wanted = ranges(trained)
+    codes, wanted = ranges(small), ranges(trained)
     plain = km.dequantize(trained)
-    for layer, (low, high) in {
-        "conv": wanted[model.layers[2].name],
-        "head": wanted["head"],
-        next(iter(codes)): wanted[plain.inputs[0].name],
-    }.items():
-        assert codes[layer].scale == pytest.approx((high - low) / 255, rel=1e-6)
-    expected, _ = integer_model(fold_batch_norm(plain)[0], wanted)
+    names = [plain.inputs[0].name, model.layers[2].name, "head"]
+    assert [codes[name] for name in names] == [wanted[name] for name in names]
+    expected, _ = quantize_static(plain, choice, None, wanted)
     np.testing.assert_array_equal(outputs(small, X), outputs(expected, X))
     # What is known is not calibrated, what is not is: of the head here.
     trained.get_layer("head_fake_quantize").range.assign([0.0, 0.0])
     with pytest.raises(ConfigError, match="data=None, ranges without 'head'"):
         km.compress(trained, choice)
-    again = km.compress(trained, choice, data=X / 9).model
-    assert codes_of(again)["conv"] == codes["conv"]
-    assert codes_of(again)["head"].scale < 0.5 * codes["head"].scale
+    again = ranges(km.compress(trained, choice, data=X / 9).model)
+    assert again[names[1]] == codes[names[1]]
+    assert np.ptp(again["head"]) < 0.5 * np.ptp(codes["head"])
 
 
-def test_known_ranges_make_an_integer_model_without_data():
+def test_known_ranges_make_a_static_model_without_data():
     model = in_order(L.Dense(2, name="y"), shape=(4,))
     known = {"picture": (-1.0, 1.0), "y": (-2.0, 2.0)}
     choice = km.Quantize("int8-static")
     small = km.compress(km.quantization_aware(model, choice, ranges=known), choice)
-    expected, _ = integer_model(model, known)
+    expected, _ = quantize_static(model, choice, None, known)
     x = X[:, 0, 0, :1] * np.ones(4)
     np.testing.assert_array_equal(outputs(small.model, x), outputs(expected, x))
 
@@ -272,7 +260,8 @@ def test_a_training_for_static_rounds_what_that_will():
     assert ranges(trained).keys() == {"x", "norm", "mean", "top"}
     choice = km.Quantize("int8-static")
     made = km.compress(trained, choice, verbose=0).model  # no range is missing
-    assert sum(layer.name.endswith("_codes") for layer in made.layers) == 3
+    # The mean is the sum of what is rounded already, with a range of its own.
+    assert ranges(made) == ranges(trained)
 
 
 @pytest.mark.parametrize(
@@ -335,21 +324,22 @@ def test_what_an_activation_within_a_dense_takes_has_a_range(learned, tmp_path):
     np.testing.assert_array_equal(outputs(again, X), outputs(trained, X))
     small = km.compress(again, km.Quantize("int8-static")).model  # takes no data
     low, high = found["head/linear"]
-    assert codes_of(small)["head_linear"].scale == pytest.approx((high - low) / 255)
+    assert ranges(small)["head/linear"] == (low, high)
+    np.testing.assert_allclose(outputs(small, X), outputs(again, X), atol=1e-5)
 
 
-def test_training_rounds_what_a_softmax_takes_as_integers_do():
+def test_training_rounds_what_a_softmax_takes_as_the_compressed_model_does():
     top = L.Dense(4, activation="softmax", name="head")
     inputs = keras.Input((4,), name="x")
     model = keras.Model(inputs, top(inputs))
     x, known = X[:, 0, 0, :1] * np.ones(4), {"x": (-3, 3), "head/linear": (-8.0, 8.0)}
     rounded = outputs(aware(model, "int8-static", ranges=known), x)
-    integers, _ = integer_model(model, known)
-    np.testing.assert_allclose(rounded, outputs(integers, x), atol=0.02)
+    small, _ = quantize_static(model, km.Quantize("int8-static"), None, known)
+    np.testing.assert_allclose(rounded, outputs(small, x), atol=1e-5)
     assert np.abs(rounded - outputs(model, x)).max() > 1e-3
 
 
-def test_a_training_for_static_needs_something_that_integers_compute():
+def test_a_training_for_static_needs_something_to_round():
     model = keras.Sequential([keras.Input((4,)), L.Embedding(9, 3), L.GRU(2)])
     with pytest.raises(ModelError, match="has nothing to quantize"):
         aware(compiled(model), "int8-static")

@@ -1,4 +1,4 @@
-"""What quantization-aware training has found, read from the model that it trained."""
+"""The scales and ranges of a model with fake quantization."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,29 +52,31 @@ class Learned:
 
 def is_aware(model: Any) -> bool:
     """Return whether `quantization_aware` made a model."""
-    layers = sublayers(model)
-    return any(isinstance(layer, FakeQuantize) for layer in layers) or any(
+    return any(layer.fixed is None for layer in _quantizers(model)) or any(
         isinstance(value, FakeQuantizedVariable) for value in stand_ins(model)
     )
 
 
 def is_static(model: Any) -> bool:
-    """Return whether `Quantize("int8-static")` made a model."""
-    return any(getattr(layer, "fixed", False) for layer in sublayers(model))
+    """Return whether `Quantize("int8-static")` rounds activations of a model."""
+    return bool(_quantizers(model)) and not is_aware(model)
+
+
+def _quantizers(model: Any) -> list[FakeQuantize]:
+    return [each for each in sublayers(model) if isinstance(each, FakeQuantize)]
 
 
 def learned(model: Any) -> Learned:
-    """Return what training with rounding has found by now; of a plain model nothing."""
+    """Return the scales and ranges of fake quantization; of a plain model nothing."""
     scales, codings = {}, set()
     for weight in weights(model):
         value = vars(weight.owner).get(weight.attribute)
         if isinstance(value, FakeQuantizedVariable) and value.scales is not None:
             scales[name_of(model, weight)] = value.scales
             codings.add(value.coding)
-    layers = [each for each in sublayers(model) if isinstance(each, FakeQuantize)]
     ranges = {
         name: layer.ends
-        for layer in layers
+        for layer in _quantizers(model)
         if layer.ends is not None
         for name in layer.tensors
     }

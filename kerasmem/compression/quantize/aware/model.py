@@ -18,20 +18,15 @@ from kerasmem.backends.variables import forget_float_weights
 from kerasmem.checks import InstanceOf, OneOf, Real, invalid
 from kerasmem.compression.account import matches
 from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
+from kerasmem.compression.quantize.aware.insertion import Rounding
 from kerasmem.compression.quantize.aware.learned import is_aware
-from kerasmem.compression.quantize.aware.places import (
-    INSIDE,
-    LINEAR,
-    RoundingPoint,
-    places,
-)
+from kerasmem.compression.quantize.aware.places import places, plan_of_training
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.weights import first_scales
 from kerasmem.compression.quantize.config import MIXED, Quantize
 from kerasmem.compression.quantize.layer import Place, round_inside, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import saves_as_keras
-from kerasmem.compression.quantize.static.calls import split
 from kerasmem.compression.quantize.static.plan import (
     Ranges,
     is_range,
@@ -41,9 +36,7 @@ from kerasmem.compression.quantize.static.plan import (
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
-from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import Weight, listed_graph, sublayers
-from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 
 _NO_RANGES: Ranges = MappingProxyType({})
@@ -115,14 +108,16 @@ def quantization_aware(
         found = _weight_places(plan, learned=learns)
         aware, renewed, inside = own, dict[int, Any](), dict[int, FakeQuantize]()
         if rounds:
-            excluded = (w for w, _ in plan if matches(quantize.exclude, w))
-            static = staying_float(excluded) if quantize.is_static else None
-            rewrite = _Rounding(own, places(own, static), decay, learned_scales)
+            static = None
+            if quantize.is_static:
+                excluded = (w for w, _ in plan if matches(quantize.exclude, w))
+                static = plan_of_training(own, staying_float(excluded))
+            options = {"decay": decay, "learned": learned_scales}
+            rewrite = Rounding(own, places(own, static), **options)
             rewrite.begin(named_as_in(own, model, ranges))
-            rebuild = Rebuild(rewrite)
-            aware, inside = rebuild.run(own), rewrite.inside
+            aware, pairs = rewrite.run(own)
+            inside, renewed = rewrite.inside, {id(old): new for old, new in pairs}
             compile_as(aware, own)
-            renewed = {id(old): new for old, new in rebuild.pairs}
         for key, block in {id(w.block): w.block for w, _ in plan}.items():
             new = renewed.get(key, block)
             if key in found or key in inside:
@@ -147,84 +142,6 @@ def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[Place]]
             fake = replace(place, fake=True, learned=learns, path=weight.path)
             found[id(weight.block)].append(fake)
     return found
-
-
-class _Rounding(Rewrite):
-    """Puts a `FakeQuantize` behind every tensor that is rounded.
-
-    A model within the model that is called in several places has one range for all of
-    them, and so has a layer for a tensor within it.
-
-    Args:
-        model: the model.
-        points: where a tensor is rounded, as `places` returns it.
-        decay: see `quantization_aware`.
-        learned: likewise.
-
-    Attributes:
-        inside: what rounds a tensor within a layer, by the id of the layer.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        points: Mapping[str, RoundingPoint],
-        decay: float,
-        learned: bool,  # noqa: FBT001
-    ) -> None:
-        self._options = {"decay": decay, "learned": learned}
-        calls = flatten(model)
-        tensors = dict(zip(calls.names, calls.tensors, strict=True))
-        within = {
-            f"{call.name}/{name}": call.operation
-            for call in calls.calls
-            for name in (INSIDE, LINEAR)
-        }
-        self._layers: dict[int, FakeQuantize] = {}
-        self.inside: dict[int, FakeQuantize] = {}
-        for at, place in points.items():
-            if at in tensors:
-                self._add(self._layers, id(tensors[at]), place)
-            else:
-                self._add(self.inside, id(within[at]), place)
-        self._known = {*points, *tensors, *flatten(model, split).names}
-
-    def after(self, tensor: Any) -> Any | None:
-        """Return what rounds a tensor, if it is rounded."""
-        return self._layers.get(id(tensor))
-
-    def begin(self, ranges: Ranges) -> None:
-        """Have ranges begin with those that are known.
-
-        Raises:
-            ModelError: if one is of no tensor of the model.
-        """
-        unknown = [name for name in ranges if name not in self._known]
-        if unknown:
-            raise ModelError(
-                f"{len(unknown)} of {len(ranges)} ranges are of no tensor of the "
-                "model. Expected: names such as those of its layers, which a "
-                "calibration lists. Received: ranges of "
-                f"{', '.join(map(repr, unknown[:3]))}. Next: leave them out."
-            )
-        for layer in (*self._layers.values(), *self.inside.values()):
-            for name in layer.tensors:
-                if name in ranges:
-                    layer.range.assign(ranges[name])
-
-    def _add(
-        self, layers: dict[int, FakeQuantize], at: int, place: RoundingPoint
-    ) -> None:
-        names = [name for name in (place.tensor, place.folded) if name is not None]
-        if at in layers:
-            layers[at].tensors += names
-            return
-        name = f"{place.tensor.replace('/', '_').replace(':', '_')}_fake_quantize"
-        taken = {each.name for each in (*self._layers.values(), *self.inside.values())}
-        while name in taken:
-            name += "_"
-        options = {**self._options, "never_negative": place.never_negative}
-        layers[at] = FakeQuantize(tensors=names, name=name, **options)
 
 
 def _has_scales(weight: Weight, coding: Any) -> bool:

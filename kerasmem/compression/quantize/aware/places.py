@@ -1,16 +1,15 @@
-"""Where a forward pass of integers rounds its tensors."""
+"""The tensors of a model that fake quantization rounds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compression.quantize.fold import fold_plan
-from kerasmem.compression.quantize.static.base import RELU
-from kerasmem.compression.quantize.static.calls import activation_of
+from kerasmem.compression.quantize.static.calls import RELU, activation_of
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
 from kerasmem.compression.quantize.static.mostly_float import warn_if_mostly_float
 from kerasmem.compression.quantize.static.partition import plan_of
-from kerasmem.compression.quantize.static.plan import Plan, Stays
+from kerasmem.compression.quantize.static.plan import Ends, Plan, Stays
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layer_table import entry_of
@@ -41,20 +40,22 @@ class RoundingPoint:
     Args:
         tensor: the tensor whose range it is, named as by `flatten`.
         never_negative: whether its lower end is 0 by the nature of the call.
-        folded: the product whose output the tensor is once its BatchNormalization, the
-            call of this name, is folded; None for any other.
+        others: names of more tensors with this range, such as the product whose output
+            the tensor is once its BatchNormalization, the call of this name, is folded.
+        ends: The range, where it is fixed; None where it follows the training.
     """
 
     tensor: str
     never_negative: bool = False
-    folded: str | None = None
+    others: tuple[str, ...] = ()
+    ends: Ends | None = None
 
 
-def places(model: Any, static: Stays | None = None) -> dict[str, RoundingPoint]:
+def places(model: Any, plan: Plan | None = None) -> dict[str, RoundingPoint]:
     """Return by the name of a tensor where it is rounded, in the order of the calls.
 
     They are the floats among the model's inputs and the outputs of its calls, what
-    separable convolutions make within and, for `static`, what activations within a
+    separable convolutions make within and, for a plan, what activations within a
     Dense take, without those that integers never hold: a product before a
     BatchNormalization that it takes up, or before its rectifier, which run as one with
     it, and what only moves values. Where all that reads a tensor is a maximum pooling,
@@ -62,11 +63,8 @@ def places(model: Any, static: Stays | None = None) -> dict[str, RoundingPoint]:
 
     Args:
         model: a model with a graph; models within it are opened.
-        static: only those that `Quantize("int8-static")` rounds, where this tells of
-            layers that stay float; None for all.
-
-    Raises:
-        ModelError: if it rounds none.
+        plan: Only the tensors that this plan of `Quantize("int8-static")` rounds; None
+            for all.
     """
     calls = flatten(model)
     folded = _folded(model, calls)
@@ -76,27 +74,43 @@ def places(model: Any, static: Stays | None = None) -> dict[str, RoundingPoint]:
         if entry_of(call.operation).kernel == "separable":
             within = f"{call.name}/{INSIDE}"
             found[within] = RoundingPoint(within)
-        if static is not None and has_linear(call.operation):
+        if plan is not None and has_linear(call.operation):
             before = f"{call.name}/{LINEAR}"
             found[before] = RoundingPoint(before)
         found |= _outputs(call, _only_reader(call, calls), calls, folded)
-    if static is None:
-        return found
+    return found if plan is None else _coded(found, plan)
+
+
+def plan_of_training(model: Any, stays: Stays) -> Plan:
+    """Return the plan of a model whose BatchNormalization is folded after a training.
+
+    Args:
+        model: a model with a graph.
+        stays: tells why a layer is to stay float, None if it need not.
+
+    Raises:
+        ModelError: if nothing has a form in int8.
+    """
     # They are folded before anything stays float.
-    norms = {id(call.operation) for call in calls.calls if call.name in folded}
-    plan = plan_of(model, lambda layer: None if id(layer) in norms else static(layer))
+    norms = {id(n) for taker in fold_plan(model).takers.values() for n in taker.norms}
+    plan = plan_of(model, lambda layer: None if id(layer) in norms else stays(layer))
     warn_if_mostly_float(plan)
-    return _coded(found, plan)
+    return plan
 
 
 def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
-    """Return the places that have codes, those behind moves of floats included."""
-    coded = {at: place for at, place in points.items() if place.tensor in plan.coded}
+    """Return the places of a plan, those behind moves of floats included.
+
+    Outputs of a sigmoid or tanh have the one range that LiteRT has for them.
+    """
+    rounded = plan.coded
+    coded = {at: place for at, place in points.items() if place.tensor in rounded}
     for call in plan.calls.calls:
         if call.name in plan.reasons and _moves(call.operation):
-            for name in plan.coded.intersection(call.output_names):
+            for name in rounded.intersection(call.output_names):
                 coded.setdefault(name, RoundingPoint(name))
-    return coded
+    fixed = plan.ranges({})
+    return {at: replace(p, ends=fixed.get(p.tensor)) for at, p in coded.items()}
 
 
 def _folded(model: Any, calls: Calls) -> dict[str, str]:
@@ -127,8 +141,9 @@ def _outputs(
     is_pooled = reader and entry_of(reader.operation).class_name.startswith("MaxPool")
     at = reader.output_names if reader and is_pooled else names
     never = _never_negative(call.operation)
+    others = (folded[call.name],) if call.name in folded else ()
     return {
-        place: RoundingPoint(name, never, folded.get(call.name))
+        place: RoundingPoint(name, never, others)
         for place, name, number in zip(at, names, call.outputs, strict=True)
         if calls.is_float(number)
     }

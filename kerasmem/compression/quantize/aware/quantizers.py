@@ -1,4 +1,4 @@
-"""Fake quantization, whose range follows what it sees in training, and its layers."""
+"""Fake quantization of activations: the layer, and the layers with one inside."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,12 +22,13 @@ _FIRST, _LAST = 0, 255
 
 @keras.saving.register_keras_serializable("kerasmem")
 class FakeQuantize(keras.layers.Layer):
-    """Rounds its inputs to the 256 codes of a range that follows them in training.
+    """Rounds its inputs to the 256 codes of a range.
 
-    It is `MovingAverageQuantizer` of tensorflow-model-optimization, equal to the bit in
-    float32. The range begins as that of the first batch that is not all zero; until
-    then every batch has its own. Zero is in it, with a code of its own. In inference it
-    stays.
+    The range follows the inputs in training, unless its ends are given: then it is
+    fixed, and the layer has no weights. A range that follows is that of
+    `MovingAverageQuantizer` of tensorflow-model-optimization, equal to the bit in
+    float32. It begins as that of the first batch that is not all zero; until then every
+    batch has its own. Zero is in it, with a code of its own. In inference it stays.
 
     Args:
         decay: weight of what was before in the moving average of the ends, in [0, 1).
@@ -36,11 +37,14 @@ class FakeQuantize(keras.layers.Layer):
             stays.
         never_negative: whether the inputs are 0 or more by the nature of the model.
         tensors: names in the float model of the tensors that have this range.
+        ends: Lower and upper end of a fixed range; None for one that follows.
 
     Attributes:
         range: lower and upper end, float32, shape `(2,)`; both 0 as long as nothing but
-            zeros was seen. Replicas take the mean of theirs.
+            zeros was seen. Replicas take the mean of theirs. None for a fixed range.
         change: the trained one, shape `()`; None if the width is not learned.
+        fixed: The ends of a fixed range, else None.
+        passes: Whether the inputs are the outputs, as a file of floats has them.
     """
 
     def __init__(
@@ -50,12 +54,21 @@ class FakeQuantize(keras.layers.Layer):
         learned: bool = False,
         never_negative: bool = False,
         tensors: Sequence[str] = (),
+        ends: Sequence[float] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **{"dtype": "float32", **kwargs})
         self.supports_masking = True
         self.decay, self.learned = decay, learned
         self.never_negative, self.tensors = never_negative, list(tensors)
+        self.fixed = None if ends is None else (float(ends[0]), float(ends[1]))
+        self.passes = False
+        self.range = self.change = None
+        if ends is None:
+            self._add_weights()
+        self.built = True
+
+    def _add_weights(self) -> None:
         self.range = self.add_weight(
             (2,),
             "zeros",
@@ -65,15 +78,15 @@ class FakeQuantize(keras.layers.Layer):
             name="range",
         )
         represents(self.range, None)
-        self.change = None
-        if learned:
+        if self.learned:
             self.change = self.add_weight((), "zeros", autocast=False, name="change")
             represents(self.change, None)
-        self.built = True
 
     @property
     def ends(self) -> tuple[float, float] | None:
         """The range by now; None if nothing but zeros was seen."""
+        if self.fixed is not None:
+            return self.fixed
         low, high = to_numpy(self.range).tolist()
         factor = 1.0
         if self.change is not None:
@@ -87,7 +100,12 @@ class FakeQuantize(keras.layers.Layer):
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return `inputs` rounded, in their own dtype."""
+        if self.passes:
+            return inputs
         ops = keras.ops
+        if self.fixed is not None:
+            ends = ops.convert_to_tensor(self.fixed, "float32")
+            return round_to_range(inputs, *ops.unstack(ends, 2))
         before = now = ops.convert_to_tensor(self.range)
         seen = self._seen(inputs)
         if training and not self.learned:
@@ -121,7 +139,8 @@ class FakeQuantize(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
         names = ("decay", "learned", "never_negative", "tensors")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        own = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), **own, "ends": self.fixed}
 
 
 def _unless_empty(inputs: Any, now: Any, before: Any) -> Any:

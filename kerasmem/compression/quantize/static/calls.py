@@ -4,12 +4,14 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.quantize.static.base import RELU
 from kerasmem.graph.flat_calls import Part
 from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.values import to_numpy
 
 L = keras.layers
+
+RELU = ("relu", "relu6")
+"""The activations that are computed as a part of the layer before them."""
 
 _SEPARABLE = {1: (L.DepthwiseConv1D, L.Conv1D), 2: (L.DepthwiseConv2D, L.Conv2D)}
 _OPERATIONS = {
@@ -30,40 +32,21 @@ _FUNCTIONS = {
 }
 
 
-@keras.saving.register_keras_serializable("kerasmem")
-class Gate(L.Layer):
-    """The product of a tensor and its sigmoid, also where a mask hides them."""
-
-    def call(self, inputs: Any) -> Any:
-        """Return the product of a list of two tensors."""
-        # Not `*`: an operation has no precision of its own to cast both of them to.
-        return keras.ops.multiply(*inputs)
-
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Return the mask that both have."""
-        del inputs
-        return previous_mask[0] if self.supports_masking else None
-
-
 def split(layer: Any) -> list[Part] | None:
     """Return the layers that compute what one does, None for one that stays whole.
 
     A convolution or Dense with an activation other than ReLU becomes one without and
-    the activation; a separable convolution its two convolutions; SiLU the product of
-    its input and a sigmoid of it. New layers have copies of the weights.
+    the activation; a separable convolution its two convolutions. New layers have copies
+    of the weights.
     """
     entry = entry_of(layer)
     if entry.kernel == "separable":
         return _separable(layer)
-    if entry.channels == "activation" or entry.name == "ops.Silu":
-        return _silu(layer) if activation_of(layer) == "silu" else None
     if entry.kernel is None or entry.integer is None:
         return None
     if activation_of(layer) in (None, *RELU):
         return None
     linear = ("/linear", _without_activation(layer), (-1,))
-    if activation_of(layer) == "silu":
-        return [linear, *_silu(layer)]
     return [linear, ("", _activation(layer), (-1,))]
 
 
@@ -100,14 +83,6 @@ def _activation(layer: Any) -> Any:
     if isinstance(function, L.Layer):
         return function
     return L.Activation(function, name=layer.name, dtype=layer.dtype_policy)
-
-
-def _silu(layer: Any) -> list[Part]:
-    policy = {"dtype": layer.dtype_policy} if isinstance(layer, L.Layer) else {}
-    sigmoid = L.Activation("sigmoid", name=f"{layer.name}_sigmoid", **policy)
-    both = Gate(name=layer.name, **policy)
-    both.supports_masking = getattr(layer, "supports_masking", False)
-    return [("/sigmoid", sigmoid, (-1,)), ("", both, (-2, -1))]
 
 
 def _separable(layer: Any) -> list[Part]:

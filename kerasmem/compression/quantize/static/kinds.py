@@ -1,7 +1,7 @@
-"""Which of Keras's operations can be computed with codes, and by which layer.
+"""The operations of Keras that have a form in int8.
 
 Every `unsupported_` function takes an operation and its input tensors, and returns why
-it cannot be here, or None.
+this call has no form in int8, or None.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,20 +12,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.kernels import factors, is_sound
-from kerasmem.compression.quantize.static import elementwise, products
-from kerasmem.compression.quantize.static.base import (
-    MOST_PRODUCTS,
-    RELU,
-    Codes,
-    IntegerLayer,
-)
-from kerasmem.compression.quantize.static.calls import Gate, activation_of
-from kerasmem.compression.quantize.static.elementwise import (
-    FUNCTIONS,
-    MOST_AVERAGED,
-    pads_of,
-)
-from kerasmem.compression.quantize.static.products import IntegerProduct
+from kerasmem.compression.quantize.static.calls import RELU, activation_of
 from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.values import to_numpy
 
@@ -57,16 +44,7 @@ def unsupported_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
         return f"has padding {layer.padding!r}"
     if getattr(layer, "groups", 1) > 1:
         return "has groups"
-    if int(np.prod(layer.kernel_size)) > MOST_PRODUCTS:
-        return f"has a window of more than {MOST_PRODUCTS} pixels"
     return unsupported_product(layer, tensors) or unsupported_spatial(layer, tensors)
-
-
-def unsupported_average(layer: Any, tensors: Sequence[Any]) -> str | None:
-    """Tell of an average pooling."""
-    if int(np.prod(layer.pool_size)) > MOST_AVERAGED:
-        return f"has a window of more than {MOST_AVERAGED} pixels"
-    return unsupported_spatial(layer, tensors)
 
 
 def unsupported_pair(_: Any, tensors: Sequence[Any]) -> str | None:
@@ -85,7 +63,7 @@ def unsupported_padding(operation: Any, tensors: Sequence[Any]) -> str | None:
     rank = len(tensors[0].shape)
     if kind(operation) == "ops.Pad" and operation.mode != "constant":
         return f"pads in the mode {operation.mode!r}"
-    if pads_of(operation, rank)[0] != (0, 0):
+    if _pads_batch(operation):
         return "pads the batch"
     if rank > MOST_AXES:
         return f"has more than {MOST_AXES} axes"
@@ -158,38 +136,28 @@ def _per_channel(value: Any, shape: Sequence[int | None]) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """How an operation is computed with codes.
+    """The form of an operation in int8.
 
     Args:
-        layer: the class of the integer layer; None for the operation's own layer.
-        unsupported: returns why an operation of this kind cannot be; None if it can.
-        arguments: returns those of its own that the integer layer takes, of the
-            operation and the shape of its first input; others are those of the
-            operation by the same names.
-        starts_int8: whether codes are made for its sake; others take what is there.
-        keeps_scale: whether the codes of its output are those of its inputs.
-        fuses_relu: whether a ReLU behind it can be a part of it.
-        weights: returns the kernel and the bias of the operation, for an input of a
-            shape; None without.
-        codes: those of its output, where it can have no others.
+        unsupported: returns why an operation of this kind has no form; None if it has.
+        starts_int8: whether inputs are rounded for its sake; others take rounded inputs
+            where there are some.
+        keeps_scale: whether its output has the range of its inputs.
+        fuses_relu: whether a ReLU behind it is computed as a part of it.
+        ends: The range of its output, where it can have no other.
         unsupported_call: like `unsupported`, of the arguments of a call.
     """
 
-    layer: type[IntegerLayer] | None
     unsupported: Callable[[Any, Sequence[Any]], str | None] = lambda *_: None
-    arguments: Callable[[Any, Any], dict[str, Any]] = lambda *_: {}
     starts_int8: bool = False
     keeps_scale: bool = False
     fuses_relu: bool = False
-    weights: Callable[[Any, Any], tuple[np.ndarray, np.ndarray | None]] | None = None
-    codes: Codes | None = None
+    ends: tuple[float, float] | None = None
     unsupported_call: Callable[..., str | None] = lambda *_, **__: None
 
 
 def kind_of(operation: Any) -> OpSpec | None:
-    """Return how an operation is computed with codes, None if it is not."""
-    if isinstance(operation, Gate):
-        return _GATE
+    """Return the form of an operation in int8, None if it has none."""
     form = entry_of(operation).integer or ""
     if form == "activation":
         return _ACTIVATIONS.get(activation_of(operation) or "", _RELU)
@@ -221,19 +189,6 @@ def is_identity(operation: Any) -> bool:
     return entry.identity
 
 
-def _kernel_shape(layer: Any, _: Any) -> dict[str, Any]:
-    return {"kernel_shape": layer.kernel.shape}
-
-
-def _own_weights(layer: Any, _: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    bias = None if layer.bias is None else to_numpy(layer.bias)
-    return to_numpy(layer.kernel), bias
-
-
-def _affine_weights(layer: Any, shape: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    return affine_factors(layer, shape) or (np.zeros(shape[-1]), None)
-
-
 def _slope(operation: Any) -> float:
     """Return what a leaky ReLU multiplies negative numbers with."""
     own = getattr(operation, "negative_slope", None)
@@ -246,77 +201,48 @@ def _unsupported_padding_value(_: Any, constant_values: Any = None) -> str | Non
     return None if is_zero else "pads with other numbers than zeros"
 
 
-def _product(layer: type[IntegerProduct], unsupported: Any) -> OpSpec:
+def _pads_batch(operation: Any) -> bool:
+    """Return whether a `keras.ops.pad` adds samples."""
+    return kind(operation) == "ops.Pad" and tuple(operation.pad_width[0]) != (0, 0)
+
+
+def _product(unsupported: Any) -> OpSpec:
     """Return the form of a layer that multiplies with a kernel and adds a bias."""
-    return OpSpec(
-        layer,
-        unsupported,
-        _kernel_shape,
-        starts_int8=True,
-        fuses_relu=True,
-        weights=_own_weights,
-    )
+    return OpSpec(unsupported, starts_int8=True, fuses_relu=True)
 
 
-_GATE = OpSpec(elementwise.IntegerMultiply, unsupported_pair)
-_AFFINE = OpSpec(
-    products.IntegerAffine,
-    unsupported_affine,
-    lambda _, shape: {"kernel_shape": (shape[-1],)},
-    fuses_relu=True,
-    weights=_affine_weights,
-)
-_RELU = OpSpec(
-    elementwise.IntegerReLU,
-    lambda x, _: None if activation_of(x) in RELU else "has no form in int8",
-)
+_AFFINE = OpSpec(unsupported_affine, fuses_relu=True)
+_RELU = OpSpec(lambda x, _: None if activation_of(x) in RELU else "has no form in int8")
 _LEAKY = OpSpec(
-    elementwise.IntegerLeakyReLU,
-    lambda operation, _: "has a negative slope" if _slope(operation) < 0 else None,
-    lambda operation, _: {"slope": _slope(operation)},
+    lambda operation, _: "has a negative slope" if _slope(operation) < 0 else None
 )
 _ACTIVATIONS = {
     "leaky_relu": _LEAKY,
-    "hard_silu": OpSpec(elementwise.IntegerHardSilu),
-    **{
-        name: OpSpec(
-            elementwise.IntegerTable,
-            arguments=lambda _, __, name=name: {"function": name},
-            codes=codes,
-        )
-        for name, (_, codes) in FUNCTIONS.items()
-    },
+    "hard_silu": OpSpec(),
+    "silu": OpSpec(),
+    # LiteRT has no other ranges for them.
+    "sigmoid": OpSpec(ends=(0.0, 255 / 256)),
+    "tanh": OpSpec(ends=(-1.0, 127 / 128)),
 }
 KINDS = {
-    "convolution_1d": _product(products.IntegerConv1D, unsupported_convolution),
-    "convolution_2d": _product(products.IntegerConv2D, unsupported_convolution),
-    "depthwise_1d": _product(products.IntegerDepthwiseConv1D, unsupported_convolution),
-    "depthwise_2d": _product(products.IntegerDepthwiseConv2D, unsupported_convolution),
-    "dense": _product(products.IntegerDense, unsupported_product),
+    **dict.fromkeys(
+        ("convolution_1d", "convolution_2d", "depthwise_1d", "depthwise_2d"),
+        _product(unsupported_convolution),
+    ),
+    "dense": _product(unsupported_product),
     "affine": _AFFINE,
-    "add": OpSpec(elementwise.IntegerAdd, unsupported_pair, fuses_relu=True),
-    "multiply": OpSpec(
-        elementwise.IntegerMultiply,
-        unsupported_pair,
-        lambda x, _: {"hides": isinstance(x, keras.layers.Multiply)},
-        fuses_relu=True,
-    ),
-    "mean": OpSpec(elementwise.IntegerMean, unsupported_spatial),
-    "max_pooling": OpSpec(
-        elementwise.IntegerMaxPooling, unsupported_spatial, keeps_scale=True
-    ),
-    "average_pooling": OpSpec(
-        elementwise.IntegerAveragePooling, unsupported_average, keeps_scale=True
-    ),
+    "add": OpSpec(unsupported_pair, fuses_relu=True),
+    "multiply": OpSpec(unsupported_pair, fuses_relu=True),
+    "mean": OpSpec(unsupported_spatial),
+    "max_pooling": OpSpec(unsupported_spatial, keeps_scale=True),
+    "average_pooling": OpSpec(unsupported_spatial, keeps_scale=True),
     "padding": OpSpec(
-        elementwise.IntegerPadding,
         unsupported_padding,
-        lambda operation, shape: {"pads": pads_of(operation, len(shape))},
         keeps_scale=True,
         unsupported_call=_unsupported_padding_value,
     ),
-    "concatenate": OpSpec(None, keeps_scale=True),
-    "reshape": OpSpec(None, unsupported_move, keeps_scale=True),
+    "concatenate": OpSpec(keeps_scale=True),
+    "reshape": OpSpec(unsupported_move, keeps_scale=True),
     "leaky_rectifier": _LEAKY,
     "rectifier": _RELU,
 }

@@ -1,4 +1,4 @@
-"""The plan of a model: codes where they gain something, layers whole where not."""
+"""The partition of a model: rounded where kernels read it, float elsewhere."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,10 +27,10 @@ def plan_of(
 ) -> Plan:
     """Return what becomes of every call of a model.
 
-    Codes end where only layers that stay float go on: products give floats there, and
-    what does not gain by codes stays float. Inputs of the model stay float up to the
-    first layer that gains, where layers that stay float or a normalization of values
-    that are too unlike for one scale come before it.
+    Nothing is rounded where only layers that stay float read it, and layers without a
+    kernel stay float there. Inputs of the model stay float up to the first layer with a
+    kernel, where layers that stay float or a normalization of values that are too
+    unlike for one scale come before it.
 
     Args:
         model: a built model with a graph.
@@ -38,8 +38,8 @@ def plan_of(
         ranges: of its tensors; None where they are not known yet.
 
     Raises:
-        ConfigError: if a range is missing, or is none.
-        ModelError: if nothing has codes.
+        ConfigError: if a range is none.
+        ModelError: if nothing has a form in int8.
     """
     float_calls: dict[str, str] = {}
     while True:
@@ -123,7 +123,8 @@ def _wanted(plan: Plan) -> set[int]:
 
 def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:
     """Return normalizations of inputs that one scale would leave little of."""
-    codes, leading = plan.codes(ranges), _leading(plan)
+    leading = _leading(plan)
+    widths = {name: high - low for name, (low, high) in plan.ranges(ranges).items()}
     found = {}
     for call in plan.calls.calls:
         step = leading.get(call.name)
@@ -131,8 +132,8 @@ def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:
             continue
         shape = plan.calls.tensors[step.inputs[0]].shape
         factors, _ = affine_factors(call.operation, shape) or (np.zeros(1), None)
-        made = codes[step.inputs[0]].scale * np.abs(factors).max()
-        if made > _COARSE * codes[step.output].scale:
+        before, after = (plan.calls.names[n] for n in (step.inputs[0], step.output))
+        if widths[before] * np.abs(factors).max() > _COARSE * widths[after]:
             found[call.whole] = "takes values that are too unlike for one scale"
     return found
 

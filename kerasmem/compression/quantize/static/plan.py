@@ -1,15 +1,16 @@
-"""What of a model is computed with codes, and which tensors share their codes."""
+"""The plan of int8-static: the tensors that are rounded, and which share a range."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from kerasmem.compression.quantize.activations import with_zero
-from kerasmem.compression.quantize.static.base import RELU, Codes
-from kerasmem.compression.quantize.static.calls import activation_of
+from kerasmem.compression.quantize.static.calls import RELU, activation_of
 from kerasmem.compression.quantize.static.kinds import (
     OpSpec,
     is_identity,
@@ -22,42 +23,45 @@ from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import Calls
 from kerasmem.graph.layers import Weight, own_graph
 
-Ranges = Mapping[str, tuple[float, float]]
+_NARROWEST = 255 * float(np.finfo(np.float32).tiny)
+"""The width of the narrowest range whose step float32 holds exactly."""
+
+Ends = tuple[float, float]
+"""The lower and the upper end of a range."""
+
+Ranges = Mapping[str, Ends]
 """Pairs of ends by the name of a tensor."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call that is computed with codes.
+    """One call with a form in int8.
 
     Args:
-        kind: how.
-        inputs: numbers of the tensors that go in, whose codes count.
-        output: number of the one that comes out, after the activation within it.
-        activation: None, `"relu"` or `"relu6"`.
-        keeps_mask: whether a mask goes through it.
+        kind: its form.
+        inputs: numbers of its input tensors.
+        output: number of its output tensor, after a ReLU that is a part of it.
     """
 
     kind: OpSpec
     inputs: tuple[int, ...]
     output: int
-    activation: str | None
-    keeps_mask: bool
 
 
 @dataclass
 class Plan:
-    """What becomes of every call.
+    """The calls of a model with and without a form in int8.
 
     Args:
         calls: all of them.
         same: numbers of tensors by those of their equals.
-        steps: the calls that are computed with codes, by name.
-        gone: names of those that others do.
+        steps: the calls with a form in int8, by name.
+        gone: names of those that are computed as a part of others.
         reasons: why the others stay float, by name.
-        shared: numbers of tensors by those of tensors that have the same codes.
-        fixed: codes of tensors that can have no others, by their numbers.
-        floats: numbers of what products give as floats, for only floats go on with it.
+        shared: numbers of tensors by those of tensors that have the same range.
+        fixed: ranges of tensors that can have no others, by their numbers.
+        floats: numbers of outputs of products that are not rounded, for only layers
+            that stay float read them.
     """
 
     calls: Calls
@@ -66,7 +70,7 @@ class Plan:
     gone: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
-    fixed: dict[int, Codes] = field(default_factory=dict)
+    fixed: dict[int, Ends] = field(default_factory=dict)
     floats: set[int] = field(default_factory=set)
 
     def number(self, tensor: int) -> int:
@@ -79,61 +83,71 @@ class Plan:
 
     @property
     def coded(self) -> set[str]:
-        """The names of the tensors that have codes."""
-        every = (n for s in self.steps.values() for n in (*s.inputs, s.output))
-        return {self.calls.names[number] for number in set(every) - self.floats}
+        """The names of the tensors that are rounded."""
+        return {name for group in self.groups() for name in group}
 
-    def has_fixed_codes(self, tensor: int) -> bool:
-        """Return True for a tensor that shares its codes with one of `fixed`."""
+    def has_fixed_range(self, tensor: int) -> bool:
+        """Return True for a tensor that shares its range with one of `fixed`."""
         root = _root(self.shared, tensor)
         return any(_root(self.shared, number) == root for number in self.fixed)
 
-    def codes(self, ranges: Ranges) -> dict[int, Codes]:
-        """Return the codes of every tensor that has some, by its number.
+    def ranges(self, known: Ranges) -> Ranges:
+        """Return the ranges of the rounded tensors, equal where they share one.
+
+        Tensors of which `known` has none that decides are left out.
 
         Args:
-            ranges: ends of what each tensor takes, by its name.
+            known: the range of the values of each tensor, by its name.
 
         Raises:
-            ConfigError: if one is missing, or is none.
+            ConfigError: if one of them is none.
         """
-        found = {}
-        for members in self._groups():
+        ranges = {}
+        for group, members in self.groups().items():
             certain = [self.fixed[n] for n in members if n in self.fixed]
-            if certain:
-                found |= dict.fromkeys(members, certain[0])
+            decisive = self._decisive(members)
+            if not certain and not all(name in known for name in decisive):
                 continue
-            ends = [_ends(ranges, self.calls.names[n]) for n in self._decisive(members)]
+            ends = certain[:1] or [_ends(known, name) for name in decisive]
             low, high = with_zero(min(e[0] for e in ends), max(e[1] for e in ends))
-            found |= dict.fromkeys(members, Codes.of_range(low, high))
-        return found
+            ranges |= dict.fromkeys(group, (low, max(high, low + _NARROWEST)))
+        return ranges
 
-    def needed(self) -> list[str]:
-        """Return the names of the tensors whose ranges `codes` takes."""
+    def needed(self, rounded: Container[str]) -> list[str]:
+        """Return the names of the tensors whose values decide on the ranges of some.
+
+        Args:
+            rounded: names of the tensors whose ranges are wanted.
+        """
         return [
-            self.calls.names[number]
-            for members in self._groups()
-            if not any(number in self.fixed for number in members)
-            for number in self._decisive(members)
+            name
+            for group, members in self.groups().items()
+            if any(each in rounded for each in group)
+            and not any(number in self.fixed for number in members)
+            for name in self._decisive(members)
         ]
 
-    def _groups(self) -> list[list[int]]:
-        """Return the numbers of tensors that have codes, those that share them."""
-        groups = defaultdict(list)
+    def groups(self) -> dict[tuple[str, ...], list[int]]:
+        """Return the numbers of rounded tensors that share a range, by their names."""
+        groups: dict[int, dict[int, None]] = defaultdict(dict)
         for step in self.steps.values():
             for number in (*step.inputs, step.output):
                 if number not in self.floats:
-                    groups[_root(self.shared, number)].append(number)
-        return list(groups.values())
+                    groups[_root(self.shared, number)][number] = None
+        names = self.calls.names
+        return {
+            tuple(names[n] for n in group): list(group) for group in groups.values()
+        }
 
-    def _decisive(self, members: list[int]) -> list[int]:
-        """Return those whose ranges the others have, in order."""
+    def _decisive(self, members: list[int]) -> list[str]:
+        """Return the names of those whose ranges the others have, in order."""
         makers = {s.output for s in self.steps.values() if s.kind.keeps_scale}
-        return sorted(set(members) - makers or set(members))
+        numbers = sorted(set(members) - makers or set(members))
+        return [self.calls.names[number] for number in numbers]
 
 
 def join(shared: dict[int, int], one: int, two: int) -> None:
-    """Make two tensors share their codes."""
+    """Make two tensors share a range."""
     one, two = _root(shared, one), _root(shared, two)
     if one != two:
         shared[one] = two
@@ -145,12 +159,7 @@ def _root(links: Mapping[int, int], number: int) -> int:
     return number
 
 
-def _ends(ranges: Ranges, name: str) -> tuple[float, float]:
-    if name not in ranges:
-        raise ConfigError(
-            "Every activation in int8 has a range. Expected: one of "
-            f"{name!r}. Received: ranges of {', '.join(map(repr, list(ranges)[:5]))}..."
-        )
+def _ends(ranges: Ranges, name: str) -> Ends:
     if not is_range(ranges[name]):
         raise ConfigError(
             "A range has a lower and an upper end, both finite. "
@@ -195,10 +204,10 @@ def make_plan(
     stays: Stays = lambda _: None,
     float_calls: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Return what of a model can be computed with codes.
+    """Return which calls of a model have a form in int8.
 
-    A layer with a kernel can wherever it stands; others only behind one, or at the
-    beginning: codes are not made for their sake.
+    A layer with a kernel has one wherever it stands; others only behind one, or at the
+    beginning: nothing is rounded for their sake.
 
     Args:
         calls: those of the model.
@@ -207,6 +216,7 @@ def make_plan(
     """
     plan = Plan(calls)
     takers = _takers(plan)
+    _join_calls_of_one(plan)
     coded = {number for number in calls.inputs if calls.is_float(number)}
     for call in calls.calls:
         if call.name in plan.gone:
@@ -217,11 +227,13 @@ def make_plan(
         if found is None or reason is not None:
             plan.reasons[call.name] = reason or ""
             continue
-        step = _with_relu(plan, _step(plan, call, found), takers)
+        inputs = tuple(plan.number(number) for number in call.inputs)
+        step = Step(found, inputs, call.outputs[0])
+        step = _with_relu(plan, call, step, takers)
         plan.steps[call.name] = step
         coded.add(step.output)
-        if step.kind.codes is not None:
-            plan.fixed[step.output] = step.kind.codes
+        if step.kind.ends is not None:
+            plan.fixed[step.output] = step.kind.ends
         if step.kind.keeps_scale:
             for number in step.inputs:
                 join(plan.shared, number, step.output)
@@ -255,40 +267,44 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
     reason = unsupported_call_of(call.operation, tensors, arguments)
     if reason is None and not found.starts_int8 and not coded & set(numbers):
         return "stands behind layers that stay float"
-    if found.codes is not None and plan.ends_in(call.outputs[0]):
+    if found.ends is not None and plan.ends_in(call.outputs[0]):
         return "is the end of the model"
     if (
         found.keeps_scale
         and len(numbers) > 1
-        and any(map(plan.has_fixed_codes, numbers))
+        and any(map(plan.has_fixed_range, numbers))
     ):
-        return "joins what can have only codes of its own"
+        return "joins what can have only a range of its own"
     return reason
 
 
-def _step(plan: Plan, call: Call, kind: OpSpec) -> Step:
-    inputs = tuple(plan.number(number) for number in call.inputs)
-    activation = activation_of(call.operation)
-    within = activation if activation in RELU else None
-    return Step(kind, inputs, call.outputs[0], within, _keeps_mask(call))
-
-
-def _with_relu(plan: Plan, step: Step, takers: dict[int, list[Call]]) -> Step:
+def _with_relu(
+    plan: Plan, call: Call, step: Step, takers: dict[int, list[Call]]
+) -> Step:
     """Return the step with the ReLU that is all that takes its output."""
     after = takers[step.output]
-    if not step.kind.fuses_relu or step.activation or plan.ends_in(step.output):
+    has_relu = activation_of(call.operation) in RELU
+    if not step.kind.fuses_relu or has_relu or plan.ends_in(step.output):
         return step
     if len(after) != 1 or not is_relu(after[0].operation):
         return step
     plan.gone.add(after[0].name)
-    return replace(
-        step,
-        output=after[0].outputs[0],
-        activation=activation_of(after[0].operation),
-        keeps_mask=step.keeps_mask and _keeps_mask(after[0]),
-    )
+    return replace(step, output=after[0].outputs[0])
 
 
-def _keeps_mask(call: Call) -> bool:
-    """Return whether Keras hands a mask on; operations that are no layers never do."""
-    return getattr(call.operation, "supports_masking", False)
+def _join_calls_of_one(plan: Plan) -> None:
+    """Make the tensors share a range that are one in the graph, called several times.
+
+    Such are those of a model that is called twice, and those within a shared layer.
+    """
+    first: dict[tuple[int, str], int] = {}
+    for call in plan.calls.calls:
+        within = call.name.removeprefix(call.whole)
+        for number, tensor in zip(call.outputs, _tensors_of(call), strict=True):
+            key = (id(call.layer), within) if within else (id(tensor), "")
+            join(plan.shared, number, first.setdefault(key, number))
+
+
+def _tensors_of(call: Call) -> Sequence[Any]:
+    """Return the tensors of the graph that are the outputs of a call."""
+    return (call.part_of or call).nodes[-1].outputs[: len(call.outputs)]

@@ -1,0 +1,90 @@
+"""Fake quantization as layers between those of a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kerasmem.compression.quantize.aware.places import INSIDE, LINEAR, RoundingPoint
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
+from kerasmem.compression.quantize.static.calls import split
+from kerasmem.compression.quantize.static.plan import Ranges
+from kerasmem.errors import ModelError
+from kerasmem.graph.flat_calls import flatten
+from kerasmem.graph.rebuild import Rebuild, Rewrite
+
+
+class Rounding(Rewrite):
+    """Puts a `FakeQuantize` behind every tensor that is rounded.
+
+    A model within the model that is called in several places has one range for all of
+    them, and so has a layer for a tensor within it.
+
+    Args:
+        model: the model.
+        points: where a tensor is rounded, as `places` returns it.
+        options: further arguments of every `FakeQuantize`.
+
+    Attributes:
+        inside: what rounds a tensor within a layer, by the id of the layer.
+    """
+
+    def __init__(
+        self, model: Any, points: Mapping[str, RoundingPoint], **options: Any
+    ) -> None:
+        self._options = options
+        calls = flatten(model)
+        tensors = dict(zip(calls.names, calls.tensors, strict=True))
+        within = {
+            f"{call.name}/{name}": call.operation
+            for call in calls.calls
+            for name in (INSIDE, LINEAR)
+        }
+        self._layers: dict[int, FakeQuantize] = {}
+        self.inside: dict[int, FakeQuantize] = {}
+        for at, place in points.items():
+            if at in tensors:
+                self._add(self._layers, id(tensors[at]), place)
+            else:
+                self._add(self.inside, id(within[at]), place)
+        self._known = {*points, *tensors, *flatten(model, split).names}
+
+    def run(self, model: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+        """Return the new model, and every operation with the new one in its place."""
+        rebuild = Rebuild(self)
+        return rebuild.run(model), rebuild.pairs
+
+    def after(self, tensor: Any) -> Any | None:
+        """Return what rounds a tensor, if it is rounded."""
+        return self._layers.get(id(tensor))
+
+    def begin(self, ranges: Ranges) -> None:
+        """Have ranges begin with those that are known.
+
+        Raises:
+            ModelError: if one is of no tensor of the model.
+        """
+        unknown = [name for name in ranges if name not in self._known]
+        if unknown:
+            raise ModelError(
+                f"{len(unknown)} of {len(ranges)} ranges are of no tensor of the "
+                "model. Expected: names such as those of its layers, which a "
+                "calibration lists. Received: ranges of "
+                f"{', '.join(map(repr, unknown[:3]))}. Next: leave them out."
+            )
+        for layer in (*self._layers.values(), *self.inside.values()):
+            for name in layer.tensors:
+                if name in ranges and layer.range is not None:
+                    layer.range.assign(ranges[name])
+
+    def _add(
+        self, layers: dict[int, FakeQuantize], at: int, place: RoundingPoint
+    ) -> None:
+        names = [place.tensor, *place.others]
+        if at in layers:
+            layers[at].tensors += names
+            return
+        name = f"{place.tensor.replace('/', '_').replace(':', '_')}_fake_quantize"
+        taken = {each.name for each in (*self._layers.values(), *self.inside.values())}
+        while name in taken:
+            name += "_"
+        own = {"never_negative": place.never_negative, "ends": place.ends}
+        layers[at] = FakeQuantize(tensors=names, name=name, **own, **self._options)

@@ -1,0 +1,312 @@
+"""The layers of int8-static models that earlier versions of kerasmem saved.
+
+Such a model consists of layers between which tensors are int8 codes. Here every layer
+decodes its inputs, computes with floats, and rounds to the codes of its output. Results
+are within one step of those of the integer arithmetic that wrote the file.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import keras
+
+LEAST, MOST = -128, 127
+_ops = keras.ops
+_NEARLY_HALF = 2.0**-12
+"""What is nearly half a step is rounded away from zero, as the integers were."""
+_ACTIVATIONS = {"relu": _ops.relu, "relu6": _ops.relu6}
+_FUNCTIONS = {"sigmoid": _ops.sigmoid, "tanh": _ops.tanh}
+
+
+class CodesLayer(keras.layers.Layer):
+    """A layer from int8 codes to int8 codes.
+
+    Args:
+        inputs: Scale and zero point of each input; empty for float inputs.
+        output: Scale and zero point of the output; None for a float output.
+        activation: `"relu"`, `"relu6"` or None.
+        keeps_mask: Whether the mask of the inputs is that of the output.
+        kwargs: Further arguments of the layer, by the names in its file.
+    """
+
+    own: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        inputs: Any,
+        output: Any,
+        activation: str | None = None,
+        *,
+        keeps_mask: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        values = {name: kwargs.pop(name, value) for name, value in self.own.items()}
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.arguments = {"inputs": inputs, "output": output, "activation": activation}
+        self.arguments |= {"keeps_mask": keeps_mask, **values}
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {**super().get_config(), **self.arguments}
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the mask of the output."""
+        masks = previous_mask if isinstance(inputs, list) else [previous_mask]
+        if not self.arguments["keeps_mask"] or any(mask is None for mask in masks):
+            return None
+        return _ops.logical_or(*masks) if len(masks) > 1 else masks[0]
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        """Return the codes of the output, or floats."""
+        tensors = inputs if isinstance(inputs, list) else [inputs]
+        codes = self.arguments["inputs"] or [None] * len(tensors)
+        floats = [_decoded(x, of) for x, of in zip(tensors, codes, strict=True)]
+        if isinstance(mask, list):
+            floats = self.shown(floats, mask)
+        outputs = self.compute(*floats)
+        activation = _ACTIVATIONS.get(self.arguments["activation"])
+        outputs = outputs if activation is None else activation(outputs)
+        if self.gives_floats:
+            return outputs
+        takes_floats = not self.arguments["inputs"]
+        return _encoded(outputs, self.output_codes, even=takes_floats)
+
+    @property
+    def output_codes(self) -> Any:
+        """Scale and zero point of the output."""
+        return self.arguments["output"]
+
+    @property
+    def gives_floats(self) -> bool:
+        """Whether the output is float."""
+        return self.output_codes is None
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the output of the layer, float, without its activation."""
+        return floats[0]
+
+    def shown(self, floats: list[Any], masks: list[Any]) -> list[Any]:
+        """Return the inputs as the masks of several inputs change them."""
+        del masks
+        return floats
+
+
+def _decoded(x: Any, codes: Any) -> Any:
+    x = _ops.cast(x, "float32")
+    return x if codes is None else (x - codes["zero_point"]) * codes["scale"]
+
+
+def _encoded(x: Any, codes: Any, *, even: bool) -> Any:
+    zero = codes["zero_point"]
+    steps = x / codes["scale"]
+    if not even:
+        steps = _ops.sign(steps) * _ops.floor(_ops.abs(steps) + (0.5 + _NEARLY_HALF))
+    steps = _ops.round(steps)
+    steps = _ops.clip(steps, LEAST - zero, MOST - zero)
+    return _ops.cast(steps + zero, "int8")
+
+
+class CodesProduct(CodesLayer):
+    """A layer with a kernel of int8 codes, and biases in steps of its products."""
+
+    own = MappingProxyType({"kernel_shape": ()})
+    channel_axes = 1
+
+    def build(self, input_shape: Any) -> None:
+        """Create the variables of the file."""
+        del input_shape
+        shape = self.arguments["kernel_shape"]
+        channels = (math.prod(shape[-self.channel_axes :]),)
+        self.kernel = self._variable("kernel", "int8", shape)
+        self.bias = self._variable("bias", "int32", channels)
+        self.kernel_scale = self._variable("kernel_scale", "float32", channels)
+        if not self.gives_floats:  # what the integers were multiplied with
+            self._variable("mantissa", "int32", channels)
+            self._variable("exponent", "int8", channels)
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the product with the kernel, and the bias."""
+        scales = _ops.convert_to_tensor(self.kernel_scale)
+        shape = self.arguments["kernel_shape"][-self.channel_axes :]
+        kernel = _ops.cast(self.kernel, "float32") * _ops.reshape(scales, shape)
+        step = scales * self.arguments["inputs"][0]["scale"]
+        return self.product(*floats, kernel) + _ops.cast(self.bias, "float32") * step
+
+    def product(self, x: Any, kernel: Any) -> Any:
+        """Return the product with the kernel."""
+        return _ops.matmul(x, kernel)
+
+    def _variable(self, name: str, dtype: str, shape: Any) -> Any:
+        return self.add_weight(
+            shape, "zeros", dtype=dtype, trainable=False, autocast=False, name=name
+        )
+
+
+class CodesConvolution(CodesProduct):
+    """A convolution of codes with channels last."""
+
+    own = MappingProxyType(
+        {"kernel_shape": (), "strides": (), "padding": "valid", "dilation_rate": ()}
+    )
+    convolve: Callable[..., Any] = staticmethod(_ops.conv)
+
+    def product(self, x: Any, kernel: Any) -> Any:
+        """Return the convolution with the kernel."""
+        own = {name: self.arguments[name] for name in ("strides", "dilation_rate")}
+        own = {name: tuple(value) for name, value in own.items()}
+        padding = self.arguments["padding"]
+        if padding == "causal":
+            before = own["dilation_rate"][0] * (kernel.shape[0] - 1)
+            x, padding = _ops.pad(x, [(0, 0), (before, 0), (0, 0)]), "valid"
+        form = {"data_format": "channels_last", "padding": padding}
+        return self.convolve(x, kernel, **own, **form)
+
+
+class CodesDepthwise(CodesConvolution):
+    """A depthwise convolution of codes."""
+
+    channel_axes = 2
+    convolve = staticmethod(_ops.depthwise_conv)
+
+
+class CodesAffine(CodesProduct):
+    """A factor and an offset for each channel."""
+
+    def product(self, x: Any, kernel: Any) -> Any:
+        """Return the product with the factors."""
+        return x * kernel
+
+
+class CodesMultiply(CodesLayer):
+    """A product of two tensors; with `hides`, a masked factor does not count."""
+
+    own = MappingProxyType({"hides": False})
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the product."""
+        return _ops.multiply(*floats)
+
+    def shown(self, floats: list[Any], masks: list[Any]) -> list[Any]:
+        """Return factors of 1 where one mask hides them, of 0 where both do."""
+        if not self.arguments["hides"]:
+            return floats
+        one, two = (
+            _ops.ones_like(x[..., :1], dtype="bool") if m is None else m[..., None]
+            for x, m in zip(floats, masks, strict=True)
+        )
+        hidden = _ops.where(_ops.logical_or(one, two), 1.0, 0.0)
+        return [
+            _ops.where(m, x, hidden) for x, m in zip(floats, (one, two), strict=True)
+        ]
+
+
+class CodesReLU(CodesLayer):
+    """A leaky ReLU, rounded to a fraction of a step before it is rounded to a step."""
+
+    own = MappingProxyType({"slope": 1.0})
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the inputs, negative ones times the slope."""
+        (x,), (codes,) = floats, self.arguments["inputs"]
+        x, step = x / codes["scale"], self.output_codes["scale"]
+
+        def times(factor: float) -> Any:
+            ratio = factor * codes["scale"] / step
+            parts = 2.0 ** max(-math.frexp(ratio)[1], 0)
+            return _ops.round(x * (ratio * parts)) * (step / parts)
+
+        return _ops.where(x >= 0, times(1.0), times(self.arguments["slope"]))
+
+
+class CodesPooling(CodesLayer):
+    """A pooling layer with channels last."""
+
+    own = MappingProxyType({"pool_size": (), "strides": (), "padding": "valid"})
+    pool: Callable[..., Any] = staticmethod(_ops.max_pool)
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the maxima or averages."""
+        size, strides = (tuple(self.arguments[n]) for n in ("pool_size", "strides"))
+        padding = self.arguments["padding"]
+        return self.pool(*floats, size, strides, padding, "channels_last")
+
+
+class CodesAveragePooling(CodesPooling):
+    """An average pooling layer."""
+
+    pool = staticmethod(_ops.average_pool)
+
+    def compute(self, *floats: Any) -> Any:
+        """Return the averages, halves of a step moved away from the code 0."""
+        averages, codes = super().compute(*floats), self.output_codes
+        side = _ops.sign(averages / codes["scale"] + codes["zero_point"])
+        return averages + side * (2 * _NEARLY_HALF * codes["scale"])
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class Gate(keras.layers.Layer):
+    """A product of two float tensors with one mask."""
+
+    def call(self, inputs: Any) -> Any:
+        """Return the product."""
+        return _ops.multiply(*inputs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the mask of both."""
+        del inputs
+        return previous_mask[0] if self.supports_masking else None
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+class FromCodes(CodesLayer):
+    """A layer from int8 codes to floats."""
+
+    gives_floats = True
+
+
+def _layer(
+    name: str,
+    base: type = CodesLayer,
+    compute: Callable[..., Any] | None = None,
+    **own: Any,
+) -> None:
+    """Register a layer under the name that files have.
+
+    Args:
+        name: Name of the class in files.
+        base: The class that computes it.
+        compute: The function of the float inputs and of `own` in the place of what the
+            base computes, None without one.
+        own: Arguments of the layer with their defaults.
+    """
+    members = {"__module__": __name__}
+    if compute is not None:
+        members["own"] = MappingProxyType(own)
+        members["compute"] = lambda self, *floats: compute(
+            *floats, *map(self.arguments.get, own)
+        )
+    made = type(name, (base,), members)
+    keras.saving.register_keras_serializable("kerasmem")(made)
+
+
+_layer("ToCodes", compute=lambda x, _: x, warns=False)
+for _dimensions in "12":
+    _layer(f"IntegerConv{_dimensions}D", CodesConvolution)
+    _layer(f"IntegerDepthwiseConv{_dimensions}D", CodesDepthwise)
+_layer("IntegerDense", CodesProduct)
+_layer("IntegerAffine", CodesAffine)
+_layer("IntegerAdd", compute=_ops.add)
+_layer("IntegerMultiply", CodesMultiply)
+_layer("IntegerReLU", CodesReLU)
+_layer("IntegerLeakyReLU", CodesReLU)
+_layer("IntegerHardSilu", compute=_ops.hard_silu)
+_layer("IntegerTable", compute=lambda x, name: _FUNCTIONS[name](x), function="")
+_layer(
+    "IntegerMean", compute=lambda x, keep: _ops.mean(x, (1, 2), keep), keepdims=False
+)
+_layer("IntegerMaxPooling", CodesPooling)
+_layer("IntegerAveragePooling", CodesAveragePooling)
+_layer("IntegerPadding", compute=_ops.pad, pads=())
