@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends import current
 from kerasmem.backends.converting import Argument
+from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.quantize import config
-from kerasmem.compression.quantize.aware.learned import is_static, learned
+from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.exporting import litert_writer, onnx_writer
-from kerasmem.exporting.arguments import outputs_in_keras
+from kerasmem.exporting.arguments import in_structure, outputs_in_keras
 from kerasmem.exporting.choice import Candidates, Found, Search, Tried
 from kerasmem.exporting.convert import LITERT, ONNX
 from kerasmem.exporting.file_graph import (
@@ -33,11 +33,12 @@ from kerasmem.exporting.file_graph import (
 from kerasmem.exporting.interpreters import LiteRT, Onnx, float_outputs, outputs_of
 from kerasmem.exporting.judge import Judge, Judged, classifiers
 from kerasmem.exporting.options import INT4
-from kerasmem.graph.flat_calls import flatten
-from kerasmem.graph.layers import own_graph
+from kerasmem.graph.layers import sublayers
+from kerasmem.graph.observe import observe as observe_layers
 
 _PRECISIONS = {config.STATIC: INT8, config.DYNAMIC: DYNAMIC, INT4: DYNAMIC_INT4}
 _WRITERS: dict[str, ModuleType] = {LITERT: litert_writer, ONNX: onnx_writer}
+_OF_FIXED_RANGE = {"LOGISTIC", "SOFTMAX", "TANH", "Sigmoid", "Softmax", "Tanh"}
 _BATCH = 8
 
 
@@ -135,36 +136,54 @@ def own_ranges(
         The ranges, and by the scopes of operations that the model computes with floats
         the reason.
     """
-    known = learned(job.model).ranges
-    if not known or own_graph(job.model) is None:
-        return {}, {}
     few = [array[:1] for array in job.arrays]
-    wanted: dict[str, np.ndarray] = {}
-
-    def see(name: str, tensor: Any) -> None:
-        if name in known:
-            wanted[name] = keras.ops.convert_to_numpy(tensor)
-
-    calls = flatten(job.model)
-    with current().inference(), as_floats(job.model):
-        calls.run([keras.ops.convert_to_tensor(array) for array in few], see)
+    held = held_ranges(job.model, few)
+    if not held:
+        return {}, {}
     names = [argument.name for argument in job.arguments]
     size = job.batch_size or 1
     batch = dict(zip(names, (np.repeat(a, size, axis=0) for a in few), strict=True))
     found = {}
     for name, values in read(batch):
         one = values[:1] if values.shape[:1] == (size,) else values
-        like = next((k for k, v in wanted.items() if _is_same(v, one)), None)
+        like = next((ends for known, ends in held if _is_same(known, one)), None)
         if like is not None:
-            found[name] = known[like]
-    return found, _floats_of(graph, found) if is_static(job.model) else {}
+            found[name] = like
+    return found, _floats_of(graph, found)
+
+
+def held_ranges(
+    model: Any, arrays: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, tuple[float, float]]]:
+    """Return the fixed ranges of a model, each with what the tensor holds.
+
+    Args:
+        model: the model.
+        arrays: an array per input of what it is called on.
+    """
+    quantizers = [
+        layer
+        for layer in sublayers(model)
+        if isinstance(layer, FakeQuantize) and layer.fixed is not None
+    ]
+    held: list[tuple[np.ndarray, tuple[float, float]]] = []
+
+    def see(call: LayerCall) -> None:
+        values = keras.ops.convert_to_numpy(call.x)
+        held.append((values, call.layer.ends))
+
+    if quantizers:
+        with as_floats(model):
+            observe_layers(model, [in_structure(model, arrays)], quantizers, inputs=see)
+    return held
 
 
 def _floats_of(graph: Graph, known: Ranges) -> dict[str, str]:
     """Return reasons of the operations whose outputs have no ranges in the model."""
     coded = set(known)
     for operation in graph.operations:
-        if operation.moves and coded.issuperset(operation.inputs):
+        follows = operation.moves or operation.kind in _OF_FIXED_RANGE
+        if follows and coded.issuperset(operation.inputs):
             coded.update(operation.outputs)
     return {
         operation.scope: "computes with floats in the model"
