@@ -22,8 +22,8 @@ def is_fitting(model: Any) -> bool:
 def callbacks_of_fit(model: Any) -> list[Any] | None:
     """Return the callbacks that the running `fit` calls, None if there are none."""
     frame = _frame_of(("fit",), model, sys._getframe())
-    found = frame and frame.f_locals.get("callbacks")
-    return getattr(found, "callbacks", None)
+    container = frame and frame.f_locals.get("callbacks")
+    return getattr(container, "callbacks", None)
 
 
 def is_running(model: Any, thread: int) -> bool:
