@@ -51,13 +51,13 @@ def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
     if isinstance(weights, str):
         if weights == BY_CONFIDENCE and len(teachers) > 1:
             return None
-        valid = f'numbers, or for several teachers "{BY_CONFIDENCE}"'
+        valid = f'numbers, or "{BY_CONFIDENCE}" for two teachers or more'
         raise invalid("distill", "teacher_weights", weights, valid)
     numbers = [1.0] * len(teachers) if weights is None else list(weights)
     for number in numbers:
         Real(least=0).check("distill", "teacher_weights", number)
     if len(numbers) != len(teachers) or sum(numbers) <= 0:
-        valid = f"{len(teachers)} numbers, one for each teacher, and not all 0"
+        valid = f"one number from 0 for each teacher ({len(teachers)}), and not all 0"
         raise invalid("distill", "teacher_weights", weights, valid)
     return [weight / sum(numbers) for weight in numbers]
 
