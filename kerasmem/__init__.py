@@ -48,8 +48,8 @@ def __getattr__(name: str) -> Any:
     home, own = _PUBLIC[name]
     if home == __name__:
         return importlib.import_module(f"{home}.{own}")
-    globals()[name] = found = getattr(importlib.import_module(home), own)
-    return found
+    globals()[name] = value = getattr(importlib.import_module(home), own)
+    return value
 
 
 def __dir__() -> list[str]:

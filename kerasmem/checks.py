@@ -1,7 +1,7 @@
 """Checks of arguments, and of the fields of configs and records by their annotations.
 
-Every invalid value has one form of message. This module imports no Keras, so that the
-command line can read its options from configs.
+The rules raise errors of one form, that of `invalid`. This module imports no Keras, so
+that the command line can read its options from configs.
 """
 
 import math
@@ -9,7 +9,7 @@ import numbers
 import operator
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -163,11 +163,12 @@ class ByPattern:
 
     def check(self, owner: str, name: str, value: Any) -> tuple[tuple[str, float], ...]:
         """Return pairs of a regular expression and a number, or raise `ConfigError`."""
-        pairs = list(value.items()) if isinstance(value, Mapping) else list(value)
+        valid = "pairs of a regular expression and a number"
+        items = value.items() if isinstance(value, Mapping) else value
+        pairs = _entries(owner, name, items, valid)
         for pair in pairs:
             is_list = isinstance(pair, Sequence) and not isinstance(pair, str)
             if not is_list or len(pair) != 2:
-                valid = "pairs of a regular expression and a number"
                 raise invalid(owner, name, pair, valid)
             _check_regular_expression(owner, name, pair[0])
         return tuple(
@@ -181,12 +182,21 @@ class RegularExpressions:
 
     def check(self, owner: str, name: str, value: Any) -> tuple[str, ...]:
         """Return the regular expressions as a tuple, or raise `ConfigError`."""
-        if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes):
-            raise invalid(owner, name, value, "a list of regular expressions")
-        patterns = (value,) if isinstance(value, str) else tuple(value)
+        valid = "a list of regular expressions"
+        if isinstance(value, Mapping | bytes):
+            raise invalid(owner, name, value, valid)
+        items = (value,) if isinstance(value, str) else value
+        patterns = _entries(owner, name, items, valid)
         for pattern in patterns:
             _check_regular_expression(owner, name, pattern)
         return patterns
+
+
+def _entries(owner: str, name: str, value: Any, valid: str) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError as error:  # so does an array of NumPy without axes
+        raise invalid(owner, name, value, valid) from error
 
 
 def _check_regular_expression(owner: str, name: str, pattern: Any) -> None:

@@ -6,8 +6,7 @@ The binary prefix is used throughout: 1 KiB = 1024 bytes.
 import re
 from decimal import Decimal
 
-from kerasmem.checks import Whole
-from kerasmem.errors import ConfigError
+from kerasmem.checks import Whole, invalid
 
 KIB = 1024
 MIB = 1024**2
@@ -78,10 +77,11 @@ def parse_bytes(size: int | str) -> int:
     match = _SIZE.fullmatch(size)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ConfigError(
-            "A size is a number of bytes or a text with one of the units B, KiB, MiB, "
-            f"GiB, TiB, such as '8GiB'. Received: size={size!r}."
+        valid = (
+            "a number of bytes, or a text with one of the units B, KiB, MiB, GiB, TiB, "
+            "such as '8GiB'"
         )
+        raise invalid("parse_bytes", "size", size, valid)
     size = round(min(float(match[1]), _MOST_BYTES) * factor)
     return _BYTES.check("parse_bytes", "size", size)
 

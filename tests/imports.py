@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 
-from tests.scopes import last, nodes
+from tests.scopes import Function, last, nodes
 
 
 def cycles(modules: Mapping[str, ast.AST]) -> list[list[str]]:
@@ -22,15 +22,24 @@ def cycles(modules: Mapping[str, ast.AST]) -> list[list[str]]:
     return sorted(map(list, groups), key=lambda group: (-len(group), group))
 
 
-def imported(name: str, modules: Mapping[str, ast.AST]) -> set[str]:
+def imported(
+    name: str, modules: Mapping[str, ast.AST], *, at_start: bool = False
+) -> set[str]:
     """Return the modules that a module imports, but for type checking.
 
     An import by `importlib.import_module` counts too, except in the package's own
-    `__init__.py`, which imports public names when they are used.
+    `__init__.py`, which imports public names when they are used. Names that
+    `kerasmem.optional.feature` resolves are not followed: `kerasmem/registered.py`
+    lists them.
+
+    Args:
+        name: The module.
+        modules: The syntax trees of the package by dotted name.
+        at_start: Whether to leave out imports inside functions.
     """
     is_package = "." not in name
     names: set[str] = set()
-    for node in _running(modules[name]):
+    for node in _running(modules[name], at_start=at_start):
         match node:
             case ast.Import(names=aliases):
                 names.update(alias.name for alias in aliases)
@@ -50,11 +59,12 @@ def _named(text: str, modules: Mapping[str, ast.AST]) -> set[str]:
     return {text} | {m for m in modules if text[:1] == "." and m.endswith(relative)}
 
 
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
+def _running(tree: ast.AST, *, at_start: bool) -> Iterator[ast.AST]:
     """Yield the nodes of a module, but for blocks of `if TYPE_CHECKING`."""
     skipped: set[ast.AST] = set()
     for node in nodes(tree):
-        if isinstance(node, ast.If) and last(node.test) == "TYPE_CHECKING":
+        is_for_types = isinstance(node, ast.If) and last(node.test) == "TYPE_CHECKING"
+        if is_for_types or (at_start and isinstance(node, Function)):
             skipped.update(below for each in node.body for below in ast.walk(each))
         if node not in skipped:
             yield node

@@ -8,7 +8,7 @@ that assigns an attribute by its own arguments. It counts if one of these holds:
 - The value is a function, a bound method or a callable object, and the object is not
   the method's own `self` or `cls`.
 - The attribute is a method or a class attribute of Keras, or a compiled step.
-- The name of the attribute is not a constant.
+- The name of the attribute is not a constant, or is in a starred argument.
 - It passes by the object's own `__setattr__` and is put back in the same function.
 
 An attribute that Keras declares as a property with a setter, such as `trainable`, never
@@ -193,6 +193,9 @@ class _Package:
         setter = self._setters.get(last(call.func))
         if setter is None or last(call.func) in PATCHES:
             return
+        if _is_starred(call):
+            yield _of_starred(call)
+            return
         arguments = dict(zip(setter.parameters, call.args, strict=False))
         arguments |= {pair.arg: pair.value for pair in call.keywords}
         owner, name = arguments.get(setter.owner), setter.name
@@ -330,8 +333,24 @@ def _owners(names: ast.expr) -> list[ast.expr]:
     return []
 
 
+def _is_starred(call: ast.Call) -> bool:
+    return any(isinstance(each, ast.Starred) for each in call.args)
+
+
+def _of_starred(call: ast.Call) -> Write:
+    """Return the assignment of a call with starred arguments, to any attribute."""
+    first, value = call.args[0], call.args[-1]
+    owner = first.value if isinstance(first, ast.Starred) else first
+    known = None if isinstance(value, ast.Starred) else value
+    return Write(owner, ast.Name(_ANY), known, is_past=True)
+
+
 def _calls_of_setattr(call: ast.Call) -> Iterator[Write]:
     match call:
+        case ast.Call(func=ast.Name(id=function) | ast.Attribute(attr=function)) if (
+            function in ("setattr", "__setattr__") and _is_starred(call)
+        ):
+            yield _of_starred(call)
         case ast.Call(
             func=ast.Name(id=function) | ast.Attribute(attr=function),
             args=[owner, name, value],

@@ -42,6 +42,25 @@ def test_numbers_of_numpy_become_those_of_python():
     assert type(Real().check("owner", "x", np.float16(0.5))) is float
 
 
+@pytest.mark.parametrize("name", ["include", "exclude", "ratios"])
+@pytest.mark.parametrize("value", [0.3, np.array(0.5), None, 3, b"a"])
+def test_a_number_is_no_list(name, value):
+    with pytest.raises(ConfigError, match=f"`{name}` of Prune must be .* regular exp"):
+        km.Prune(0.5, **{name: value})
+
+
+def test_a_number_is_no_list_of_channels():
+    form = "`ratios` of PruneChannels must be pairs .* Received: ratios=0.3"
+    with pytest.raises(ConfigError, match=form):
+        km.PruneChannels(0.5, ratios=0.3)
+
+
+def test_a_budget_of_numpy_becomes_plain_data():
+    mixed = km.Quantize("mixed", budget=km.Budget(np.int64(8000)))
+    assert type(mixed.budget.bytes) is int
+    assert json.loads(json.dumps(mixed.to_json()))["budget"] == {"max_bytes": 8000}
+
+
 def test_a_text_of_numpy_is_one_of_the_texts():
     assert type(OneOf(("a", "b")).check("X", "x", np.str_("b"))) is str
 

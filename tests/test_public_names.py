@@ -85,7 +85,10 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "stream",
         "watch_growth",
     ]
-    assert all(hasattr(km.memory, name) for name in km.memory.__all__)
+    for module in (km.callbacks, km.memory):
+        assert all(hasattr(module, name) for name in module.__all__)
+        assert {*module.__all__, "__name__"} <= {*dir(module)}
+        assert not hasattr(module, "no_name")
 
 
 @pytest.mark.parametrize(
@@ -303,3 +306,21 @@ from kerasmem import *
 assert compress is km.compress and memory is km.memory
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_script_that_is_named_as_the_command_has_all_features(
+    new_interpreter, tmp_path
+):
+    script = tmp_path / "kerasmem.py"
+    code = """
+import sys
+sys.path.remove(sys.path[0])  # there this script is a module of the package's name
+import kerasmem as km
+assert "kerasmem.registered" not in sys.modules
+assert "scope" in dir(km.memory) and "log_run" in dir(km.callbacks)
+with km.memory.scope("trial") as scope:
+    pass
+assert scope.stayed == []
+"""
+    script.write_text(code)
+    subprocess.run([sys.executable, str(script)], check=True)

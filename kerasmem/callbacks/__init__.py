@@ -1,6 +1,6 @@
 """What goes into `model.fit(callbacks=[...])`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kerasmem.callbacks.channel_sparsity import ChannelSparsity
 from kerasmem.callbacks.freeze_batch_norm import FreezeBatchNorm
@@ -8,7 +8,7 @@ from kerasmem.callbacks.gradient_monitor import GradientMonitor
 from kerasmem.callbacks.memory_monitor import MemoryMonitor
 from kerasmem.callbacks.memory_timeline import MemoryTimeline
 from kerasmem.callbacks.pruning import Pruning
-from kerasmem.optional import feature
+from kerasmem.optional import module_attributes
 
 if TYPE_CHECKING:
     from kerasmem.extras.trackers import log_run
@@ -23,9 +23,4 @@ __all__ = [
     "log_run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Return a name of `__all__` that `kerasmem/extras` defines."""
-    if name in __all__:
-        return feature(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = module_attributes(__name__, __all__)

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.backends import patch_method
+from kerasmem.backends.patching import call_before
 
 _OWN_MODULES = "kerasmem."
 _RUNNING = ("fit", "evaluate", "predict")
@@ -22,8 +22,8 @@ def is_fitting(model: Any) -> bool:
 def callbacks_of_fit(model: Any) -> list[Any] | None:
     """Return the callbacks that the running `fit` calls, None if there are none."""
     frame = _frame_of(("fit",), model, sys._getframe())
-    found = frame and frame.f_locals.get("callbacks")
-    return getattr(found, "callbacks", None)
+    container = frame and frame.f_locals.get("callbacks")
+    return getattr(container, "callbacks", None)
 
 
 def is_running(model: Any, thread: int) -> bool:
@@ -88,9 +88,9 @@ class Attachment:
     def _watch(self) -> list[Callable[[], None]]:
         model = self._model
         return [
-            patch_method(model, "make_train_function", self._at_next_training),
+            call_before(model, "make_train_function", self._at_next_training),
             # Every way of saving a model asks its optimizer for its config.
-            patch_method(model.optimizer, "get_config", self._at_save),
+            call_before(model.optimizer, "get_config", self._at_save),
         ]
 
     def release(self) -> None:
@@ -103,15 +103,13 @@ class Attachment:
                 everything.callback(undo)
             self._undo = []
 
-    def _at_next_training(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _at_next_training(self) -> None:
         if is_called_by_fit(self._model) or not is_fitting(self._model):
             self.release()
-        return original(*args, **kwargs)
 
-    def _at_save(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _at_save(self) -> None:
         if not is_fitting(self._model):  # a ModelCheckpoint may save all the time
             self.release()
-        return original(*args, **kwargs)
 
 
 class AttachedCallback(keras.callbacks.Callback):

@@ -6,6 +6,7 @@ It imports no Keras, so that the command line can read its options from configs.
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,6 +64,8 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, tuple):
         return [plain(each) for each in value]
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)  # a number of NumPy has no JSON
     return str(value) if isinstance(value, Path) else value
 
 

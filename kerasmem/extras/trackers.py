@@ -68,8 +68,8 @@ def log_run(
         ...     print(str(error)[:30])
         A tracker has to be named. Exp
     """
-    named = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
-    targets = {name: target for name, target in named.items() if target is not None}
+    options = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+    targets = {name: target for name, target in options.items() if target is not None}
     if not targets:
         raise ConfigError(
             "A tracker has to be named. Expected: tensorboard=FOLDER, "
@@ -91,7 +91,7 @@ def check_trackers(targets: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: if one is not.
     """
-    for name in targets.keys() - {"tensorboard"}:
+    for name in sorted(targets.keys() - {"tensorboard"}):
         spec = importlib.util.find_spec(name)
         # W&B leaves a folder of its own name, which Python takes for a package.
         if spec is None or spec.origin is None:

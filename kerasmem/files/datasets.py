@@ -201,12 +201,12 @@ def check_heaps(path: Path) -> None:
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with content:
-        left = len(content) // _ENTRY.size
+        most = len(content) // _ENTRY.size
         start = content.find(_HEAP)
-        while start >= 0 and left >= 0:
-            left -= _entries_in(content, start, left)
+        while start >= 0 and most >= 0:
+            most -= _entries_in(content, start, most)
             start = content.find(_HEAP, start + len(_HEAP))
-    if left < 0:
+    if most < 0:
         raise ModelFileError(
             f"{str(path)!r} is damaged: a heap of its texts does not end."
         )
@@ -329,9 +329,9 @@ def _held_in(path: Path) -> tuple[int, int]:
 
 
 def _count(weights: h5py.File) -> tuple[int, int]:
-    found = datasets(weights)
-    forms = ((form_of(weights, each) or (each.shape,))[0] for each in found)
-    return sum(math.prod(shape) for shape in forms), len(found)
+    arrays = datasets(weights)
+    forms = ((form_of(weights, each) or (each.shape,))[0] for each in arrays)
+    return sum(math.prod(shape) for shape in forms), len(arrays)
 
 
 def _declared_bytes(weights: h5py.File) -> dict[str, int]:

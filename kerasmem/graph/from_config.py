@@ -264,13 +264,13 @@ def compiled_attributes(model: Any) -> dict[str, Any]:
     These are optimizers, losses and metrics. Keras does not record them.
     """
     kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
-    found = {}
+    configs = {}
     for name, value in vars(model).items():
         # Those that Keras makes in its own `compile` have no config.
         with suppress(NotImplementedError):
             if isinstance(value, kinds):
-                found[name] = keras.saving.serialize_keras_object(value)
-    return found
+                configs[name] = keras.saving.serialize_keras_object(value)
+    return configs
 
 
 def set_compiled_attributes(model: Any, configs: Mapping[str, Any]) -> None:

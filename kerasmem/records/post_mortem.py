@@ -240,7 +240,7 @@ class PostMortem(OfParts, JsonRecord):
             fits; None if none does or nobody can tell.
         fitting_bytes: the peak with them; None with it.
         fitting_is_tried: whether such steps ran within the limit; otherwise both are
-            estimated.
+            estimated. True only in files of earlier versions, which tried them.
         remedies: what else would help, first what fits by itself, then what brings
             most.
         left_out: what could not be found out, in words.

@@ -208,6 +208,12 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name, run_dir, monkey
         km.callbacks.log_run(run_dir, **{name: "study"})
 
 
+def test_of_two_missing_packages_the_first_by_name_is_named(run_dir, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    with pytest.raises(ConfigError, match="no module 'mlflow'"):
+        km.callbacks.log_run(run_dir, wandb="study", mlflow="study")
+
+
 def test_a_folder_that_wandb_left_is_no_package(run_dir, monkeypatch, tmp_path):
     if tracker_libraries.is_installed("wandb"):
         return  # then it is found before any folder

@@ -7,11 +7,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from kerasmem.checks import Real
+from kerasmem.checks import Real, invalid
 from kerasmem.compression.distill.features import FeatureRef
 from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.distill.sample_weights import BY_CONFIDENCE
-from kerasmem.errors import ConfigError, ModelError, as_received
+from kerasmem.errors import ModelError, as_received
 from kerasmem.graph.outputs import Form, Output, Task
 
 
@@ -51,18 +51,14 @@ def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
     if isinstance(weights, str):
         if weights == BY_CONFIDENCE and len(teachers) > 1:
             return None
-        raise ConfigError(
-            f'Several teachers are weighted by numbers or by "{BY_CONFIDENCE}". '
-            f"Received: teacher_weights={weights!r} for {len(teachers)} of them."
-        )
+        valid = f'numbers, or "{BY_CONFIDENCE}" for two teachers or more'
+        raise invalid("distill", "teacher_weights", weights, valid)
     numbers = [1.0] * len(teachers) if weights is None else list(weights)
     for number in numbers:
         Real(least=0).check("distill", "teacher_weights", number)
     if len(numbers) != len(teachers) or sum(numbers) <= 0:
-        raise ConfigError(
-            f"There is one weight for each of the {len(teachers)} teachers, at least "
-            f"0, and not all are 0. Received: teacher_weights={weights!r}."
-        )
+        valid = f"one number from 0 for each teacher ({len(teachers)}), and not all 0"
+        raise invalid("distill", "teacher_weights", weights, valid)
     return [weight / sum(numbers) for weight in numbers]
 
 

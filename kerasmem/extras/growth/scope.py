@@ -85,10 +85,11 @@ class Scope:
     _before: Snapshot
     _children: frozenset[int]
     _new: list[ref[Any]]
+    _function = "scope"
 
     def __init__(self, name: str = "scope", *, lines: bool = False) -> None:
         if not isinstance(name, str) or not name:
-            raise invalid("growth", "name", name, "a text of at least one character")
+            raise invalid(self._function, "name", name, "a text that is not empty")
         self.name = name
         self.out_of_memory: str | None = None
         self._lines = lines
@@ -244,6 +245,8 @@ class GrowthWatch(Scope):
         >>> watch.findings
         []
     """
+
+    _function = "watch_growth"
 
     def __init__(self, name: str = "process", *, lines: bool = False) -> None:
         super().__init__(name, lines=lines)

@@ -132,8 +132,8 @@ def _check_amsgrad(amsgrad: Any) -> None:
     """Raise ConfigError if the largest second moments are asked for."""
     if amsgrad:
         raise ConfigError(
-            "Adam8bit keeps no largest second moments: they would take half of what it "
-            f"saves. Expected: amsgrad=False. Received: amsgrad={amsgrad!r}. "
+            "Adam8bit keeps no largest second moments: they would take half of the "
+            f"saved memory. Expected: amsgrad=False. Received: amsgrad={amsgrad!r}. "
             "Next: leave it out, or use keras.optimizers.Adam(amsgrad=True)."
         )
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends import device_kind
-from kerasmem.errors import ConfigError, KerasMemError
+from kerasmem.checks import invalid
+from kerasmem.errors import KerasMemError
 from kerasmem.extras.tune.advice import (
     combined,
     fastest,
@@ -125,10 +126,7 @@ def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[V
     for part in only:
         if not any(part in variant.name for variant in variants):
             names = ", ".join(repr(variant.name) for variant in variants)
-            raise ConfigError(
-                f"There is no such option for this model and backend. Expected: a part "
-                f"of one of {names}. Received: only={part!r}."
-            )
+            raise invalid("tune", "only", part, f"a part of one of {names}")
     return [v for v in variants if not only or any(part in v.name for part in only)]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.checks import OneOf
+from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, ModelError, as_received
 from kerasmem.graph.layers import has_weights, sublayers
 from kerasmem.memory.estimate.cards import CARDS, is_card
@@ -70,10 +70,8 @@ def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> 
     try:
         optimizer = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
-        raise ConfigError(
-            "Keras has no such optimizer. Expected: a keras.optimizers.Optimizer or "
-            f"the name of one. Received: optimizer={optimizer!r}."
-        ) from error
+        valid = "a keras.optimizers.Optimizer or the name of one"
+        raise invalid("estimate_memory", "optimizer", optimizer, valid) from error
     if policy is None and optimizer is own:
         return optimizer  # `compile` took it up already
     return scaled_if_half(optimizer, policy or model.dtype_policy.name)
@@ -107,10 +105,8 @@ def checked_policy(dtype_policy: Any) -> str | None:
     try:
         return keras.dtype_policies.get(dtype_policy).name
     except (ValueError, TypeError) as error:
-        raise ConfigError(
-            "Keras has no such dtype policy. Expected: a name such as 'float32' or "
-            f"'mixed_bfloat16'. Received: dtype_policy={dtype_policy!r}."
-        ) from error
+        valid = "a dtype policy of Keras, such as 'float32' or 'mixed_bfloat16'"
+        raise invalid("estimate_memory", "dtype_policy", dtype_policy, valid) from error
 
 
 def compiles(

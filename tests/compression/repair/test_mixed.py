@@ -256,5 +256,5 @@ def test_budgets_that_cannot_be_are_errors():
         ConfigError, match="'mixed' takes a budget, such as .* and no other does"
     ):
         Quantize("int8", budget=km.Budget(10))
-    with pytest.raises(ConfigError, match="A size is a number of bytes"):
+    with pytest.raises(ConfigError, match="must be a number of bytes"):
         Quantize("mixed", budget=km.Budget("many"))

@@ -121,7 +121,7 @@ def test_sizes_may_be_text():
             'a text such as "200KiB", above 0. Received: file_b',
         ),
         ({"file_bytes": "0 B"}, "Received: file_bytes=0"),
-        ({"file_bytes": "small"}, "A size is a number of bytes or a text"),
+        ({"file_bytes": "small"}, "must be a number of bytes, or a text"),
         ({"latency_ms": float("nan")}, "above 0. Received: latency_ms=nan"),
         ({"latency_ms": float("inf")}, "Received: latency_ms=inf"),
         ({"flops": "1e6"}, "Received: flops='1e6'"),

@@ -164,7 +164,7 @@ def test_a_limit_below_the_weights_is_refused(wide):
 
 @pytest.mark.one_backend
 def test_a_limit_that_is_no_size_is_refused(wide):
-    with pytest.raises(errors.ConfigError, match=r"A size is a number of bytes"):
+    with pytest.raises(errors.ConfigError, match=r"must be a number of bytes"):
         find_batch_size(wide, "a lot")
 
 

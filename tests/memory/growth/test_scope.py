@@ -223,8 +223,10 @@ def test_a_scope_that_runs_has_no_figures_yet():
 
 
 def test_a_scope_needs_a_name():
-    with pytest.raises(ConfigError, match="name` of growth must be a text"):
+    with pytest.raises(ConfigError, match="name` of scope must be a text"):
         km.memory.scope("")
+    with pytest.raises(ConfigError, match="name` of watch_growth must be a text"):
+        km.memory.watch_growth(3)
 
 
 def test_the_table_says_who_holds_what():
