@@ -1,8 +1,8 @@
-"""`kerasmem convert` and `runtimes`: from what Keras 2 wrote, and to other runtimes."""
+"""`kerasmem convert`, `export` and `runtimes`: from Keras 2, and to other runtimes."""
 
 import json
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,67 @@ def _summary(data: dict[str, Any]) -> str:
 
 
 @command(
+    "export",
+    "Write a model as a LiteRT or ONNX file, in floats, int8 or int4, and compare it "
+    "with the model.",
+    MODEL,
+    option(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="OUT",
+        help="the .tflite or .onnx file to write, whole or not at all",
+    ),
+    option(
+        "--scheme",
+        choices=("float", "int8-dynamic", "int8-static", "int4"),
+        help="precision of the file; int8-static takes --data (that of the model's "
+        "weights)",
+    ),
+    option(
+        "--data",
+        metavar="DATA",
+        help="samples to calibrate on, and a test split to judge the file by: an .npz "
+        "with x and y, or x_train, y_train, x_test, y_test; or package.module:function",
+    ),
+    option(
+        "--batch-size",
+        type=at_least(1),
+        metavar="N",
+        help="length of the batch axis (open)",
+    ),
+    option(
+        "--tolerance",
+        type=not_negative,
+        metavar="0.02",
+        help="largest loss: of accuracy (0.005), of equal decisions (0.02), or as a "
+        "relative error of the outputs (0.05; 1e-5 with float)",
+    ),
+    INPUT_SHAPE,
+    IMPORT,
+)
+def export(options: Namespace) -> Outcome:
+    """Return what the file loses, and its operations of another precision."""
+    from kerasmem.exporting import export as export_model
+    from kerasmem.files import load_model
+    from kerasmem.files.data import LoadedData, load_data
+
+    data = load_data(options.data) if options.data else LoadedData(None)
+    report = export_model(
+        load_model(options.model),
+        options.output,
+        scheme=options.scheme,
+        batch_size=options.batch_size,
+        samples=data.train,
+        validation_data=data.test,
+        tolerance=options.tolerance,
+        input_shape=options.input_shapes,
+    )
+    return Outcome({"model": options.model, **asdict(report)}, tuple(report.lines()))
+
+
+@command(
     "runtimes",
     "Measure a model in Keras, with int8 weights and as LiteRT files, and say which to "
     "use where.",
@@ -92,8 +153,7 @@ def _summary(data: dict[str, Any]) -> str:
         "--tolerance",
         type=not_negative,
         metavar="0.2",
-        help="largest difference of a file from the model, as a share of the largest "
-        "output (0.1 with int8-dynamic, 1e-5 with floats)",
+        help="largest loss of a file: see kerasmem export",
     ),
     INPUT_SHAPE,
     IMPORT,

@@ -16,7 +16,7 @@ from kerasmem.cli.command import Outcome, Parser, option
 from kerasmem.cli.compare import compare, evaluate
 from kerasmem.cli.compress import compress
 from kerasmem.cli.distill import distill
-from kerasmem.cli.formats import convert, runtimes
+from kerasmem.cli.formats import convert, export, runtimes
 from kerasmem.cli.inspect import inspect
 from kerasmem.cli.memory import estimate, tune
 from kerasmem.cli.run import demo, report, run
@@ -39,6 +39,7 @@ _COMMANDS = (
     tune,
     compress,
     convert,
+    export,
     distill,
     evaluate,
     compare,

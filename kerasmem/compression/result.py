@@ -16,8 +16,8 @@ from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.stages import stage
 from kerasmem.units import format_bytes
 
-SAMPLES = 4
-"""Most samples that `export` compares the file and its model on."""
+SAMPLES = 32
+"""Most samples that are kept for `export`."""
 
 FORMATS = ("kerasmem", "keras")
 
@@ -204,7 +204,7 @@ class CompressionResult:
         title = self._name if name is None else name
         return feature("model_card")(title, self.report, self.changes, metadata)
 
-    def export(
+    def export(  # noqa: PLR0913 - a public entry point
         self,
         path: str | Path,
         *,
@@ -213,35 +213,38 @@ class CompressionResult:
         samples: Any = None,
         tolerance: float | None = None,
         input_shape: Any | None = None,
+        validation_data: Any = None,
     ) -> ExportReport:
         """Write the model as a LiteRT or ONNX file, run back and compared with it.
 
+        It is `km.export` of the model; see there for what the file has.
+
         Args:
-            path: where to; ends in `.tflite`, or in `.onnx`, whose weights are floats.
-            scheme: `"float"`, or `"int8-dynamic"` (int8 weights, activations rounded
-                as they come), or `"int8-static"`, for a model that it made; None for
-                the one that suits the model's weights.
-            batch_size: length of the batch axis, from 1; None leaves it open, which
-                LiteRT's recurrent layers do not allow.
-            samples: inputs to compare on; None for a few of the `validation_data` that
-                `km.compress` had, else of its `data`, else random ones.
-            tolerance: largest difference allowed, as a share of the largest output;
-                None for 1e-5 with `"float"`, 0.1 with `"int8-dynamic"`, and two codes
-                of 127 with `"int8-static"`.
+            path: the file to write; ends in `.tflite` or `.onnx`.
+            scheme: `"float"`, `"int8-dynamic"`, `"int8-static"` or `"int4"`; None for
+                that of the model's weights.
+            batch_size: length of the batch axis, from 1; None leaves it open.
+            samples: inputs to calibrate and to compare on; None for a few of the
+                `validation_data` that `km.compress` had, else of its `data`, else
+                random ones.
+            tolerance: the largest loss allowed; None for an accuracy loss of 0.005,
+                0.02 of changed classes, a relative error of 0.05, and with `"float"` a
+                relative error of 1e-5.
             input_shape: shape of the input without the batch axis, to fix the lengths
                 that the model leaves open; one per input, by name or in order, if there
                 are several.
+            validation_data: samples with labels to judge the file on; None for
+                `samples`.
 
         Returns:
-            The `ExportReport`: path, scheme, bytes of the file, and its difference from
-            the model as a share of the largest output.
+            The `ExportReport`.
 
         Raises:
-            ConfigError: if an argument cannot be used, or a package is missing:
-                `ai-edge-litert`, or for ONNX `tf2onnx` and `onnxruntime`.
+            ConfigError: if an argument cannot be used, or a package is missing (`pip
+                install kerasmem[litert]` or `kerasmem[onnx]`).
             DataError: if the samples do not fit the model.
-            ModelError: if the runtime lacks an operation of the model, or the file does
-                not give what the model gives.
+            ModelError: if the runtime lacks an operation of the model, or the file
+                loses more than is allowed.
             OutputError: if the file cannot be written.
         """
         if samples is None and self.samples is not None:
@@ -254,4 +257,5 @@ class CompressionResult:
             samples=samples,
             tolerance=tolerance,
             input_shape=input_shape,
+            validation_data=validation_data,
         )

@@ -169,6 +169,7 @@ class Writer:
                     "onnxruntime.quantization cannot write the file: "
                     f"{first_line(str(error))[:300]}"
                 ) from error
+        _shorten(model)
         return model.SerializeToString()
 
     def _static(self, model: Any, labels: list[str], target: Path) -> Any:
@@ -223,6 +224,30 @@ def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
         model, target, per_channel=True, nodes_to_quantize=[*labels, *also]
     )
     return onnx.load(target)
+
+
+def _shorten(model: Any) -> None:
+    """Give short names to all that is inside of a file: long ones can be half of it."""
+    graph = model.graph
+    kept = {each.name for each in (*graph.input, *graph.output)}
+    names = {"": ""} | {name: name for name in kept}
+
+    def short(name: str) -> str:
+        return names.setdefault(name, f"_{len(names)}")
+
+    def rename(inner: Any) -> None:
+        del inner.value_info[:]
+        for each in (*inner.initializer, *inner.input, *inner.output):
+            each.name = short(each.name)
+        for node in inner.node:
+            node.name = ""
+            node.input[:] = [short(name) for name in node.input]
+            node.output[:] = [short(name) for name in node.output]
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    rename(attribute.g)
+
+    rename(graph)
 
 
 def _store_codes(model: Any, operation: Operation, graph: Graph) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kerasmem.records.plain import JsonRecord
+from kerasmem.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,35 @@ class ExportReport:
     difference: float
     integer_share: float = 0.0
     operations: tuple[OperationPrecision, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text, operations with the same reason in one.
+
+        Example:
+            >>> report = ExportReport(
+            ...     "m.tflite", "float", 2048, 4, "relative L2", 2e-7, 1e-5, 3e-7
+            ... )
+            >>> report.lines()[0]
+            'm.tflite: float, 2.0 KiB'
+        """
+        lines = [
+            f"{self.path}: {self.scheme}, {format_bytes(self.file_bytes)}",
+            f"{self.measure} on {self.samples} samples: {self.loss:.3g} (at most "
+            f"{self.tolerance:g}); largest difference of an output: "
+            f"{self.difference:.3g} of the largest",
+        ]
+        if self.integer_share:
+            lines.append(
+                f"multiplications of integers: {100 * self.integer_share:.1f} %"
+            )
+        groups: dict[tuple[str, str], list[str]] = {}
+        for each in self.operations:
+            name = f"{each.operation} ({each.kind})"
+            groups.setdefault((each.precision, each.reason), []).append(name)
+        for (precision, reason), names in groups.items():
+            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            lines.append(f"{len(names)} in {precision}, {reason}: {some}")
+        return lines
 
 
 @dataclass(frozen=True)

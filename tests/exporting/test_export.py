@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 
 from kerasmem.compression.quantize import Quantize
-from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.result import CompressionResult
-from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
 from kerasmem.exporting import export
-from kerasmem.exporting.convert import checked
 from kerasmem.exporting.interpreters import LiteRT
 from kerasmem.processes import ON_THE_CPU
 from tests.models import KINDS, LazyBlock, OfTwoInputs, chain, in_place
@@ -110,6 +107,8 @@ def test_the_float_file_equals_the_model_to_1e_5(kind, tmp_path):
     report = export(model, path, samples=KINDS[inputs].inputs())
     assert report.difference <= 1e-5
     assert (report.scheme, report.samples) == ("float", 3)
+    assert (report.measure, report.operations) == ("relative L2", ())
+    assert report.loss <= 1e-5
     assert report.file_bytes == path.stat().st_size
     x = KINDS[inputs].inputs(seed=5)
     (output,) = LiteRT(path.read_bytes())({model.inputs[0].name: x})
@@ -148,9 +147,8 @@ def test_quantized_weights_are_exported_as_what_they_stand_for(scheme, tmp_path)
     path = tmp_path / "m.tflite"
     before = [keras.ops.convert_to_numpy(v) for v in model.variables]
     assert export(model, path, scheme="float").difference <= 1e-5
-    assert checked(model, path, None, None) == "int8-dynamic"
-    if scheme == "int8":
-        assert export(model, path).scheme == "int8-dynamic"
+    own = {"int4": "int4"}.get(scheme, "int8-dynamic")
+    assert export(model, path, tolerance=0.5).scheme == own
     for variable, value in zip(model.variables, before, strict=True):
         assert np.array_equal(keras.ops.convert_to_numpy(variable), value)
 
@@ -172,10 +170,9 @@ def test_recurrent_layers_are_exported_for_a_fixed_batch(kind, tmp_path):
     model, x = KINDS[kind].make(), KINDS[kind].inputs()
     path = tmp_path / "m.tflite"
     if kind == "recurrent":
-        fixed = r"TensorListReserve\)\. Next: batch_size=1"
-        with pytest.raises(ModelError, match=fixed):
-            export(model, path, samples=x)
-        assert not path.exists()
+        assert export(model, path, samples=x).difference <= 1e-5
+        (detail,) = LiteRT(path.read_bytes()).inputs.values()
+        assert detail["shape"][0] == 1
     report = export(model, path, samples=x, batch_size=2)
     assert report.difference <= 1e-5
     assert report.samples == 3
@@ -284,10 +281,6 @@ def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path)
         export(model, path, input_shape=(3, 5))
     with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):
         export(model, path, input_shape=(3, 4), samples=np.zeros((2, 6, 4)))
-    x = np.random.default_rng(0).normal(size=(32, 5, 4)).astype("float32")
-    integers, _ = apply_technique(Quantize("int8-static"), model, Context(x))
-    with pytest.raises(ConfigError, match="those of its model.*before km.compress"):
-        export(integers, path, input_shape=(3, 4))
 
 
 @pytest.mark.one_backend
@@ -303,7 +296,7 @@ if ON_TENSORFLOW:
     def test_a_file_that_gives_something_else_is_not_written(tmp_path):
         path = tmp_path / "m.tflite"
         path.write_bytes(b"before")
-        with pytest.raises(ModelError, match="does not give what the model"):
+        with pytest.raises(ModelError, match="too far from the model"):
             export(chain((4,), Clock()), path)
         assert path.read_bytes() == b"before"
         assert list(tmp_path.iterdir()) == [path]
@@ -366,3 +359,4 @@ if ON_TENSORFLOW:
         # One byte an entry, but the first kernel is too small to be rounded.
         assert report.file_bytes < weights + 3 * 864 + 8000
         assert 0 < report.difference < 0.02
+        assert report.integer_share > 0.9
