@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.compression.quantize.aware.rounding import round_symmetric
+from kerasmem.compression.quantize.aware.rounding import affine_codes, round_affine
 from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.products import (
@@ -210,12 +210,12 @@ def _product_scales(
 def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """Return the layer's product of rounded inputs and the codes of its kernel.
 
-    Inputs have the scale that a calibration chose for them all. Where there was none,
-    what is summed up together shares a scale: in a Dense or EinsumDense each vector
-    that the kernel multiplies has its own, in a convolution each sample. The products
-    of a Dense or EinsumDense are summed as int32, exactly. In a convolution integers
-    are summed as float32, exactly too where a channel sums over at most 1,040 products,
-    beyond to the rounding of float32.
+    With `kernel.activation_scale`, all inputs share this scale, and no zero point is
+    used. Without it, inputs are rounded in every call, as LiteRT does: in a Dense or
+    EinsumDense each vector that the kernel multiplies has a scale and a zero point, in
+    a convolution each sample. The products of a Dense or EinsumDense are summed as
+    int32, exactly. A convolution sums integers as float32, which is exact for channels
+    of at most 518 products, or 1,040 with `kernel.activation_scale`.
 
     Args:
         layer: one of which `is_product` is true.
@@ -224,26 +224,32 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
-    if kernel.activation_scale is not None:
-        scales = ops.full(
-            _unit(layer, inputs, kernel), kernel.activation_scale, "float32"
-        )
-        codes = ops.clip(ops.round(exact / kernel.activation_scale), -LIMIT, LIMIT)
+    scale = kernel.activation_scale
+    if scale is None:
+        codes, zeros, scales = affine_codes(exact, summed_axes(layer, exact))
     else:
-        axes = summed_axes(layer, exact)
-        largest = ops.max(ops.abs(exact), axis=axes, keepdims=True)
-        scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
-        codes = ops.round(exact / scales)
+        codes, zeros = ops.clip(ops.round(exact / scale), -LIMIT, LIMIT), 0.0
+        scales = ops.full(_unit(layer, inputs, kernel), scale, "float32")
     # No backend convolves int8 on every device.
     dtype = "float32" if is_convolution(layer) else "int8"
+    is_shifted = scale is None and not is_convolution(layer)
+    if is_shifted:  # a sample of ones gives the sums of the kernel's codes
+        codes = ops.concatenate([codes, ops.ones_like(codes[:1])])
+    else:
+        codes = codes - zeros
     codes = ops.cast(codes, dtype)
 
     def floats(coded: Coded, _: Rows | None) -> Any:
         return ops.cast(coded.codes, dtype)
 
     total = _in_blocks(layer, codes, kernel, _blocks(layer, kernel), floats)
-    both = _product_scales(layer, scales, kernel)
-    return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
+    total, both = ops.cast(total, "float32"), _product_scales(layer, scales, kernel)
+    if is_shifted:
+        offsets = _product_scales(layer, zeros * scales, kernel)
+        total = total[:-1] * both - total[-1:] * offsets
+    else:
+        total = total * both
+    return ops.cast(total, layer.compute_dtype)
 
 
 def rounded_inputs(layer: Any, inputs: Any) -> Any:
@@ -253,6 +259,7 @@ def rounded_inputs(layer: Any, inputs: Any) -> Any:
         layer: one of which `is_product` is true.
         inputs: float inputs of it.
     """
-    axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))
-    exact = round_symmetric(keras.ops.cast(inputs, "float32"), axes)
-    return keras.ops.cast(exact, inputs.dtype)
+    exact = keras.ops.cast(inputs, "float32")
+    return keras.ops.cast(
+        round_affine(exact, summed_axes(layer, inputs)), inputs.dtype
+    )

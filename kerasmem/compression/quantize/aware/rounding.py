@@ -48,19 +48,33 @@ def round_affine(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
         axes: axes that share a scale and a zero point.
         bits: 8 or 4.
     """
-    ops = keras.ops
-    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def forward(x: Any) -> Any:
-        low = ops.minimum(ops.min(x, axis=axes, keepdims=True), 0.0)
-        high = ops.maximum(ops.max(x, axis=axes, keepdims=True), 0.0)
-        scales = _scales((high - low) * float(np.float32(1 / (most - least))))
-        inverse = 1.0 / scales
-        zeros = ops.clip(ops.round(least - low * inverse), least, most)
-        codes = ops.clip(ops.round(x * inverse) + zeros, least, most)
+        codes, zeros, scales = affine_codes(x, axes, bits)
         return (codes - zeros) * scales
 
     return _straight_through(forward, x)
+
+
+def affine_codes(x: Any, axes: tuple[int, ...], bits: int = 8) -> tuple[Any, Any, Any]:
+    """Return what `math.quantize_affine` does, as float32 tensors, without gradient.
+
+    Args:
+        x: float32.
+        axes: axes that share a scale and a zero point.
+        bits: 8 or 4.
+
+    Returns:
+        Codes, of the shape of `x`; zero points and scales, with size 1 along `axes`.
+    """
+    ops = keras.ops
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    low = ops.minimum(ops.min(x, axis=axes, keepdims=True), 0.0)
+    high = ops.maximum(ops.max(x, axis=axes, keepdims=True), 0.0)
+    scales = _scales((high - low) * float(np.float32(1 / (most - least))))
+    inverse = 1.0 / scales
+    zeros = ops.clip(ops.round(least - low * inverse), least, most)
+    return ops.clip(ops.round(x * inverse) + zeros, least, most), zeros, scales
 
 
 def round_to_type(x: Any, dtype: str) -> Any:
