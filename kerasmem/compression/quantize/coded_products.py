@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.compression.quantize.aware.rounding import affine_codes, round_affine
+from kerasmem.compression.quantize.aware.rounding import input_codes, round_inputs
 from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.products import (
@@ -226,7 +226,7 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     exact = ops.cast(inputs, "float32")
     scale = kernel.activation_scale
     if scale is None:
-        codes, zeros, scales = affine_codes(exact, summed_axes(layer, exact))
+        codes, zeros, scales = input_codes(exact, summed_axes(layer, exact))
     else:
         codes, zeros = ops.clip(ops.round(exact / scale), -LIMIT, LIMIT), 0.0
         scales = ops.full(_unit(layer, inputs, kernel), scale, "float32")
@@ -260,6 +260,5 @@ def rounded_inputs(layer: Any, inputs: Any) -> Any:
         inputs: float inputs of it.
     """
     exact = keras.ops.cast(inputs, "float32")
-    return keras.ops.cast(
-        round_affine(exact, summed_axes(layer, inputs)), inputs.dtype
-    )
+    rounded = round_inputs(exact, summed_axes(layer, inputs))
+    return keras.ops.cast(rounded, inputs.dtype)
