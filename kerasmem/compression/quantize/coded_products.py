@@ -57,8 +57,7 @@ def float_product(
         total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
         if not is_scaled:
             return total
-        ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
-        return total * _product_scales(layer, ones, kernel, now)
+        return total * _kernel_scales(layer, inputs, kernel, now)
 
     equation = _transposed_equation(layer) if again else None
     if equation is None:
@@ -187,24 +186,35 @@ def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
-def _product_scales(
-    layer: Any, scales: Any, kernel: QuantizedVariable, coded: Coded | None = None
+def _kernel_scales(
+    layer: Any, inputs: Any, kernel: QuantizedVariable, coded: Coded | None = None
 ) -> Any:
-    """Return what the summed integers are multiplied by.
+    """Return the scales of a kernel, broadcastable to the layer's product.
 
     Args:
         layer: one of which `is_product` was true.
-        scales: of what is multiplied.
+        inputs: its inputs.
         kernel: its kernel.
         coded: tensors with the values of the kernel; None for those of now.
     """
     own = kernel.scales.value if coded is None else coded.scales
     if is_convolution(layer):
-        return scales * by_channel(layer, own)
+        return by_channel(layer, own)
     # Scales have length 1 along what is summed over: a sum of one product.
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
-    return product(layer, scales, keras.ops.broadcast_to(own, shape))
+    ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
+    return product(layer, ones, keras.ops.broadcast_to(own, shape))
+
+
+def _of_rows(layer: Any, values: Any, kernel: QuantizedVariable) -> Any:
+    """Return one value per row of inputs, broadcastable to the layer's product."""
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return values
+    given, own, output = einsum_parts(layer.equation)
+    kept = {*given} & {*output}
+    shape = [n if own[i] in kept else 1 for i, n in enumerate(kernel.shape)]
+    return product(layer, values, keras.ops.ones(shape, "float32"))
 
 
 def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
@@ -224,32 +234,28 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
-    scale = kernel.activation_scale
-    if scale is None:
+    scales, zeros = kernel.activation_scale, 0.0
+    is_shifted = scales is None and not is_convolution(layer)
+    if scales is None:
         codes, zeros, scales = input_codes(exact, summed_axes(layer, exact))
+        scales = _of_rows(layer, scales, kernel)
     else:
-        codes, zeros = ops.clip(ops.round(exact / scale), -LIMIT, LIMIT), 0.0
-        scales = ops.full(_unit(layer, inputs, kernel), scale, "float32")
+        codes = ops.clip(ops.round(exact / scales), -LIMIT, LIMIT)
     # No backend convolves int8 on every device.
     dtype = "float32" if is_convolution(layer) else "int8"
-    is_shifted = scale is None and not is_convolution(layer)
+    codes = ops.cast(codes if is_shifted else codes - zeros, dtype)
     if is_shifted:  # a sample of ones gives the sums of the kernel's codes
         codes = ops.concatenate([codes, ops.ones_like(codes[:1])])
-    else:
-        codes = codes - zeros
-    codes = ops.cast(codes, dtype)
 
     def floats(coded: Coded, _: Rows | None) -> Any:
         return ops.cast(coded.codes, dtype)
 
     total = _in_blocks(layer, codes, kernel, _blocks(layer, kernel), floats)
-    total, both = ops.cast(total, "float32"), _product_scales(layer, scales, kernel)
     if is_shifted:
-        offsets = _product_scales(layer, zeros * scales, kernel)
-        total = total[:-1] * both - total[-1:] * offsets
-    else:
-        total = total * both
-    return ops.cast(total, layer.compute_dtype)
+        shift = ops.cast(_of_rows(layer, zeros, kernel), total.dtype)
+        total = total[:-1] - shift * total[-1:]
+    both = scales * _kernel_scales(layer, inputs, kernel)
+    return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 
 
 def rounded_inputs(layer: Any, inputs: Any) -> Any:
