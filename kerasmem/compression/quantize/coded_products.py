@@ -174,14 +174,23 @@ def _transposed_equation(layer: Any) -> str | None:
     return f"{output},{own}->{given}" if is_known else None
 
 
-def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
-    """Return the least shape of inputs that multiplies the scales of a kernel."""
+def _unit(
+    layer: Any, inputs: Any, kernel: QuantizedVariable, *, summed: bool = False
+) -> tuple[int, ...]:
+    """Return the least shape of inputs that multiplies the scales of a kernel.
+
+    Args:
+        layer: one of which `is_product` was true, no convolution.
+        inputs: its inputs.
+        kernel: its kernel.
+        summed: True for the least shape that multiplies its codes.
+    """
     rank = len(inputs.shape)
     if not isinstance(layer, keras.layers.EinsumDense):
-        return (1,) * rank
+        return *(1,) * (rank - 1), kernel.shape[0] if summed else 1
     given, own, _ = einsum_parts(layer.equation)
-    summed = kernel.coding.axes
-    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in summed}
+    gone = () if summed else kernel.coding.axes
+    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in gone}
     letters = given.replace("...", "." * (rank - len(given.replace("...", ""))))
     return tuple(sizes.get(letter, 1) for letter in letters)
 
@@ -244,16 +253,17 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     # No backend convolves int8 on every device.
     dtype = "float32" if is_convolution(layer) else "int8"
     codes = ops.cast(codes if is_shifted else codes - zeros, dtype)
-    if is_shifted:  # a sample of ones gives the sums of the kernel's codes
-        codes = ops.concatenate([codes, ops.ones_like(codes[:1])])
 
     def floats(coded: Coded, _: Rows | None) -> Any:
         return ops.cast(coded.codes, dtype)
 
-    total = _in_blocks(layer, codes, kernel, _blocks(layer, kernel), floats)
+    blocks = _blocks(layer, kernel)
+    total = _in_blocks(layer, codes, kernel, blocks, floats)
     if is_shifted:
-        shift = ops.cast(_of_rows(layer, zeros, kernel), total.dtype)
-        total = total[:-1] - shift * total[-1:]
+        # XLA multiplies two rows of ones faster than one, or than it adds codes up.
+        ones = ops.ones((2, *_unit(layer, inputs, kernel, summed=True)[1:]), dtype)
+        sums = _in_blocks(layer, ones, kernel, blocks, floats)[:1]
+        total = total - ops.cast(_of_rows(layer, zeros, kernel), total.dtype) * sums
     both = scales * _kernel_scales(layer, inputs, kernel)
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 
