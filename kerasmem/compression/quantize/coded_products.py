@@ -189,8 +189,8 @@ def _unit(
     if not isinstance(layer, keras.layers.EinsumDense):
         return *(1,) * (rank - 1), kernel.shape[0] if summed else 1
     given, own, _ = einsum_parts(layer.equation)
-    gone = () if summed else kernel.coding.axes
-    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in gone}
+    skip = () if summed else kernel.coding.axes
+    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in skip}
     letters = given.replace("...", "." * (rank - len(given.replace("...", ""))))
     return tuple(sizes.get(letter, 1) for letter in letters)
 
@@ -220,9 +220,9 @@ def _of_rows(layer: Any, values: Any, kernel: QuantizedVariable) -> Any:
     """Return one value per row of inputs, broadcastable to the layer's product."""
     if not isinstance(layer, keras.layers.EinsumDense):
         return values
-    given, own, output = einsum_parts(layer.equation)
-    kept = {*given} & {*output}
-    shape = [n if own[i] in kept else 1 for i, n in enumerate(kernel.shape)]
+    letters, own, output = einsum_parts(layer.equation)
+    rows = {*letters} & {*output}
+    shape = [n if own[i] in rows else 1 for i, n in enumerate(kernel.shape)]
     return product(layer, values, keras.ops.ones(shape, "float32"))
 
 
