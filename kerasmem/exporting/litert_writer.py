@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -231,7 +232,8 @@ class Writer:
             return self._graph.content
         for (precision, block), names in scopes.items():
             _add_rule(made, f"^(?:{'|'.join(names)})$", key, precision, block)
-        with quiet():  # progress of each file that is tried
+        with quiet(), warnings.catch_warnings():  # progress, and advice of LiteRT
+            warnings.simplefilter("ignore", UserWarning)
             result = made.quantize(
                 ends, enable_progress_bar=False, enable_progress_report=False
             )

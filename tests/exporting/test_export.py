@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import kerasmem as km
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
@@ -360,3 +361,16 @@ if ON_TENSORFLOW:
         assert report.file_bytes < weights + 3 * 864 + 8000
         assert 0 < report.difference < 0.02
         assert report.integer_share > 0.9
+
+    def test_int8_dynamic_in_keras_computes_what_the_file_does(tmp_path):
+        layers = [L.Conv2D(32, 3, activation="relu"), L.Conv2D(32, 3), L.ReLU()]
+        tail = [L.Flatten(), L.Dense(32, activation="relu"), L.Dense(32)]
+        model, path = chain((9, 9, 16), *layers, *tail), tmp_path / "m.tflite"
+        x = np.random.default_rng(0).uniform(size=(4, 9, 9, 16)).astype("float32")
+        export(model, path, scheme="int8-dynamic")
+        small = km.compress(model, km.Quantize("int8-dynamic")).model
+        expected = keras.ops.convert_to_numpy(small(x))
+        (found,) = LiteRT(path.read_bytes())({model.inputs[0].name: x})
+        apart = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        # A code at the edge between two may fall to either side.
+        assert apart < 2e-3

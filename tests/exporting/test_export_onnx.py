@@ -12,8 +12,10 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.exporting import convert, interpreters
+from kerasmem.exporting import interpreters, options
 from kerasmem.exporting import verified as room
+from kerasmem.exporting.convert import ONNX
+from kerasmem.exporting.judge import relative_error
 from tests.models import KINDS, chain
 
 L = keras.layers
@@ -49,13 +51,13 @@ def pretended(monkeypatch):
             ]
 
     found = Pretended()
-    monkeypatch.setattr(convert, "check_onnx", lambda: None)
+    monkeypatch.setattr(options, "check_onnx", lambda: None)
     monkeypatch.setattr(room, "convert", found.convert)
-    monkeypatch.setattr(room, "Onnx", found.run)
+    monkeypatch.setitem(room.RUNTIMES, ONNX, found.run)
     return found
 
 
-@pytest.mark.parametrize("scheme", [None, "int8", "int4", "float16"])
+@pytest.mark.parametrize("scheme", [None, "int4", "float16"])
 def test_a_file_that_gives_what_its_model_does_is_there(scheme, pretended, tmp_path):
     model, path = network(), tmp_path / "m.onnx"
     if scheme:
@@ -72,7 +74,7 @@ def test_a_file_that_gives_something_else_is_not_written(pretended, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(b"before")
     pretended.off = 0.01
-    with pytest.raises(ModelError, match="does not give what the model"):
+    with pytest.raises(ModelError, match="too far from the model"):
         km.export(network(), path, samples=samples())
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
@@ -97,13 +99,10 @@ def test_without_the_packages_the_extra_is_named(missing, tmp_path, monkeypatch)
 
 
 @pytest.mark.one_backend
-def test_int8_has_no_form_in_an_onnx_file(tmp_path):
+def test_int4_has_no_form_in_an_onnx_file(tmp_path):
     path = tmp_path / "m.onnx"
-    with pytest.raises(ConfigError, match=r"float weights.*int8-dynamic.*\.tflite"):
-        km.export(network(), path, scheme="int8-dynamic")
-    static = km.compress(network(), km.Quantize("int8-static"), data=samples())
-    with pytest.raises(ConfigError, match=r"int8 codes.*\.tflite"):
-        static.export(path)
+    with pytest.raises(ConfigError, match=r"int8 or float weights.*\.tflite"):
+        km.export(network(), path, scheme="int4")
     assert not path.exists()
 
 
@@ -165,11 +164,32 @@ if IS_INSTALLED:
         expected = keras.ops.convert_to_numpy(model(other))
         np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
 
+    @pytest.mark.one_backend
+    @pytest.mark.parametrize("scheme", ["int8-dynamic", "int8-static"])
+    @pytest.mark.parametrize("kind", ["conv2d", "attention", "recurrent"])
+    def test_an_int8_file_is_written_for_every_model(kind, scheme, tmp_path):
+        path, model = tmp_path / "m.onnx", KINDS[kind].make()
+        x = KINDS[kind].inputs()
+        report = km.export(model, path, scheme=scheme, samples=x)
+        assert report.loss <= report.tolerance
+        (output,) = interpreters.Onnx(path.read_bytes())({model.inputs[0].name: x})
+        assert relative_error(output, model.predict(x, verbose=0)) < 0.1
+
+    @pytest.mark.one_backend
+    def test_int8_weights_take_a_byte(tmp_path):
+        model = chain((64,), L.Dense(128, activation="relu"), L.Dense(128))
+        x = np.random.default_rng(0).normal(size=(40, 64)).astype("float32")
+        for scheme in ("int8-dynamic", "int8-static"):
+            report = km.export(model, tmp_path / "m.onnx", scheme=scheme, samples=x)
+            assert report.file_bytes < 64 * 128 + 128 * 128 + 8000
+            assert report.integer_share == 1.0
+
     def test_weights_in_fewer_bits_and_constants_are_in_the_file(tmp_path):
         known = L.Normalization(mean=np.arange(32.0), variance=np.ones(32))
         model = chain((32,), known, L.Dense(64, activation="gelu"), L.Dense(4))
         small = km.compress(model, km.Quantize("int8"))
-        assert small.export(tmp_path / "m.onnx", samples=samples()).difference <= 1e-5
+        path, x = tmp_path / "m.onnx", samples()
+        assert small.export(path, scheme="float", samples=x).difference <= 1e-5
 
     @pytest.mark.one_backend
     def test_operations_that_onnx_lacks_are_named(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from kerasmem import backends
-from kerasmem.compression.quantize.aware.rounding import round_symmetric
+from kerasmem.compression.quantize.aware.rounding import input_codes, round_inputs
 from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
 from kerasmem.compression.quantize.products import (
@@ -57,8 +57,7 @@ def float_product(
         total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
         if not is_scaled:
             return total
-        ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
-        return total * _product_scales(layer, ones, kernel, now)
+        return total * _kernel_scales(layer, inputs, kernel, now)
 
     equation = _transposed_equation(layer) if again else None
     if equation is None:
@@ -175,47 +174,67 @@ def _transposed_equation(layer: Any) -> str | None:
     return f"{output},{own}->{given}" if is_known else None
 
 
-def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
-    """Return the least shape of inputs that multiplies the scales of a kernel."""
+def _unit(
+    layer: Any, inputs: Any, kernel: QuantizedVariable, *, summed: bool = False
+) -> tuple[int, ...]:
+    """Return the least shape of inputs that multiplies the scales of a kernel.
+
+    Args:
+        layer: one of which `is_product` was true, no convolution.
+        inputs: its inputs.
+        kernel: its kernel.
+        summed: True for the least shape that multiplies its codes.
+    """
     rank = len(inputs.shape)
     if not isinstance(layer, keras.layers.EinsumDense):
-        return (1,) * rank
+        return *(1,) * (rank - 1), kernel.shape[0] if summed else 1
     given, own, _ = einsum_parts(layer.equation)
-    summed = kernel.coding.axes
-    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in summed}
+    skip = () if summed else kernel.coding.axes
+    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in skip}
     letters = given.replace("...", "." * (rank - len(given.replace("...", ""))))
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
-def _product_scales(
-    layer: Any, scales: Any, kernel: QuantizedVariable, coded: Coded | None = None
+def _kernel_scales(
+    layer: Any, inputs: Any, kernel: QuantizedVariable, coded: Coded | None = None
 ) -> Any:
-    """Return what the summed integers are multiplied by.
+    """Return the scales of a kernel, broadcastable to the layer's product.
 
     Args:
         layer: one of which `is_product` was true.
-        scales: of what is multiplied.
+        inputs: its inputs.
         kernel: its kernel.
         coded: tensors with the values of the kernel; None for those of now.
     """
     own = kernel.scales.value if coded is None else coded.scales
     if is_convolution(layer):
-        return scales * by_channel(layer, own)
+        return by_channel(layer, own)
     # Scales have length 1 along what is summed over: a sum of one product.
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
-    return product(layer, scales, keras.ops.broadcast_to(own, shape))
+    ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
+    return product(layer, ones, keras.ops.broadcast_to(own, shape))
+
+
+def _of_rows(layer: Any, values: Any, kernel: QuantizedVariable) -> Any:
+    """Return one value per row of inputs, broadcastable to the layer's product."""
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return values
+    letters, own, output = einsum_parts(layer.equation)
+    rows = {*letters} & {*output}
+    shape = [n if own[i] in rows else 1 for i, n in enumerate(kernel.shape)]
+    return product(layer, values, keras.ops.ones(shape, "float32"))
 
 
 def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """Return the layer's product of rounded inputs and the codes of its kernel.
 
-    Inputs have the scale that a calibration chose for them all. Where there was none,
-    what is summed up together shares a scale: in a Dense or EinsumDense each vector
-    that the kernel multiplies has its own, in a convolution each sample. The products
-    of a Dense or EinsumDense are summed as int32, exactly. In a convolution integers
-    are summed as float32, exactly too where a channel sums over at most 1,040 products,
-    beyond to the rounding of float32.
+    With `kernel.activation_scale`, all inputs share this scale, and no zero point is
+    used. Without it, inputs are rounded in every call, as LiteRT does: in a Dense or
+    EinsumDense each vector that the kernel multiplies has a scale and a zero point, in
+    a convolution each sample. The products of a Dense or EinsumDense are summed as
+    int32, exactly. A convolution sums integers as float32, which is exact for channels
+    of at most 518 products, or 1,040 with `kernel.activation_scale`.
 
     Args:
         layer: one of which `is_product` is true.
@@ -224,25 +243,28 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
-    if kernel.activation_scale is not None:
-        scales = ops.full(
-            _unit(layer, inputs, kernel), kernel.activation_scale, "float32"
-        )
-        codes = ops.clip(ops.round(exact / kernel.activation_scale), -LIMIT, LIMIT)
+    scales, zeros = kernel.activation_scale, 0.0
+    is_shifted = scales is None and not is_convolution(layer)
+    if scales is None:
+        codes, zeros, scales = input_codes(exact, summed_axes(layer, exact))
+        scales = _of_rows(layer, scales, kernel)
     else:
-        axes = summed_axes(layer, exact)
-        largest = ops.max(ops.abs(exact), axis=axes, keepdims=True)
-        scales = ops.where(largest == 0, ops.ones_like(largest), largest / LIMIT)
-        codes = ops.round(exact / scales)
+        codes = ops.clip(ops.round(exact / scales), -LIMIT, LIMIT)
     # No backend convolves int8 on every device.
     dtype = "float32" if is_convolution(layer) else "int8"
-    codes = ops.cast(codes, dtype)
+    codes = ops.cast(codes if is_shifted else codes - zeros, dtype)
 
     def floats(coded: Coded, _: Rows | None) -> Any:
         return ops.cast(coded.codes, dtype)
 
-    total = _in_blocks(layer, codes, kernel, _blocks(layer, kernel), floats)
-    both = _product_scales(layer, scales, kernel)
+    blocks = _blocks(layer, kernel)
+    total = _in_blocks(layer, codes, kernel, blocks, floats)
+    if is_shifted:
+        # XLA multiplies two rows of ones faster than one, or than it adds codes up.
+        ones = ops.ones((2, *_unit(layer, inputs, kernel, summed=True)[1:]), dtype)
+        sums = _in_blocks(layer, ones, kernel, blocks, floats)[:1]
+        total = total - ops.cast(_of_rows(layer, zeros, kernel), total.dtype) * sums
+    both = scales * _kernel_scales(layer, inputs, kernel)
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 
 
@@ -253,6 +275,6 @@ def rounded_inputs(layer: Any, inputs: Any) -> Any:
         layer: one of which `is_product` is true.
         inputs: float inputs of it.
     """
-    axes = tuple(axis % len(inputs.shape) for axis in summed_axes(layer, inputs))
-    exact = round_symmetric(keras.ops.cast(inputs, "float32"), axes)
-    return keras.ops.cast(exact, inputs.dtype)
+    exact = keras.ops.cast(inputs, "float32")
+    rounded = round_inputs(exact, summed_axes(layer, inputs))
+    return keras.ops.cast(rounded, inputs.dtype)

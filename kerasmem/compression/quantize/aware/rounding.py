@@ -48,19 +48,60 @@ def round_affine(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
         axes: axes that share a scale and a zero point.
         bits: 8 or 4.
     """
-    ops = keras.ops
-    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
     def forward(x: Any) -> Any:
-        low = ops.minimum(ops.min(x, axis=axes, keepdims=True), 0.0)
-        high = ops.maximum(ops.max(x, axis=axes, keepdims=True), 0.0)
-        scales = _scales((high - low) * float(np.float32(1 / (most - least))))
-        inverse = 1.0 / scales
-        zeros = ops.clip(ops.round(least - low * inverse), least, most)
-        codes = ops.clip(ops.round(x * inverse) + zeros, least, most)
+        low, width = _range(x, axes)
+        scales = _scales(width * float(np.float32(1 / ((1 << bits) - 1))))
+        codes, zeros = _affine_codes(x, low, 1.0 / scales, bits)
         return (codes - zeros) * scales
 
     return _straight_through(forward, x)
+
+
+def round_inputs(x: Any, axes: tuple[int, ...]) -> Any:
+    """Return inputs as the codes, zero points and scales of `input_codes` read.
+
+    Args:
+        x: float32.
+        axes: axes that share a scale and a zero point.
+    """
+
+    def forward(x: Any) -> Any:
+        codes, zeros, scales = input_codes(x, axes)
+        return (codes - zeros) * scales
+
+    return _straight_through(forward, x)
+
+
+def input_codes(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Return int8 codes of inputs, their zero points and scales, all as float32.
+
+    The range of a row is that of its entries and zero. The order of operations is that
+    of XNNPACK, so that LiteRT finds the same codes.
+
+    Args:
+        x: float32.
+        axes: axes that share a scale and a zero point; these keep them with size 1.
+    """
+    low, width = _range(x, axes)
+    # A row of zeros has any scale: this one is a normal number, and so is its inverse.
+    inverse = 255.0 / keras.ops.maximum(width, 1e-35)
+    return *_affine_codes(x, low, inverse, 8), 1.0 / inverse
+
+
+def _range(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the lower end and the width of the range of entries and zero."""
+    ops = keras.ops
+    low = ops.minimum(ops.min(x, axis=axes, keepdims=True), 0.0)
+    return low, ops.maximum(ops.max(x, axis=axes, keepdims=True), 0.0) - low
+
+
+def _affine_codes(x: Any, low: Any, inverse: Any, bits: int) -> tuple[Any, Any]:
+    """Return codes and zero points of a range that begins at `low`."""
+    ops = keras.ops
+    least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    zeros = ops.clip(ops.round(least - low * inverse), least, most)
+    return ops.clip(ops.round(x * inverse) + zeros, least, most), zeros
 
 
 def round_to_type(x: Any, dtype: str) -> Any:
