@@ -87,7 +87,7 @@ class CodesLayer(keras.layers.Layer):
     @property
     def gives_floats(self) -> bool:
         """Whether the output is float."""
-        return self.output_codes is None
+        return self.output_codes is None or isinstance(self, FromCodes)
 
     def compute(self, *floats: Any) -> Any:
         """Return the output of the layer, float, without its activation."""
@@ -155,7 +155,7 @@ class CodesProduct(CodesLayer):
         shape = self.arguments["kernel_shape"][-self.channel_axes :]
         kernel = _ops.cast(self.kernel, "float32") * _ops.reshape(scales, shape)
         step = scales * self.arguments["inputs"][0]["scale"]
-        sums = self.product(*floats, kernel) + _ops.cast(self.bias, "float32") * step
+        sums = self.product(floats[0], kernel) + _ops.cast(self.bias, "float32") * step
         if self.gives_floats or not self.rounds_twice:
             return sums
         return _in_parts(sums, self.output_codes["scale"], self.exponent)
@@ -293,8 +293,6 @@ class Gate(keras.layers.Layer):
 class FromCodes(CodesLayer):
     """A layer from int8 codes to floats."""
 
-    gives_floats = True
-
 
 def _layer(
     name: str,
@@ -311,7 +309,7 @@ def _layer(
             base computes, None without one.
         own: Arguments of the layer with their defaults.
     """
-    members = {"__module__": __name__}
+    members: dict[str, Any] = {"__module__": __name__}
     if compute is not None:
         members["own"] = MappingProxyType(own)
         members["compute"] = lambda self, *floats: compute(
