@@ -103,9 +103,9 @@ class Quantize(Technique):
             `"float16"` and `"bfloat16"` store 16 bits.
             Layers compute with floats as before. In `"int8-dynamic"` Dense, EinsumDense
             and convolutions round their inputs to int8 too, in every call, and multiply
-            integers. In `"int8-static"` activations are int8 as well, in ranges that a
-            calibration on `data` finds, and what there is a form for is computed with
-            integers, as LiteRT does; BatchNormalization is folded before. `"mixed"`
+            integers. In `"int8-static"` activations are rounded to int8 as well, in
+            fixed ranges that a calibration on `data` finds, where they have a form in
+            int8 in LiteRT; BatchNormalization is folded before. `"mixed"`
             chooses int3, int4, int8 or float16 for each layer, so that all weights fit
             into a `budget` and what the model makes of `data` changes least, or without
             data the weights.
