@@ -173,7 +173,7 @@ def _assumed(options: Namespace) -> Iterator[Any]:
             config = Quantize(options.quantize)
             if config.is_static:
                 raise ConfigError(
-                    "A model of integers is another graph, which is made of samples. "
+                    "A model with rounded activations is made from samples. "
                     f"Received: --quantize {options.quantize}. Next: compress the "
                     "model, and estimate the file."
                 )

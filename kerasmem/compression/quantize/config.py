@@ -104,12 +104,11 @@ class Quantize(Technique):
             Layers compute with floats as before. In `"int8-dynamic"` Dense, EinsumDense
             and convolutions round their inputs to int8 too, in every call, with a scale
             and a zero point per row as LiteRT does, and multiply integers. In
-            `"int8-static"` activations are int8 as well, in ranges that a calibration
-            on `data` finds, and what there is a form for is computed with integers, as
-            LiteRT does; BatchNormalization is folded before. `"mixed"` chooses int3,
-            int4, int8 or float16 for each layer, so that all weights fit into a
-            `budget` and what the model makes of `data` changes least, or without data
-            the weights.
+            `"int8-static"` activations are rounded to int8 as well, in fixed ranges
+            that a calibration on `data` finds, where they have a form in int8 in
+            LiteRT; BatchNormalization is folded before. `"mixed"` chooses int3, int4,
+            int8 or float16 for each layer, so that all weights fit into a `budget` and
+            what the model makes of `data` changes least, or without data the weights.
         granularity: what shares a scale: an output `"channel"` (a row of an embedding
             table), the whole `"tensor"`, or a `"group"` of entries of a channel.
         group_size: Maximum number of entries in a group, from 2 (default: 128). Another

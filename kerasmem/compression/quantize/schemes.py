@@ -33,10 +33,10 @@ from kerasmem.records import WeightChange
 def quantize(
     model: Any, config: Quantize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model in fewer bits; of integers, for `"int8-static"`, a new one.
+    """Return a model in fewer bits; for `"int8-static"`, a new one.
 
-    A model whose graph cannot be opened, such as one of KerasHub, gets no integers from
-    end to end: its products have ranges for their inputs, with floats between them.
+    In `"int8-static"` a model whose graph cannot be opened, such as one of KerasHub,
+    has ranges for the inputs of its products, with floats between them.
     With data, the account of the weights says what layers lose in what they make of it.
     A model that `km.quantization_aware` made gives its float form, in new layers, with
     the scales and ranges of the training.
@@ -48,12 +48,12 @@ def quantize(
     """
     found = learned(model)
     found.check_stored_so(config)
-    of_integers = config.is_static and listed_graph(model) is not None
+    has_ranges = config.is_static and listed_graph(model) is not None
     if is_aware(model):
         model = dequantize(model)
-    elif not of_integers:
+    elif not has_ranges:
         model = working_copy(model, context)
-    if of_integers:
+    if has_ranges:
         made, changes = quantize_static(model, config, context.data, found.ranges)
         compile_as(made, model)
         return made, changes

@@ -80,9 +80,14 @@ class CodesLayer(keras.layers.Layer):
         return self.arguments["output"]
 
     @property
+    def all_codes(self) -> list[Any]:
+        """Scale and zero point of each input, then of the output."""
+        return [*self.arguments["inputs"], self.output_codes]
+
+    @property
     def gives_floats(self) -> bool:
         """Whether the output is float."""
-        return self.output_codes is None
+        return self.output_codes is None or isinstance(self, FromCodes)
 
     def compute(self, *floats: Any) -> Any:
         """Return the output of the layer, float, without its activation."""
@@ -109,11 +114,28 @@ def _encoded(x: Any, codes: Any, *, even: bool) -> Any:
     return _ops.cast(steps + zero, "int8")
 
 
+def _in_parts(x: Any, step: float, exponent: Any) -> Any:
+    """Return a tensor rounded to parts of a step: the integers were rounded twice.
+
+    Args:
+        x: The tensor.
+        step: The scale of the output.
+        exponent: Exponent of the factor from the steps before to those of the output.
+    """
+    parts = 2.0 ** _ops.maximum(-_ops.cast(exponent, "float32"), 0.0)
+    return _ops.round(x * (parts / step)) * (step / parts)
+
+
+def _exponent(ratio: float) -> int:
+    return math.frexp(ratio)[1]
+
+
 class CodesProduct(CodesLayer):
     """A layer with a kernel of int8 codes, and biases in steps of its products."""
 
     own = MappingProxyType({"kernel_shape": ()})
     channel_axes = 1
+    rounds_twice = True
 
     def build(self, input_shape: Any) -> None:
         """Create the variables of the file."""
@@ -125,7 +147,7 @@ class CodesProduct(CodesLayer):
         self.kernel_scale = self._variable("kernel_scale", "float32", channels)
         if not self.gives_floats:  # what the integers were multiplied with
             self._variable("mantissa", "int32", channels)
-            self._variable("exponent", "int8", channels)
+            self.exponent = self._variable("exponent", "int8", channels)
 
     def compute(self, *floats: Any) -> Any:
         """Return the product with the kernel, and the bias."""
@@ -133,7 +155,10 @@ class CodesProduct(CodesLayer):
         shape = self.arguments["kernel_shape"][-self.channel_axes :]
         kernel = _ops.cast(self.kernel, "float32") * _ops.reshape(scales, shape)
         step = scales * self.arguments["inputs"][0]["scale"]
-        return self.product(*floats, kernel) + _ops.cast(self.bias, "float32") * step
+        sums = self.product(floats[0], kernel) + _ops.cast(self.bias, "float32") * step
+        if self.gives_floats or not self.rounds_twice:
+            return sums
+        return _in_parts(sums, self.output_codes["scale"], self.exponent)
 
     def product(self, x: Any, kernel: Any) -> Any:
         """Return the product with the kernel."""
@@ -172,6 +197,12 @@ class CodesDepthwise(CodesConvolution):
     convolve = staticmethod(_ops.depthwise_conv)
 
 
+class CodesDense(CodesProduct):
+    """A Dense layer of codes."""
+
+    rounds_twice = False
+
+
 class CodesAffine(CodesProduct):
     """A factor and an offset for each channel."""
 
@@ -187,7 +218,8 @@ class CodesMultiply(CodesLayer):
 
     def compute(self, *floats: Any) -> Any:
         """Return the product."""
-        return _ops.multiply(*floats)
+        one, two, step = (codes["scale"] for codes in self.all_codes)
+        return _in_parts(_ops.multiply(*floats), step, _exponent(one * two / step))
 
     def shown(self, floats: list[Any], masks: list[Any]) -> list[Any]:
         """Return factors of 1 where one mask hides them, of 0 where both do."""
@@ -210,13 +242,10 @@ class CodesReLU(CodesLayer):
 
     def compute(self, *floats: Any) -> Any:
         """Return the inputs, negative ones times the slope."""
-        (x,), (codes,) = floats, self.arguments["inputs"]
-        x, step = x / codes["scale"], self.output_codes["scale"]
+        (x,), (scale, step) = floats, (codes["scale"] for codes in self.all_codes)
 
         def times(factor: float) -> Any:
-            ratio = factor * codes["scale"] / step
-            parts = 2.0 ** max(-math.frexp(ratio)[1], 0)
-            return _ops.round(x * (ratio * parts)) * (step / parts)
+            return _in_parts(factor * x, step, _exponent(factor * scale / step))
 
         return _ops.where(x >= 0, times(1.0), times(self.arguments["slope"]))
 
@@ -264,8 +293,6 @@ class Gate(keras.layers.Layer):
 class FromCodes(CodesLayer):
     """A layer from int8 codes to floats."""
 
-    gives_floats = True
-
 
 def _layer(
     name: str,
@@ -282,7 +309,7 @@ def _layer(
             base computes, None without one.
         own: Arguments of the layer with their defaults.
     """
-    members = {"__module__": __name__}
+    members: dict[str, Any] = {"__module__": __name__}
     if compute is not None:
         members["own"] = MappingProxyType(own)
         members["compute"] = lambda self, *floats: compute(
@@ -296,7 +323,7 @@ _layer("ToCodes", compute=lambda x, _: x, warns=False)
 for _dimensions in "12":
     _layer(f"IntegerConv{_dimensions}D", CodesConvolution)
     _layer(f"IntegerDepthwiseConv{_dimensions}D", CodesDepthwise)
-_layer("IntegerDense", CodesProduct)
+_layer("IntegerDense", CodesDense)
 _layer("IntegerAffine", CodesAffine)
 _layer("IntegerAdd", compute=_ops.add)
 _layer("IntegerMultiply", CodesMultiply)

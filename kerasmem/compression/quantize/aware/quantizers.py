@@ -63,7 +63,8 @@ class FakeQuantize(keras.layers.Layer):
         self.never_negative, self.tensors = never_negative, list(tensors)
         self.fixed = None if ends is None else (float(ends[0]), float(ends[1]))
         self.passes = False
-        self.range = self.change = None
+        self.range: Any = None
+        self.change: Any = None
         if ends is None:
             self._add_weights()
         self.built = True

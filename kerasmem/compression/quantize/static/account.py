@@ -87,19 +87,27 @@ def _of_bare(plan: Plan, calls: Sequence[Call]) -> Iterator[WeightChange]:
             )
 
 
+def _rounded_outputs(plan: Plan, call: Call) -> list[str]:
+    """Return the names of the outputs of a call, or of the ReLU that is a part of it."""
+    step = plan.steps.get(call.name)
+    return call.output_names if step is None else [plan.calls.names[step.output]]
+
+
 SAMPLES = Calibration(samples=128)
 """The samples that the noise of outputs is measured on, and the batch size."""
 
 
 def output_sqnr_db(
-    model: Any, made: Any, layers: Container[int], data: Any
+    plan: Plan, model: Any, made: Any, layers: Container[int], data: Any
 ) -> dict[int, float | None]:
     """Return the signal-to-noise ratio of outputs of layers, by the layer's id.
 
     Both models are given the samples, so that the figure, a ratio in dB, contains the
-    noise of the layers before.
+    noise of the layers before. The output of a layer with a ReLU behind it is that of
+    the ReLU.
 
     Args:
+        plan: of the calls of the float model.
         model: the float model.
         made: the model with codes and fake quantization made of it.
         layers: ids of the layers of the float model to measure.
@@ -111,7 +119,7 @@ def output_sqnr_db(
         name: id(call.layer)
         for call in calls.calls
         if id(call.layer) in layers
-        for name in call.output_names
+        for name in _rounded_outputs(plan, call)
     }
     names = {name: name for name in measured}  # by those of the tensors behind
     for call in rounded_calls.calls:

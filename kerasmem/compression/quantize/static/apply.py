@@ -83,7 +83,7 @@ def quantize_static(
     ratios = {}
     if data is not None:
         changed = {id(b) for b, c in zip(blocks, stored, strict=True) if c.changed}
-        ratios = output_sqnr_db(folded, made, changed, data)
+        ratios = output_sqnr_db(plan, folded, made, changed, data)
     changes = account(plan, blocks, stored, ratios)
     return made, [change for change in folds if change.changed] + changes
 
