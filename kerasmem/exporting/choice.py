@@ -63,14 +63,14 @@ class Candidates:
         graph: the float file.
         seen: what its tensors hold on samples.
         ranges: of its tensors.
-        stays: reasons of operations that are to stay float, by scope.
+        stays: reasons of operations that are to stay float.
         supports: tells what the runtime has.
     """
 
     graph: Graph
     seen: Mapping[str, Seen]
     ranges: Ranges
-    stays: Mapping[str, str]
+    stays: Mapping[Operation, str]
     supports: Supports
 
     def first(self, operation: Operation, precision: str) -> Choice:
@@ -86,7 +86,7 @@ class Candidates:
             return choice
         if precision != INT8:
             return replace(choice, precision=self._of_weights(operation, precision))
-        reason = self.stays.get(operation.scope)
+        reason = self.stays.get(operation)
         reason = reason or self._why_not_static(operation, precision)
         if not reason:
             return replace(choice, precision=precision)
@@ -219,7 +219,7 @@ class Search:
         return any(self.candidates.safer(choice, safer) == safer for choice in choices)
 
     def _found(self, choices: list[Choice]) -> Found:
-        file = self.attempt({each.operation.scope: each.precision for each in choices})
+        file = self.attempt({each.operation: each.precision for each in choices})
         return Found(choices, file, self.judge)
 
     def _protect(self, first: Found, order: Sequence[int], safer: str) -> Found:

@@ -213,8 +213,8 @@ INTEGER_INPUTS = {INT8, INT16, DYNAMIC, DYNAMIC_INT4}
 Ranges = Mapping[str, tuple[float, float]]
 """Of tensors, by name."""
 
-Precisions = Mapping[str, str]
-"""Of operations, by their scopes; those that are missing stay float."""
+Precisions = Mapping[Operation, str]
+"""Of operations; those that are missing stay float."""
 
 
 def kernel_of(operation: Operation, graph: Graph) -> str | None:

@@ -151,25 +151,51 @@ def supports(kind: str, precision: str) -> bool:
         return True
     if name not in types.TFLOperationName.__members__:
         return False
-    key = types.TFLOperationName[name]
     try:
-        _add_rule(manager, ".*", key, precision)
+        _Rule(".*", types.TFLOperationName[name]).add(manager, precision)
     except ValueError:
         return False
     return True
 
 
-def _add_rule(
-    manager: Any, pattern: str, key: Any, precision: str, block: int = 0
-) -> None:
-    grain = quantizer_module("qtyping").QuantGranularity
-    rows = grain[f"BLOCKWISE_{block}"] if block else grain.CHANNELWISE
-    if precision in (INT8, INT16):
-        manager.add_static_config(pattern, key, 8 if precision == INT8 else 16, 8)
-    elif precision in (DYNAMIC, DYNAMIC_INT4):
-        manager.add_dynamic_config(pattern, key, 8 if precision == DYNAMIC else 4, rows)
-    elif precision == WEIGHT_ONLY:
-        manager.add_weight_only_config(pattern, key, 8)
+@dataclass(frozen=True)
+class _Rule:
+    """A rule of litert-quantizer.
+
+    Args:
+        pattern: regular expression for the scopes of operations.
+        kind: a `TFLOperationName`.
+        block: how many weights share a scale, 0 for those of a channel.
+    """
+
+    pattern: str
+    kind: Any
+    block: int = 0
+
+    def add(self, rules: Any, precision: str) -> None:
+        """Add the rule to a recipe.
+
+        Raises:
+            ValueError: if no such operation can have the precision.
+        """
+        types = quantizer_module("qtyping")
+        grain = f"BLOCKWISE_{self.block}" if self.block else "CHANNELWISE"
+        bits = _BITS[precision]
+        if precision in (INT8, INT16):
+            activations = 8 if precision == INT8 else 16
+            rules.add_static_config(self.pattern, self.kind, activations, bits)
+        elif precision == WEIGHT_ONLY:
+            rules.add_weight_only_config(self.pattern, self.kind, bits)
+        elif precision == FLOAT:
+            name = quantizer_module("algorithm_manager").AlgorithmName.NO_QUANTIZE
+            rules.update_quantization_recipe(self.pattern, self.kind, None, name)
+        else:
+            grain = types.QuantGranularity[grain]
+            rules.add_dynamic_config(self.pattern, self.kind, bits, grain)
+
+
+_BITS = {INT8: 8, INT16: 8, DYNAMIC: 8, WEIGHT_ONLY: 8, DYNAMIC_INT4: 4, FLOAT: 32}
+"""Of the weights, by precision."""
 
 
 class Writer:
@@ -199,39 +225,40 @@ class Writer:
             }
             for name, (low, high) in ranges.items()
         }
-        self.steps: dict[str, CodeSteps] = {}
+        self.steps: dict[Operation, CodeSteps] = {}
         for operation in graph.operations if has_codes else ():
             found = _code_steps(operation, graph)
             if found is not None:
-                self.steps[operation.scope] = found
+                self.steps[operation] = found
 
     def write(self, precisions: Precisions) -> bytes:
         """Return the file.
 
         Args:
-            precisions: of operations, by their scopes; all others stay float.
+            precisions: of operations; all others stay float.
         """
         made = quantizer_module("quantizer").Quantizer(self._graph.content)
-        key = quantizer_module("qtyping").TFLOperationName.ALL_SUPPORTED
+        kinds = quantizer_module("qtyping").TFLOperationName
         scopes, ends = defaultdict(list), dict(self._ranges)
+        ending = FLOAT
         for operation in self._graph.operations:
-            precision = precisions.get(operation.scope, FLOAT)
-            if precision == FLOAT:
-                continue
-            steps = self.steps.get(operation.scope)
-            block = 0
-            if precision == DYNAMIC_INT4:
-                block = self.block(operation) if steps is None else steps.block
-            if steps is not None and steps.bits == (
-                4 if precision == DYNAMIC_INT4 else 8
-            ):
-                most = steps.steps * (2 ** (steps.bits - 1) - 1)
-                ends[steps.weight] = {"min": -most, "max": most}
-            scopes[precision, block].append(re.escape(operation.scope))
+            precision = precisions.get(operation, FLOAT)
+            if operation.kind == OUTPUT:
+                ending = precision
+            elif precision != FLOAT:
+                steps = self.steps.get(operation)
+                block = self._block(operation, precision)
+                if steps is not None and steps.bits == _BITS[precision]:
+                    most = steps.steps * (2 ** (steps.bits - 1) - 1)
+                    ends[steps.weight] = {"min": -most, "max": most}
+                scopes[precision, block].append(re.escape(operation.scope))
         if not scopes:
             return self._graph.content
         for (precision, block), names in scopes.items():
-            _add_rule(made, f"^(?:{'|'.join(names)})$", key, precision, block)
+            rule = _Rule(f"^(?:{'|'.join(names)})$", kinds.ALL_SUPPORTED, block)
+            rule.add(made, precision)
+        # The outputs have the scope of the operation that computes them: a later rule.
+        _Rule(".*", kinds.OUTPUT).add(made, ending)
         with quiet(), warnings.catch_warnings():  # progress, and advice of LiteRT
             warnings.simplefilter("ignore", UserWarning)
             result = made.quantize(
@@ -239,11 +266,13 @@ class Writer:
             )
         return bytes(result.quantized_model)
 
-    def block(self, operation: Operation) -> int:
+    def _block(self, operation: Operation, precision: str) -> int:
         """Return how many weights share a scale in int4, 0 for those of a channel."""
-        kernel = kernel_of(operation, self._graph)
-        if kernel is None or operation.kind != "FULLY_CONNECTED":
+        kernel, steps = kernel_of(operation, self._graph), self.steps.get(operation)
+        if precision != DYNAMIC_INT4 or operation.kind != "FULLY_CONNECTED":
             return 0
+        if steps is not None or kernel is None:
+            return 0 if steps is None else steps.block
         width = self._graph.constants[kernel].shape[1]
         return next((n for n in _BLOCKS if width % n == 0), 0)
 

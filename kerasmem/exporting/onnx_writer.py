@@ -82,7 +82,13 @@ def _prepared(content: bytes) -> Any:
         source, target = Path(folder, "float.onnx"), Path(folder, "prepared.onnx")
         source.write_bytes(content)
         room.quant_pre_process(source, target, skip_symbolic_shape=True)
-        return onnx.load(target)
+        model = onnx.load(target)
+    for node in model.graph.node:
+        if node.op_type == "Gemm" and len(node.input) == 2:
+            # Only one of beta=1 can be dynamic; without a bias it has no effect.
+            for beta in (each for each in node.attribute if each.name == "beta"):
+                beta.f = 1.0
+    return model
 
 
 def tensor_reader(content: bytes) -> ReadTensors:
@@ -143,13 +149,13 @@ class Writer:
         """Return the file.
 
         Args:
-            precisions: of operations, by their scopes; all others stay float.
+            precisions: of operations; all others stay float.
         """
         onnx = importlib.import_module("onnx")
         labels: dict[str, list[str]] = {INT8: [], DYNAMIC: [], WEIGHT_ONLY: []}
         kernels = []
         for operation in self._graph.operations:
-            precision = precisions.get(operation.scope, FLOAT)
+            precision = precisions.get(operation, FLOAT)
             if precision == WEIGHT_ONLY:
                 kernels.append(operation)
             elif precision != FLOAT:

@@ -23,6 +23,7 @@ from kerasmem.exporting.file_graph import (
     DYNAMIC_INT4,
     INT8,
     Graph,
+    Operation,
     Precisions,
     Ranges,
     ReadTensors,
@@ -127,14 +128,13 @@ def table_ranges(graph: Graph, seen: dict[str, Seen]) -> dict[str, Any]:
 
 def own_ranges(
     job: Job, graph: Graph, read: ReadTensors
-) -> tuple[Ranges, dict[str, str]]:
+) -> tuple[Ranges, dict[Operation, str]]:
     """Return the ranges that the model has, by tensors of the file.
 
     A tensor of the file is that of the model that holds the same values.
 
     Returns:
-        The ranges, and by the scopes of operations that the model computes with floats
-        the reason.
+        The ranges, and the reasons of operations that the model computes with floats.
     """
     few = [array[:1] for array in job.arrays]
     held = held_ranges(job.model, few)
@@ -178,7 +178,7 @@ def held_ranges(
     return held
 
 
-def _floats_of(graph: Graph, known: Ranges) -> dict[str, str]:
+def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
     """Return reasons of the operations whose outputs have no ranges in the model."""
     coded = set(known)
     for operation in graph.operations:
@@ -186,7 +186,7 @@ def _floats_of(graph: Graph, known: Ranges) -> dict[str, str]:
         if follows and coded.issuperset(operation.inputs):
             coded.update(operation.outputs)
     return {
-        operation.scope: "computes with floats in the model"
+        operation: "computes with floats in the model"
         for operation in graph.operations
         if not coded.issuperset(operation.outputs or operation.inputs)
     }

@@ -145,7 +145,7 @@ if ON_TENSORFLOW:
             ).runtimes[1]
             for tolerance in (1e-9, 10.0)
         )
-        assert "at most 1e-09 of the largest output" in strict.reason
+        assert "relative L2 of at most 1e-09" in strict.reason
         assert "a larger tolerance= (--tolerance)" in strict.reason
         assert loose.reason == ""
 
