@@ -88,7 +88,7 @@ def _of_bare(plan: Plan, calls: Sequence[Call]) -> Iterator[WeightChange]:
 
 
 def _rounded_outputs(plan: Plan, call: Call) -> list[str]:
-    """Return the names of the outputs of a call, or of the ReLU that is a part of it."""
+    """Return the names of the outputs of a call, or of the ReLU that is part of it."""
     step = plan.steps.get(call.name)
     return call.output_names if step is None else [plan.calls.names[step.output]]
 
