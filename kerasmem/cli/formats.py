@@ -38,18 +38,17 @@ from kerasmem.records.regular import check_output
 def convert(options: Namespace) -> Outcome:
     """Return what was converted, and how far the answers are from those before."""
     from kerasmem.errors import ModelError
-    from kerasmem.extras.legacy.comparison import compare
-    from kerasmem.extras.legacy.read import load_converted
+    from kerasmem.extras.legacy import comparison, read
     from kerasmem.files import save_model
 
     check_output(options.output, ".keras")
     path = Path(options.model)
-    made = load_converted(path)
+    made = read.load_converted(path)
     difference, reason = None, "not asked for"
     if options.compares:
         say("comparing with tf_keras, in a process of its own")
         try:
-            difference = compare(path, made)
+            difference = comparison.compare(path, made)
         except ModelError as error:
             reason = str(error)
     save_model(made.layer, options.output)
