@@ -20,8 +20,8 @@ from kerasmem.compression.quantize.aware.model import quantization_aware
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.student import make_student
-from kerasmem.exporting import export
-from kerasmem.exporting.runtimes import compare_runtimes
+from kerasmem.extras.litert import export
+from kerasmem.extras.litert.runtimes import compare_runtimes
 from kerasmem.files import load_model, save_model
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.compress_activations import compress_activations

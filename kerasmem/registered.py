@@ -25,7 +25,7 @@ optional.register(
         "comparison_plot": "kerasmem.report.plots:comparison_plot",
         "estimate_plot": "kerasmem.report.plots:estimate_plot",
         "estimate_by_plan": "kerasmem.extras.plans:estimate",
-        "export": "kerasmem.exporting:export",
+        "export": "kerasmem.extras.litert:export",
         "load_legacy": "kerasmem.extras.legacy.read:load_legacy",
         "log_run": "kerasmem.extras.trackers:log_run",
         "model_card": "kerasmem.extras.language.card:model_card",

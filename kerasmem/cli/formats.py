@@ -38,18 +38,17 @@ from kerasmem.records.regular import check_output
 def convert(options: Namespace) -> Outcome:
     """Return what was converted, and how far the answers are from those before."""
     from kerasmem.errors import ModelError
-    from kerasmem.extras.legacy.comparison import compare
-    from kerasmem.extras.legacy.read import load_converted
+    from kerasmem.extras.legacy import comparison, read
     from kerasmem.files import save_model
 
     check_output(options.output, ".keras")
     path = Path(options.model)
-    made = load_converted(path)
+    made = read.load_converted(path)
     difference, reason = None, "not asked for"
     if options.compares:
         say("comparing with tf_keras, in a process of its own")
         try:
-            difference = compare(path, made)
+            difference = comparison.compare(path, made)
         except ModelError as error:
             reason = str(error)
     save_model(made.layer, options.output)
@@ -116,7 +115,7 @@ def _summary(data: dict[str, Any]) -> str:
 )
 def export(options: Namespace) -> Outcome:
     """Return what the file loses, and its operations of another precision."""
-    from kerasmem.exporting import export as export_model
+    from kerasmem.extras.litert import export as export_model
     from kerasmem.files import load_model
     from kerasmem.files.data import LoadedData, load_data
 
@@ -161,7 +160,7 @@ def export(options: Namespace) -> Outcome:
 def runtimes(options: Namespace) -> Outcome:
     """Return what each form of the model costs, and which to use for what."""
     from kerasmem.cli.judging import file_sentence
-    from kerasmem.exporting.runtimes import advise, compare_runtimes
+    from kerasmem.extras.litert.runtimes import advise, compare_runtimes
     from kerasmem.files import load_model
     from kerasmem.files.contents import file_size
     from kerasmem.files.data import load_data

@@ -22,7 +22,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.demo.recipe import residual_network
-from kerasmem.exporting.interpreters import LiteRT, Onnx
+from kerasmem.extras.litert.interpreters import LiteRT, Onnx
 from kerasmem.stats.timing import in_turns
 from tests.models import KINDS
 

@@ -1,13 +1,15 @@
-"""int8-static of two nets that were trained on Fashion-MNIST: what it costs and gives.
+"""int8-static: accuracy of two nets on Fashion-MNIST, time to build, time to run.
 
-Run by hand, about 20 minutes on 2 cores:
+Run by hand, about 20 minutes on 2 cores, or 1 minute with `--speed`:
 
-    python tests/benchmarks/bench_static_int8.py [fashion_mnist.npz] [--epochs 3]
+    python -m tests.benchmarks.bench_static_int8 [fashion_mnist.npz] [--epochs 3]
+    python -m tests.benchmarks.bench_static_int8 --speed
 
-It prints the accuracy of floats and of int8 after a calibration on 512 images, how many
-codes of the logits LiteRT's three sets of kernels give as the model does, on 1,000
-images, operation by operation too, and the latency of the files on one thread. Without
-a path the data comes from `keras.datasets`.
+The first prints the accuracy of floats and of int8 after a calibration on 512 images,
+and the latency of the LiteRT files on one thread. Without a path the data comes from
+`keras.datasets`. The second prints the CPU time to quantize 320 Dense layers, by
+`"int8"` and by `"int8-static"`, and the time of a batch of a ResNet of CIFAR's size in
+Keras, float and then int8-static.
 """
 
 import argparse
@@ -21,14 +23,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from kerasmem.compression.quantize.static.base import FromCodes
 
 import kerasmem as km
+from kerasmem.compression.recipe import apply_technique
+from kerasmem.compression.technique import Context
 from kerasmem.demo.recipe import compile_classifier, falling_rate, residual_network
-from kerasmem.exporting.interpreters import KERNELS, LiteRT
+from kerasmem.extras.litert.interpreters import LiteRT
 
 L = keras.layers
-CALIBRATION, COMPARED, RUNS = 512, 1000, 2000
+CALIBRATION, RUNS = 512, 2000
 
 
 def mobile_network(shape, classes):
@@ -79,21 +82,6 @@ def codes_of(file, name, x):
     return codes.astype("int8")
 
 
-def agreement(model, content, x):
-    """Print how many codes of the last layer are those of each set of kernels."""
-    last = next(y for y in reversed(model.layers) if isinstance(y, FromCodes))
-    inner = keras.Model(model.input, last.input)
-    ours = inner.predict(x, batch_size=100, verbose=0).astype(int)
-    for kernels in KERNELS:
-        file = LiteRT(content, kernels=kernels)
-        (theirs,) = file({"images": codes_of(file, "images", x)})
-        gaps = np.abs(ours - theirs)
-        same = (gaps == 0).mean()
-        print(
-            f"  {kernels:9} {100 * same:.2f} % of the logits equal, off by {gaps.max()}"
-        )
-
-
 def latencies(files, x):
     """Return the median seconds of a call of each file: one image, thread, XNNPACK."""
     calls, taken = {}, {kind: [] for kind in files}
@@ -134,9 +122,6 @@ def study(name, train, test, epochs):
             path = Path(folder, f"{kind}.tflite")
             made.export(path, scheme=scheme, batch_size=1, samples=test[0])
             files[kind] = path.read_bytes()
-        path = Path(folder, "open.tflite")
-        result.export(path, samples=test[0])
-        agreement(result.model, path.read_bytes(), test[0][:COMPARED])
     sizes = {kind: len(content) for kind, content in files.items()}
     taken = latencies(files, test[0])
     print(
@@ -145,12 +130,54 @@ def study(name, train, test, epochs):
     print(f"{taken['int8'] * 1e6:.0f} with int8: {taken['float'] / taken['int8']:.2f}x")
 
 
+def build_seconds(scheme, model, x):
+    """Return the CPU seconds of a compression."""
+    start = time.process_time()
+    apply_technique(km.Quantize(scheme), model, Context(x))
+    return time.process_time() - start
+
+
+def batch_seconds(models, x, runs=20):
+    """Return the median seconds of `predict_on_batch` of each model, in turns."""
+    taken = [[] for _ in models]
+    for _ in range(runs + 2):
+        for model, times in zip(models, taken, strict=True):
+            start = time.perf_counter()
+            model.predict_on_batch(x)
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times[2:]) for times in taken]
+
+
+def speed():
+    """Print the time to build and the time to run."""
+    random = np.random.default_rng(0)
+    inputs = y = keras.Input((8,))
+    for _ in range(320):
+        y = L.Dense(8, activation="relu")(y)
+    model = keras.Model(inputs, y)
+    x = random.normal(size=(64, 8)).astype("float32")
+    build_seconds("int8-static", keras.Sequential([keras.Input((8,)), L.Dense(8)]), x)
+    cases = (("int8", None), ("int8", x), ("int8-static", x))
+    for scheme, data in cases:
+        seconds = build_seconds(scheme, model, data)
+        print(f"{scheme}, {'no ' * (data is None)}data: {seconds:.2f} s of CPU")
+    network = residual_network((32, 32, 3), 10, widths=(16, 16, 32, 64))
+    x = random.normal(size=(64, 32, 32, 3)).astype("float32")
+    small = km.compress(network, km.Quantize("int8-static"), data=x, verbose=0).model
+    floats, rounded = batch_seconds([network, small], x)
+    print(f"batch of 64: {floats * 1e3:.1f} ms float, {rounded * 1e3:.1f} int8-static")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("path", nargs="?")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--speed", action="store_true")
     parser.add_argument("--nets", nargs="+", default=list(NETS))
     options = parser.parse_args()
+    if options.speed:
+        speed()
+        return
     train, test = images(options.path)
     for name in options.nets:
         study(name, train, test, options.epochs)

@@ -7,8 +7,8 @@ import keras
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.exporting import runtimes
-from kerasmem.exporting.forms import FORMS
+from kerasmem.extras.litert import runtimes
+from kerasmem.extras.litert.forms import FORMS
 from kerasmem.records import RuntimeComparison
 
 KERAS, INT8, _, _, STATIC = FORMS

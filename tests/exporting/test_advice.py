@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kerasmem.exporting.runtimes import advise
+from kerasmem.extras.litert.runtimes import advise
 from kerasmem.records import (
     BatchTime,
     RuntimeComparison,

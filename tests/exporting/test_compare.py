@@ -9,8 +9,8 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, DataError, ModelError
-from kerasmem.exporting import forms, runtimes
-from kerasmem.exporting.forms import FORMS, Resident
+from kerasmem.extras.litert import forms, runtimes
+from kerasmem.extras.litert.forms import FORMS, Resident
 from kerasmem.processes.host import kernel_peak_works
 from kerasmem.records import RuntimeComparison
 from tests.models import KINDS
@@ -204,7 +204,7 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
         raise ModelError("parts from the running script")
 
     monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
-    monkeypatch.setattr("kerasmem.exporting.forms.resident_in_keras", refuse)
+    monkeypatch.setattr("kerasmem.extras.litert.forms.resident_in_keras", refuse)
     (found,) = km.compare_runtimes(network(), batch_sizes=[1]).runtimes
     assert (found.process_bytes, found.reason) == (None, "")
     assert "parts from the running script" in capfd.readouterr().err
@@ -213,7 +213,7 @@ def test_a_model_that_cannot_go_to_another_process_has_no_memory(monkeypatch, ca
 @pytest.mark.one_backend
 def test_memory_beyond_the_start_is_none_where_the_system_does_not_tell(monkeypatch):
     monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
-    target = "kerasmem.exporting.forms.resident_in_keras"
+    target = "kerasmem.extras.litert.forms.resident_in_keras"
     monkeypatch.setattr(target, lambda *_: Resident(None, None))
     found = km.compare_runtimes(network(), batch_sizes=[1], verbose=0)
     assert found.runtimes[0].peak_bytes is None

@@ -16,8 +16,8 @@ import kerasmem as km
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.errors import ConfigError, DataError, ModelError, OutputError
-from kerasmem.exporting import export
-from kerasmem.exporting.interpreters import LiteRT
+from kerasmem.extras.litert import export
+from kerasmem.extras.litert.interpreters import LiteRT
 from kerasmem.processes import ON_THE_CPU
 from tests.models import KINDS, LazyBlock, OfTwoInputs, chain, in_place
 from tests.one_child import one_child
@@ -270,7 +270,7 @@ def failing(*_):
 
 @pytest.mark.one_backend
 def test_what_cannot_be_converted_is_told_with_its_cause(tmp_path, monkeypatch):
-    monkeypatch.setattr("kerasmem.exporting.convert.call_flat", failing)
+    monkeypatch.setattr("kerasmem.extras.litert.convert.call_flat", failing)
     with pytest.raises(ModelError, match=r"to LiteRT: .* calling A\.call\(\)\. no b$"):
         export(chain((4,), L.Dense(2)), tmp_path / "m.tflite")
 

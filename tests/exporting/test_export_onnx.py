@@ -12,10 +12,10 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.exporting import interpreters, options
-from kerasmem.exporting import verified as room
-from kerasmem.exporting.convert import ONNX
-from kerasmem.exporting.judge import relative_error
+from kerasmem.extras.litert import interpreters, options
+from kerasmem.extras.litert import verified as room
+from kerasmem.extras.litert.convert import ONNX
+from kerasmem.extras.litert.judge import relative_error
 from tests.models import KINDS, chain
 
 L = keras.layers

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.exporting.arguments import random_samples
-from kerasmem.exporting.interpreters import LiteRT, difference
+from kerasmem.extras.litert.arguments import random_samples
+from kerasmem.extras.litert.interpreters import LiteRT
+from kerasmem.stats.difference import difference
 
 pytestmark = pytest.mark.one_backend
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kerasmem.errors import DataError
-from kerasmem.exporting.arguments import call_flat
+from kerasmem.extras.litert.arguments import call_flat
 from kerasmem.files.data import (
     LoadedData,
     check_classes,

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ChildDiedError, ModelError, ModelFileError
-from kerasmem.exporting.interpreters import difference
 from kerasmem.extras.legacy import keras_2_child
 from kerasmem.extras.legacy.file import ConvertedLayer
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from kerasmem.processes import run_script
+from kerasmem.stats.difference import difference
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
 _KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}

@@ -315,8 +315,8 @@ def _layer(
         members["compute"] = lambda self, *floats: compute(
             *floats, *map(self.arguments.get, own)
         )
-    made = type(name, (base,), members)
-    keras.saving.register_keras_serializable("kerasmem")(made)
+    layer_class = type(name, (base,), members)
+    keras.saving.register_keras_serializable("kerasmem")(layer_class)
 
 
 _layer("ToCodes", compute=lambda x, _: x, warns=False)

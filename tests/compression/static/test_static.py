@@ -177,7 +177,7 @@ def test_a_file_is_compared_on_the_data_of_the_compression(judged, monkeypatch):
     for few, all_of_them in zip(result.samples, held_out if judged else x, strict=True):
         np.testing.assert_array_equal(few, all_of_them[:4])
         assert few.base is None  # or the data would stay in memory
-    monkeypatch.setattr("kerasmem.exporting.export", lambda *_, **how: how)
+    monkeypatch.setattr("kerasmem.extras.litert.export", lambda *_, **how: how)
     assert result.export("m.tflite")["samples"][0] is result.samples
     assert result.export("m.tflite", samples=x)["samples"] is x
 

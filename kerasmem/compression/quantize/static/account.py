@@ -88,7 +88,7 @@ def _of_bare(plan: Plan, calls: Sequence[Call]) -> Iterator[WeightChange]:
 
 
 def _rounded_outputs(plan: Plan, call: Call) -> list[str]:
-    """Return the names of the outputs of a call, or of the ReLU within it."""
+    """Return the names of the outputs of a call, or of the ReLU that is part of it."""
     step = plan.steps.get(call.name)
     return call.output_names if step is None else [plan.calls.names[step.output]]
 
@@ -98,7 +98,7 @@ SAMPLES = Calibration(samples=128)
 
 
 def output_sqnr_db(
-    plan: Plan, model: Any, made: Any, layers: Container[int], data: Any
+    plan: Plan, model: Any, rounded: Any, layers: Container[int], data: Any
 ) -> dict[int, float | None]:
     """Return the signal-to-noise ratio of outputs of layers, by the layer's id.
 
@@ -109,12 +109,12 @@ def output_sqnr_db(
     Args:
         plan: of the calls of the float model.
         model: the float model.
-        made: the model with codes and fake quantization made of it.
+        rounded: the model with codes and fake quantization.
         layers: ids of the layers of the float model to measure.
         data: samples in any form that `kerasmem.files.data` lists; the first 128 are
             taken, batch by batch.
     """
-    calls, rounded_calls = flatten(model), flatten(made)
+    calls, rounded_calls = flatten(model), flatten(rounded)
     measured = {
         name: id(call.layer)
         for call in calls.calls

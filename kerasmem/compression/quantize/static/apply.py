@@ -70,12 +70,12 @@ def quantize_static(
     if not known:  # else the training has rounded what this plan rounds
         plan = plan_of(folded, stays, ranges)
     rewrite = Rounding(folded, _fixed(places(folded, plan), plan, ranges))
-    made, pairs = rewrite.run(folded)
+    rounded, pairs = rewrite.run(folded)
     original = {id(new): old for old, new in pairs}
     int8 = Quantize("int8", granularity=config.granularity)
-    kernels = planned(made, int8, lambda w: stays(original[id(w.block)]) is not None)
+    kernels = planned(rounded, int8, lambda w: stays(original[id(w.block)]) is not None)
     blocks = [original[id(weight.block)] for weight, _ in kernels]
-    stored = store(made, kernels)
+    stored = store(rounded, kernels)
     for old, new in pairs:
         if id(old) in rewrite.inside:
             to_quantized(new, [])
@@ -83,9 +83,9 @@ def quantize_static(
     ratios = {}
     if data is not None:
         changed = {id(b) for b, c in zip(blocks, stored, strict=True) if c.changed}
-        ratios = output_sqnr_db(plan, folded, made, changed, data)
+        ratios = output_sqnr_db(plan, folded, rounded, changed, data)
     changes = account(plan, blocks, stored, ratios)
-    return made, [change for change in folds if change.changed] + changes
+    return rounded, [change for change in folds if change.changed] + changes
 
 
 def _fixed(

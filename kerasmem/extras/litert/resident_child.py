@@ -1,6 +1,6 @@
 """Runs a LiteRT file in a process without Keras, and prints its resident bytes.
 
-    python -P kerasmem/exporting/resident_child.py FILE INPUTS THREADS NAME...
+    python -P kerasmem/extras/litert/resident_child.py FILE INPUTS THREADS NAME...
 
 FILE is the `.tflite` file, INPUTS an `.npz` with an array for each NAME of an input, in
 their order. What is printed is JSON: `before`, the resident bytes before the file was

@@ -15,9 +15,9 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError
-from kerasmem.exporting import export, resident_child
-from kerasmem.exporting.arguments import arguments_of, in_structure
-from kerasmem.exporting.interpreters import LiteRT, constant_bytes, decoded, encoded
+from kerasmem.extras.litert import export, resident_child
+from kerasmem.extras.litert.arguments import arguments_of, in_structure
+from kerasmem.extras.litert.interpreters import LiteRT, constant_bytes, decoded, encoded
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes
 from kerasmem.processes import ON_THE_CPU, run_in_child, run_script

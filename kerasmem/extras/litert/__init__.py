@@ -1,5 +1,5 @@
 """Models as files for other runtimes: LiteRT, ONNX."""
 
-from kerasmem.exporting.verified import export
+from kerasmem.extras.litert.verified import export
 
 __all__ = ["export"]

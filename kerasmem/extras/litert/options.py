@@ -14,10 +14,10 @@ from kerasmem.compression.quantize.aware.learned import is_aware, is_static, lea
 from kerasmem.compression.quantize.config import DYNAMIC, STATIC, Calibration
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, DataError
-from kerasmem.exporting.arguments import arguments_of, random_samples
-from kerasmem.exporting.interpreters import check_onnx, litert_module
-from kerasmem.exporting.judge import Judged
-from kerasmem.exporting.litert_writer import quantizer_module
+from kerasmem.extras.litert.arguments import arguments_of, random_samples
+from kerasmem.extras.litert.interpreters import check_onnx, litert_module
+from kerasmem.extras.litert.judge import Judged
+from kerasmem.extras.litert.litert_writer import quantizer_module
 from kerasmem.files.data import is_array_data
 from kerasmem.files.data.check import flat_samples
 from kerasmem.files.data.forms import labeled_batches

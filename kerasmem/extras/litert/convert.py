@@ -9,7 +9,7 @@ from typing import Any
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument, to_litert, to_onnx
 from kerasmem.compression.quantize.owners import as_floats
-from kerasmem.exporting.arguments import call_flat
+from kerasmem.extras.litert.arguments import call_flat
 from kerasmem.graph.layers import sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send

@@ -14,7 +14,7 @@ import numpy as np
 
 from kerasmem.backends.converting import quiet
 from kerasmem.errors import ConfigError
-from kerasmem.exporting.file_graph import (
+from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
     FLOAT,
@@ -32,7 +32,7 @@ from kerasmem.exporting.file_graph import (
     Seen,
     kernel_of,
 )
-from kerasmem.exporting.interpreters import LiteRT, litert_module
+from kerasmem.extras.litert.interpreters import LiteRT, litert_module
 
 _BLOCKS = (128, 64, 32)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kerasmem.exporting.file_graph import (
+from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
     FLOAT,
@@ -22,7 +22,7 @@ from kerasmem.exporting.file_graph import (
     kernel_of,
     multiplications,
 )
-from kerasmem.exporting.judge import Judge
+from kerasmem.extras.litert.judge import Judge
 
 _LEAST_WEIGHTS = 1024
 _TRIES = 6

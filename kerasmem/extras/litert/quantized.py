@@ -14,11 +14,11 @@ from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.quantize import config
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
-from kerasmem.exporting import litert_writer, onnx_writer
-from kerasmem.exporting.arguments import in_structure, outputs_in_keras
-from kerasmem.exporting.choice import Candidates, Found, Search, Tried
-from kerasmem.exporting.convert import LITERT, ONNX
-from kerasmem.exporting.file_graph import (
+from kerasmem.extras.litert import litert_writer, onnx_writer
+from kerasmem.extras.litert.arguments import in_structure, outputs_in_keras
+from kerasmem.extras.litert.choice import Candidates, Found, Search, Tried
+from kerasmem.extras.litert.convert import LITERT, ONNX
+from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
     INT8,
@@ -31,9 +31,9 @@ from kerasmem.exporting.file_graph import (
     batches_of,
     observe,
 )
-from kerasmem.exporting.interpreters import LiteRT, Onnx, float_outputs, outputs_of
-from kerasmem.exporting.judge import Judge, Judged, classifiers
-from kerasmem.exporting.options import INT4
+from kerasmem.extras.litert.interpreters import LiteRT, Onnx, float_outputs, outputs_of
+from kerasmem.extras.litert.judge import Judge, Judged, classifiers
+from kerasmem.extras.litert.options import INT4
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.observe import observe as observe_layers
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kerasmem.backends.converting import quiet
 from kerasmem.errors import ModelError, first_line
-from kerasmem.exporting.file_graph import (
+from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     FLOAT,
     INT8,
@@ -25,7 +25,7 @@ from kerasmem.exporting.file_graph import (
     Seen,
     kernel_of,
 )
-from kerasmem.exporting.interpreters import Onnx
+from kerasmem.extras.litert.interpreters import Onnx
 
 _DYNAMIC_KINDS = {"MatMul", "Gemm", "Conv", "LSTM"}
 _KERNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}

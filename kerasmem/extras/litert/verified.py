@@ -11,12 +11,12 @@ import numpy as np
 from kerasmem.backends.converting import Argument
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.errors import ModelError, OutputError
-from kerasmem.exporting.arguments import outputs_in_keras, with_named_inputs
-from kerasmem.exporting.choice import Found, Tried, integer_share
-from kerasmem.exporting.convert import LITERT, ONNX, compute_in_float32, convert
-from kerasmem.exporting.interpreters import LiteRT, Onnx, difference, outputs_of
-from kerasmem.exporting.judge import Judge, Judged
-from kerasmem.exporting.options import (
+from kerasmem.extras.litert.arguments import outputs_in_keras, with_named_inputs
+from kerasmem.extras.litert.choice import Found, Tried, integer_share
+from kerasmem.extras.litert.convert import LITERT, ONNX, compute_in_float32, convert
+from kerasmem.extras.litert.interpreters import LiteRT, Onnx, outputs_of
+from kerasmem.extras.litert.judge import Judge, Judged
+from kerasmem.extras.litert.options import (
     FLOAT,
     check_batch_size,
     check_calibrates,
@@ -25,13 +25,14 @@ from kerasmem.exporting.options import (
     is_onnx,
     judged_samples,
 )
-from kerasmem.exporting.quantized import Job, quantized
+from kerasmem.extras.litert.quantized import Job, quantized
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import check_data, sample_count, whole_batch
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
 from kerasmem.records import ExportReport, OperationPrecision
+from kerasmem.stats.difference import difference
 
 CALIBRATION, COMPARED = 128, 4
 """Most samples to calibrate on, and to compare a float file on."""

@@ -16,16 +16,16 @@ from kerasmem.checks import Whole, invalid
 from kerasmem.compression.quantize.aware.learned import is_static
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
-from kerasmem.exporting.arguments import (
+from kerasmem.extras.litert.arguments import (
     with_named_inputs,
 )
-from kerasmem.exporting.forms import FORMS, Arrays, Form, Runnable, Setup
-from kerasmem.exporting.interpreters import difference
-from kerasmem.exporting.options import inputs_and_samples
+from kerasmem.extras.litert.forms import FORMS, Arrays, Form, Runnable, Setup
+from kerasmem.extras.litert.options import inputs_and_samples
 from kerasmem.files.data import check_data, in_fixed_batches, needed_batch
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import check_built
 from kerasmem.records import BatchTime, RuntimeAdvice, RuntimeComparison, RuntimeFigures
+from kerasmem.stats.difference import difference
 from kerasmem.stats.timing import in_turns, spread
 from kerasmem.units import format_bytes, format_ms
 
