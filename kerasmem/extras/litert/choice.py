@@ -25,7 +25,7 @@ from kerasmem.extras.litert.file_graph import (
 from kerasmem.extras.litert.judge import Judge
 
 _LEAST_WEIGHTS = 1024
-_TRIES = 6
+_TRIES = 4
 
 _SAFER = {
     INT8: (INT16, DYNAMIC, WEIGHT_ONLY, FLOAT),

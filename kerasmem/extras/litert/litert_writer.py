@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.backends.converting import quiet
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, ModelError, first_line
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
@@ -236,15 +236,18 @@ class Writer:
 
         Args:
             precisions: of operations; all others stay float.
+
+        Raises:
+            ModelError: if litert-quantizer cannot write it.
         """
         made = quantizer_module("quantizer").Quantizer(self._graph.content)
         kinds = quantizer_module("qtyping").TFLOperationName
         scopes, ends = defaultdict(list), dict(self._ranges)
-        ending = FLOAT
+        ending, ends_in = FLOAT, ""
         for operation in self._graph.operations:
             precision = precisions.get(operation, FLOAT)
             if operation.kind == OUTPUT:
-                ending = precision
+                ending, ends_in = precision, re.escape(operation.scope)
             elif precision != FLOAT:
                 steps = self.steps.get(operation)
                 block = self._block(operation, precision)
@@ -254,17 +257,34 @@ class Writer:
                 scopes[precision, block].append(re.escape(operation.scope))
         if not scopes:
             return self._graph.content
+        for name in self._of_int16_alone(precisions):
+            # One bit of 16 is enough for values that no sample had.
+            ends[name] = {end: 2 * value for end, value in ends[name].items()}
         for (precision, block), names in scopes.items():
             rule = _Rule(f"^(?:{'|'.join(names)})$", kinds.ALL_SUPPORTED, block)
             rule.add(made, precision)
         # The outputs have the scope of the operation that computes them: a later rule.
-        _Rule(".*", kinds.OUTPUT).add(made, ending)
+        _Rule(f"^{ends_in}$", kinds.OUTPUT).add(made, ending)
         with quiet(), warnings.catch_warnings():  # progress, and advice of LiteRT
             warnings.simplefilter("ignore", UserWarning)
-            result = made.quantize(
-                ends, enable_progress_bar=False, enable_progress_report=False
-            )
+            try:
+                result = made.quantize(
+                    ends, enable_progress_bar=False, enable_progress_report=False
+                )
+            except (ValueError, RuntimeError, KeyError, IndexError) as error:
+                raise ModelError(
+                    "litert-quantizer cannot write the file: "
+                    f"{first_line(str(error))[:300]}"
+                ) from error
         return bytes(result.quantized_model)
+
+    def _of_int16_alone(self, precisions: Precisions) -> set[str]:
+        """Return the tensors that int16 operations read or write, and no int8 ones."""
+        names: dict[str, set[str]] = {INT8: set(), INT16: set()}
+        for operation, precision in precisions.items():
+            if precision in names:
+                names[precision].update(operation.inputs, operation.outputs)
+        return (names[INT16] - names[INT8]) & self._ranges.keys()
 
     def _block(self, operation: Operation, precision: str) -> int:
         """Return how many weights share a scale in int4, 0 for those of a channel."""

@@ -2,7 +2,6 @@
 
 import importlib
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -45,16 +44,9 @@ def read_graph(content: bytes) -> Graph:
         for name, each in known.items()
         if each.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     }
-    names = {node.name for node in graph.node}
     operations = []
     for number, node in enumerate(graph.node):
-        if not node.name or Counter(n.name for n in graph.node)[node.name] > 1:
-            node.name = next(
-                name
-                for k in range(len(names) + 1)
-                if (name := f"{node.op_type}_{number}_{k}") not in names
-            )
-            names.add(node.name)
+        node.name = f"{node.op_type}_{number}"  # names may be missing
         computed = tuple(n for n in node.input if n and n not in constants)
         operations.append(
             Operation(

@@ -1,5 +1,6 @@
 """A float file in fewer bits: its ranges, its precisions and what it loses."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.quantize import config
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
+from kerasmem.errors import ModelError
 from kerasmem.extras.litert import litert_writer, onnx_writer
 from kerasmem.extras.litert.arguments import in_structure, outputs_in_keras
 from kerasmem.extras.litert.choice import Candidates, Found, Search, Tried
@@ -90,13 +92,22 @@ def quantized(job: Job, judged: Judged) -> Found:
     codes = bool(quantized_variables(job.model))
     made = writer.Writer(graph, seen, ranges, has_codes=codes)
 
+    failed: list[ModelError] = []
+
     def attempt(precisions: Precisions) -> Tried:
-        content = made.write(precisions)
-        outputs = _run(job, content, judged.arrays)
+        try:
+            content = made.write(precisions)
+            outputs = _run(job, content, judged.arrays)
+        except ModelError as error:  # a kernel that the runtime lacks: others may do
+            failed.append(error)
+            return Tried(b"", [], math.inf)
         return Tried(content, outputs, judge.loss(outputs))
 
     candidates = Candidates(graph, seen, ranges, stays, writer.supports)
-    return Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
+    found = Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
+    if not found.file.content:
+        raise failed[0]
+    return found
 
 
 def _judge(model: Any, judged: Judged) -> Judge:

@@ -61,8 +61,9 @@ def export(  # noqa: PLR0913 - the public entry point
     bits get int16 activations, or float activations with int8 weights, and the report
     lists them. Which those are is chosen by what the file loses on samples:
 
-    - For a classifier: the accuracy that is lost on `validation_data`; without labels
-      the share of samples with another class than that of the model.
+    - For a classifier: the share of samples with another class than that of the model.
+      With labels in `validation_data`: the accuracy that is lost, but at least a
+      quarter of that share.
     - For other models: the relative L2 error of the outputs.
 
     Ranges of activations and codes of weights that the model has already, from

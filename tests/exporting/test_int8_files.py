@@ -1,0 +1,297 @@
+"""int8 and int4 files: always written, close to the model, with its codes."""
+
+import importlib.util
+from dataclasses import replace
+from itertools import pairwise
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kerasmem as km
+from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.extras.litert import litert_writer
+from kerasmem.extras.litert.choice import Candidates, Search, Tried, integer_share
+from kerasmem.extras.litert.file_graph import (
+    DYNAMIC,
+    FLOAT,
+    INT8,
+    INT16,
+    WEIGHT_ONLY,
+    Graph,
+    Operation,
+    Seen,
+)
+from kerasmem.extras.litert.interpreters import (
+    LiteRT,
+    decoded,
+    encoded,
+    litert_module,
+)
+from kerasmem.extras.litert.judge import Judge, classifiers, relative_error
+from kerasmem.extras.litert.litert_writer import steps_of
+from tests.models import KINDS, chain
+
+L = keras.layers
+pytestmark = pytest.mark.one_backend
+random = np.random.default_rng(0)
+
+
+def predicted(file, x):
+    """Return what a LiteRT file with one input and output gives, as floats."""
+    ((name, detail),) = file.inputs.items()
+    (output,) = file({name: encoded(x, detail)})
+    return decoded(output, file.outputs["output_0"])
+
+
+def pictures(count=64):
+    return random.normal(size=(count, 12, 12, 3)).astype("float32")
+
+
+def network():
+    """Convolutions, what shares codes, and a head that gives logits."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((12, 12, 3))
+    x = L.RandomFlip()(inputs)
+    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(16, 3, padding="same")(x)))
+    y = L.DepthwiseConv2D(3, padding="same", activation="relu6")(x)
+    x = L.Concatenate()([L.Add()([x, y]), L.MaxPooling2D(3, 1, "same")(x)])
+    x = L.Dropout(0.5)(L.Conv2D(32, 3, activation="relu")(x))
+    return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.parametrize("scheme", ["int8-static", "int8-dynamic", "int4"])
+@pytest.mark.parametrize("kind", ["conv2d", "attention", "recurrent", "tied_embedding"])
+def test_a_file_is_written_for_every_model(kind, scheme, tmp_path):
+    path, model, x = tmp_path / "m.tflite", KINDS[kind].make(), KINDS[kind].inputs()
+    report = km.export(model, path, scheme=scheme, samples=x)
+    assert report.loss <= report.tolerance
+    assert report.scheme == scheme
+    assert path.stat().st_size == report.file_bytes
+    if kind != "recurrent":
+        output = predicted(LiteRT(path.read_bytes()), x)
+        assert relative_error(output, model.predict(x, verbose=0)) < 0.2
+
+
+def test_layers_of_training_alone_are_not_in_the_file(tmp_path):
+    path = tmp_path / "m.tflite"
+    report = km.export(network(), path, scheme="int8-static", samples=pictures())
+    assert report.integer_share == 1.0
+    assert not report.operations
+    assert {d["dtype"] for d in LiteRT(path.read_bytes()).inputs.values()} == {np.int8}
+
+
+def test_a_static_model_in_keras_is_its_file(tmp_path):
+    path, x = tmp_path / "m.tflite", pictures()
+    static = km.compress(network(), km.Quantize("int8-static"), data=x)
+    static.export(path, samples=x)
+    file = LiteRT(path.read_bytes())
+    scale, _ = file.outputs["output_0"]["quantization"]
+    other = pictures(200)
+    expected = static.model.predict(other, verbose=0)
+    steps = np.abs(predicted(file, other) - expected) / scale
+    assert np.mean(steps < 1.5) >= 0.99
+
+
+def codes_in(path):
+    """Return the int8 and int4 tensors of a LiteRT file, one output channel a row."""
+    schema = litert_module("schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    for tensor in model.subgraphs[0].tensors:
+        data = model.buffers[tensor.buffer].data
+        if data is None:
+            continue
+        stored = np.asarray(data, np.uint8)
+        if tensor.type == schema.TensorType.INT4:
+            low = (stored << 4).view(np.int8) >> 4
+            pairs = np.stack([low, stored.view(np.int8) >> 4], axis=-1)
+            yield pairs.ravel()[: np.prod(tensor.shape)].reshape(tensor.shape[0], -1)
+        elif tensor.type == schema.TensorType.INT8:
+            yield stored.view(np.int8).reshape(tensor.shape[0], -1)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        km.Quantize("int8"),
+        km.Quantize("int8", scales="mse"),
+        km.Quantize("int4"),
+        km.Quantize("int4", rounding="gptq"),
+    ],
+    ids=lambda choice: f"{choice.scheme}, {choice.rounding}, {choice.scales}",
+)
+def test_the_codes_of_the_model_are_in_the_file(choice, tmp_path):
+    path = tmp_path / "m.tflite"
+    x = random.normal(size=(64, 40)).astype("float32")
+    model = chain((40,), L.Dense(64, activation="relu"), L.Dense(64))
+    small = km.compress(model, choice, data=x)
+    report = small.export(path, samples=x)
+    assert report.scheme == {"int8": "int8-dynamic"}.get(choice.scheme, choice.scheme)
+    found = list(codes_in(path))
+    for variable in quantized_variables(small.model):
+        floats = np.asarray(variable.plain()).T
+        limit = 127 if choice.scheme == "int8" else 7
+        codes = np.rint(floats / steps_of(floats, limit)[:, None])
+        assert any(np.array_equal(codes, other) for other in found)
+
+
+def test_operations_with_outliers_get_another_precision_and_a_reason(tmp_path):
+    inputs = keras.Input((16,))
+    x = L.Dense(32, activation="relu", name="first")(inputs)
+    y = L.Rescaling(1e4)(L.Dense(32, name="large")(x))
+    model = keras.Model(inputs, L.Dense(4)(x + L.Rescaling(1e-4)(y) * 0.0 + y * 1e-6))
+    data = random.normal(size=(64, 16)).astype("float32")
+    data[0] *= 300
+    path = tmp_path / "m.tflite"
+    report = km.export(model, path, scheme="int8-static", samples=data, tolerance=0.002)
+    assert report.loss <= 0.002
+    assert report.operations
+    assert all(each.precision != INT8 and each.reason for each in report.operations)
+    loose = km.export(model, path, scheme="int8-static", samples=data, tolerance=1.0)
+    assert not loose.operations
+    assert loose.loss > report.loss
+
+
+def test_labels_count_where_there_are_some(tmp_path):
+    x = random.normal(size=(64, 8)).astype("float32")
+    model = chain((8,), L.Dense(64, activation="relu"), L.Dense(3, "softmax"))
+    labels = model.predict(x, verbose=0).argmax(-1)
+    options = {"scheme": "int8-static", "samples": x}
+    plain = km.export(model, tmp_path / "m.tflite", **options)
+    assert (plain.measure, plain.samples) == ("changed decisions", 64)
+    judged = km.export(
+        model, tmp_path / "m.tflite", validation_data=(x[:40], labels[:40]), **options
+    )
+    assert (judged.measure, judged.samples) == ("accuracy loss", 40)
+    one_hot = keras.utils.to_categorical(labels[:40], 3)
+    again = km.export(
+        model, tmp_path / "m.tflite", validation_data=(x[:40], one_hot), **options
+    )
+    assert again.loss == judged.loss
+
+
+def test_what_lacks_is_told_before_the_work(tmp_path, monkeypatch):
+    path, model = tmp_path / "m.tflite", KINDS["dense"].make()
+    with pytest.raises(ConfigError, match=r"samples=x \(--data\)"):
+        km.export(model, path, scheme="int8-static")
+    aware = km.quantization_aware(model, km.Quantize("int8"))
+    with pytest.raises(ConfigError, match="quantization-aware training.*km.compress"):
+        km.export(aware, path, scheme="int8-dynamic")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "litert_quantizer" else find(name, *rest),
+    )
+    with pytest.raises(ConfigError, match=r"pip install kerasmem\[litert\]"):
+        km.export(model, path, scheme="int8-dynamic")
+    assert not path.exists()
+
+
+def graph(count):
+    names = [f"t{n}" for n in range(count + 1)]
+    operations = [Operation("ADD", (a,), (), (b,)) for a, b in pairwise(names)]
+    return Graph(b"", operations, {}), names
+
+
+def candidates(count, supports=lambda kind, precision: True):
+    """Return operations in a row whose noise rises from the first to the last."""
+    made, names = graph(count)
+    seen = {}
+    for number, name in enumerate(names):
+        seen[name] = Seen((1, 4))
+        seen[name].add(name, np.array([1.0, -1.0, 0.5, 10.0 * (number + 1)]) / 10)
+    ranges = {name: (-1.0, number + 1.0) for number, name in enumerate(names)}
+    return Candidates(made, seen, ranges, {}, supports)
+
+
+@given(st.integers(1, 30), st.data())
+def test_as_few_operations_as_are_enough_are_protected(count, data):
+    needed = data.draw(st.integers(0, count))
+    made = candidates(count)
+    order = sorted(made.graph.operations, key=lambda o: -made.noise(o, INT8))
+
+    def attempt(precisions):
+        first = all(precisions[each] == INT16 for each in order[:needed])
+        return Tried(b"", [], 0.0 if first else 1.0)
+
+    judge = Judge([], [True], tolerance=0.5)
+    found = Search(made, attempt, judge).run(INT8)
+    assert found.file.loss == 0.0
+    protected = [c for c in found.choices if c.precision != INT8]
+    assert needed <= len(protected)
+    assert all(choice.reason for choice in protected)
+    # Four attempts halve what is open on a logarithmic scale.
+    assert len(protected) <= 2 * needed + 1
+
+
+def test_the_last_resort_is_float():
+    made = candidates(5, lambda kind, precision: precision in (INT8, FLOAT))
+
+    def attempt(precisions):
+        return Tried(b"", [], float(INT8 in precisions.values()))
+
+    found = Search(made, attempt, Judge([], [True], tolerance=0.5)).run(INT8)
+    assert {choice.precision for choice in found.choices} == {FLOAT}
+
+
+def test_a_file_that_cannot_be_made_is_one_that_loses_all(tmp_path, monkeypatch):
+    path, model = tmp_path / "m.tflite", chain((40,), L.Dense(64), L.Dense(4))
+    x = random.normal(size=(40, 40)).astype("float32")
+    write = litert_writer.Writer.write
+
+    def refuse(self, precisions):
+        if any(precisions[each] == INT8 for each in precisions):
+            raise ModelError("no int8 today")
+        return write(self, precisions)
+
+    monkeypatch.setattr(litert_writer.Writer, "write", refuse)
+    report = km.export(model, path, scheme="int8-static", samples=x)
+    assert {each.precision for each in report.operations} == {INT16}
+    monkeypatch.setattr(litert_writer.Writer, "write", failing)
+    with pytest.raises(ModelError, match="no file today"):
+        km.export(model, path, scheme="int8-static", samples=x)
+
+
+def failing(*_):
+    raise ModelError("no file today")
+
+
+def test_the_share_of_integers_is_that_of_multiplications():
+    made = candidates(4)
+    kept = [made.first(each, INT8) for each in made.graph.operations]
+    sizes = zip(kept, (INT8, INT16, WEIGHT_ONLY, DYNAMIC), (1, 2, 4, 8), strict=True)
+    choices = [replace(c, precision=p, multiplications=n) for c, p, n in sizes]
+    assert integer_share(choices) == 11 / 15
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([7, 127]))
+def test_steps_are_found_from_the_values_alone(seed, limit):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-limit, limit + 1, (5, 24))
+    codes[:, 0] = limit
+    steps = (10.0 ** rng.uniform(-3, 3, 5)).astype("float32")
+    found = steps_of(codes.astype("float32") * steps[:, None], limit)
+    np.testing.assert_allclose(found, steps, rtol=1e-5)
+    assert steps_of(rng.normal(size=(3, 24)).astype("float32"), 7) is None
+
+
+def test_the_loss_is_that_of_its_measure():
+    expected = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.5, 0.5]])
+    output = np.array([[0.8, 0.2], [0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
+    assert classifiers(chain((2,), L.Dense(2)), [expected]) == [True]
+    assert Judge([expected], [True]).loss([output]) == 0.25
+    labels = [np.array([0, 1, 0, 0])]
+    assert Judge([expected], [True], labels).loss([output]) == 0.25
+    # One of four decisions is another, though it is right: not all of that is luck.
+    assert Judge([expected], [True], [np.array([0, 0, 0, 0])]).loss([output]) == 0.0625
+    error = np.linalg.norm(output - expected) / np.linalg.norm(expected)
+    assert Judge([expected], [False]).loss([output]) == pytest.approx(error)
+    broken = output.copy()
+    broken[0] = np.nan
+    assert Judge([expected], [False]).loss([broken]) == np.inf
+    with pytest.raises(ModelError, match="other shapes"):
+        Judge([expected], [False]).loss([output[:2]])
