@@ -436,7 +436,8 @@ def test_entropy_loses_next_to_nothing(seed):
     model, x = net(top=None), pictures()
     exact = outputs(model, x)
     made = static(model, x, calibration=km.Calibration("entropy")).model
-    assert np.square(outputs(made, x) - exact).mean() < 1e-3 * exact.var()
+    # Both calls of the model within the model have one range.
+    assert np.square(outputs(made, x) - exact).mean() < 1.5e-3 * exact.var()
 
 
 def test_half_precision_around_it_changes_nothing_within():
