@@ -107,7 +107,9 @@ def test_a_net_rounds_its_activations_and_stores_its_kernels_in_int8(tmp_path):
     result.save(tmp_path / "m.keras")
     again = km.load_model(tmp_path / "m.keras")
     assert ranges(again) == ranges(made)
-    np.testing.assert_allclose(again.predict(x, verbose=0), eager, atol=1e-5)
+    np.testing.assert_allclose(outputs(again, x), outputs(made, x), atol=1e-6)
+    # Compiled as a whole, an average between two codes may be rounded to the other one.
+    np.testing.assert_allclose(again.predict(x, verbose=0), eager, atol=0.01)
 
 
 @pytest.mark.one_backend
