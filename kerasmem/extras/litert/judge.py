@@ -37,8 +37,9 @@ class Judge:
 
     The loss of a classifier is the share of samples with another class than that of
     the model. If labels are known it is the accuracy that is lost, but at least a
-    quarter of that share, which tells more on few samples. That of any other model is the relative L2 error: the root of the sum of squared differences over that
-    of squared outputs. The largest loss of all outputs counts.
+    quarter of that share, which tells more on few samples. The loss of any other model
+    is the relative L2 error: the root of the sum of squared differences over that of
+    squared outputs. The largest loss of all outputs counts.
 
     Args:
         expected: the outputs of the model.

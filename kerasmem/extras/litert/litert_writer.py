@@ -240,31 +240,12 @@ class Writer:
         Raises:
             ModelError: if litert-quantizer cannot write it.
         """
-        made = quantizer_module("quantizer").Quantizer(self._graph.content)
-        kinds = quantizer_module("qtyping").TFLOperationName
-        scopes, ends = defaultdict(list), dict(self._ranges)
-        ending, ends_in = FLOAT, ""
-        for operation in self._graph.operations:
-            precision = precisions.get(operation, FLOAT)
-            if operation.kind == OUTPUT:
-                ending, ends_in = precision, re.escape(operation.scope)
-            elif precision != FLOAT:
-                steps = self.steps.get(operation)
-                block = self._block(operation, precision)
-                if steps is not None and steps.bits == _BITS[precision]:
-                    most = steps.steps * (2 ** (steps.bits - 1) - 1)
-                    ends[steps.weight] = {"min": -most, "max": most}
-                scopes[precision, block].append(re.escape(operation.scope))
-        if not scopes:
+        rules, ends = self._rules(precisions)
+        if not rules:
             return self._graph.content
-        for name in self._of_int16_alone(precisions):
-            # One bit of 16 is enough for values that no sample had.
-            ends[name] = {end: 2 * value for end, value in ends[name].items()}
-        for (precision, block), names in scopes.items():
-            rule = _Rule(f"^(?:{'|'.join(names)})$", kinds.ALL_SUPPORTED, block)
+        made = quantizer_module("quantizer").Quantizer(self._graph.content)
+        for rule, precision in rules:
             rule.add(made, precision)
-        # The outputs have the scope of the operation that computes them: a later rule.
-        _Rule(f"^{ends_in}$", kinds.OUTPUT).add(made, ending)
         with quiet(), warnings.catch_warnings():  # progress, and advice of LiteRT
             warnings.simplefilter("ignore", UserWarning)
             try:
@@ -277,6 +258,39 @@ class Writer:
                     f"{first_line(str(error))[:300]}"
                 ) from error
         return bytes(result.quantized_model)
+
+    def _rules(
+        self, precisions: Precisions
+    ) -> tuple[list[tuple[_Rule, str]], dict[str, Any]]:
+        """Return the rules of a recipe, and the ends of ranges and of weights."""
+        kinds = quantizer_module("qtyping").TFLOperationName
+        scopes, ends = defaultdict(list), dict(self._ranges)
+        for name in self._of_int16_alone(precisions):
+            # One bit of 16 is enough for values that no sample had.
+            ends[name] = {end: 2 * value for end, value in ends[name].items()}
+        last = []
+        for operation in self._graph.operations:
+            precision = precisions.get(operation, FLOAT)
+            scope = re.escape(operation.scope)
+            if operation.kind == OUTPUT:
+                # It has the scope of the operation that computes it: a later rule.
+                last = [(_Rule(f"^{scope}$", kinds.OUTPUT), precision)]
+            elif precision != FLOAT:
+                scopes[precision, self._block(operation, precision)].append(scope)
+                ends |= self._ends_of_weight(operation, precision)
+        rules = [
+            (_Rule(f"^(?:{'|'.join(names)})$", kinds.ALL_SUPPORTED, block), precision)
+            for (precision, block), names in scopes.items()
+        ]
+        return rules and rules + last, ends
+
+    def _ends_of_weight(self, operation: Operation, precision: str) -> dict[str, Any]:
+        """Return the ends with which a weight gets its own codes, if it has some."""
+        steps = self.steps.get(operation)
+        if steps is None or steps.bits != _BITS[precision]:
+            return {}
+        most = steps.steps * (2 ** (steps.bits - 1) - 1)
+        return {steps.weight: {"min": -most, "max": most}}
 
     def _of_int16_alone(self, precisions: Precisions) -> set[str]:
         """Return the tensors that int16 operations read or write, and no int8 ones."""
