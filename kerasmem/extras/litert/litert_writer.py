@@ -149,6 +149,8 @@ def supports(kind: str, precision: str) -> bool:
     name = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}.get(kind, kind)
     if precision == FLOAT:
         return True
+    if kind in (INPUT, OUTPUT) and precision == INT16:
+        return False  # users have int8 or floats
     if name not in types.TFLOperationName.__members__:
         return False
     try:
