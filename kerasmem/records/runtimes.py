@@ -64,7 +64,7 @@ class ExportReport:
             ...     "m.tflite", "float", 2048, 4, "relative L2", 2e-7, 1e-5, 3e-7
             ... )
             >>> report.lines()[0]
-            'm.tflite: float, 2.0 KiB'
+            'm.tflite: float, 2.00 KiB'
         """
         lines = [
             f"{self.path}: {self.scheme}, {format_bytes(self.file_bytes)}",
