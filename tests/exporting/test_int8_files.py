@@ -14,7 +14,6 @@ import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.extras.litert import litert_writer
-from kerasmem.extras.litert.choice import Candidates, Search, Tried, integer_share
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     FLOAT,
@@ -33,6 +32,7 @@ from kerasmem.extras.litert.interpreters import (
 )
 from kerasmem.extras.litert.judge import Judge, classifiers, relative_error
 from kerasmem.extras.litert.litert_writer import steps_of
+from kerasmem.extras.litert.precisions import Candidates, Search, Tried, integer_share
 from tests.models import KINDS, chain
 
 L = keras.layers

@@ -156,27 +156,27 @@ def multiplications(
     """Return the multiplications of a product, per batch; 0 for other operations."""
     kernels = [graph.constants[n] for n in operation.constants if n in graph.constants]
     kernel = next((k for k in kernels if k.ndim > 1), None)
-    known = [seen[name].shape for name in operation.outputs if name in seen]
-    made = prod(known[0]) if known else 0
+    shapes = [seen[name].shape for name in operation.outputs if name in seen]
+    entries = prod(shapes[0]) if shapes else 0
     if operation.is_inner and kernel is not None:
         return kernel.size
     is_pair = kernel is None and operation.kind in ("BATCH_MATMUL", "MatMul")
     if is_pair and operation.inputs[0] in seen:
-        return made * seen[operation.inputs[0]].shape[-1]
+        return entries * seen[operation.inputs[0]].shape[-1]
     if kernel is None or operation.kind not in PRODUCTS:
         return 0
     if operation.kind == "DEPTHWISE_CONV_2D":
-        return made * prod(kernel.shape[:-1])
+        return entries * prod(kernel.shape[:-1])
     if operation.kind in ("MatMul", "Gemm"):
-        return made * kernel.size // max(known[0][-1], 1) if known else 0
+        return entries * kernel.size // max(shapes[0][-1], 1) if shapes else 0
     if operation.kind in ("TRANSPOSE_CONV", "ConvTranspose"):
-        taken = [seen[name].shape for name in operation.inputs if name in seen]
+        inputs = [seen[name].shape for name in operation.inputs if name in seen]
         return (
-            prod(taken[0]) * kernel.size // kernel.shape[_TAKEN[operation.kind]]
-            if taken
+            prod(inputs[0]) * kernel.size // kernel.shape[_TAKEN[operation.kind]]
+            if inputs
             else 0
         )
-    return made * prod(kernel.shape[1:])
+    return entries * prod(kernel.shape[1:])
 
 
 _TAKEN = {"TRANSPOSE_CONV": -1, "ConvTranspose": 0}

@@ -81,21 +81,21 @@ class Judge:
         return max(map(self._loss_of, range(len(outputs)), outputs), default=0.0)
 
     def _loss_of(self, place: int, output: np.ndarray) -> float:
-        expected = self.expected[place]
-        if not np.array_equal(np.isnan(output), np.isnan(expected)):
+        reference = self.expected[place]
+        if not np.array_equal(np.isnan(output), np.isnan(reference)):
             return float("inf")
         if self.measure == RELATIVE:
-            return relative_error(output, expected)
-        chosen, wanted = classes(output), classes(expected)
-        changed = float(np.mean(chosen != wanted))
+            return relative_error(output, reference)
+        ours, theirs = classes(output), classes(reference)
+        share = float(np.mean(ours != theirs))
         if self.labels is None:
-            return changed
+            return share
         labels = self.labels[place]
-        if labels.size != wanted.size:  # one-hot
+        if labels.size != theirs.size:  # one-hot
             labels = labels.argmax(axis=-1)
-        labels = labels.reshape(wanted.shape)
-        lost = float(np.mean(wanted == labels) - np.mean(chosen == labels))
-        return max(lost, changed / 4)
+        labels = labels.reshape(theirs.shape)
+        loss = float(np.mean(theirs == labels) - np.mean(ours == labels))
+        return max(loss, share / 4)
 
 
 def classes(output: np.ndarray) -> np.ndarray:

@@ -90,18 +90,18 @@ def read_graph(content: bytes) -> Graph:
 
 
 def _with_unique_names(model: Any, content: bytes) -> bytes:
-    """Return the file with names that differ; those of `model` are changed likewise."""
-    seen, changed = set[bytes](), False
+    """Return the file with names that differ; those of `model` are is_new likewise."""
+    seen, is_new = set[bytes](), False
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             name, count = tensor.name, 0
             while name in seen:
                 count += 1
                 name = b"%s_%d" % (tensor.name, count)
-            changed = changed or name != tensor.name
+            is_new = is_new or name != tensor.name
             tensor.name = name
             seen.add(name)
-    if not changed:
+    if not is_new:
         return content
     import flatbuffers
 
@@ -229,9 +229,9 @@ class Writer:
         }
         self.steps: dict[Operation, CodeSteps] = {}
         for operation in graph.operations if has_codes else ():
-            found = _code_steps(operation, graph)
-            if found is not None:
-                self.steps[operation] = found
+            steps = _code_steps(operation, graph)
+            if steps is not None:
+                self.steps[operation] = steps
 
     def write(self, precisions: Precisions) -> bytes:
         """Return the file.
@@ -245,13 +245,13 @@ class Writer:
         rules, ends = self._rules(precisions)
         if not rules:
             return self._graph.content
-        made = quantizer_module("quantizer").Quantizer(self._graph.content)
+        quantizer = quantizer_module("quantizer").Quantizer(self._graph.content)
         for rule, precision in rules:
-            rule.add(made, precision)
+            rule.add(quantizer, precision)
         with quiet(), warnings.catch_warnings():  # progress, and advice of LiteRT
             warnings.simplefilter("ignore", UserWarning)
             try:
-                result = made.quantize(
+                result = quantizer.quantize(
                     ends, enable_progress_bar=False, enable_progress_report=False
                 )
             except (ValueError, RuntimeError, KeyError, IndexError) as error:

@@ -88,8 +88,8 @@ def tensor_reader(content: bytes) -> ReadTensors:
     onnx = importlib.import_module("onnx")
     model = onnx.load_from_string(content)
     present = {output.name for output in model.graph.output}
-    made = [name for node in model.graph.node for name in node.output if name]
-    for name in made:
+    inner = [name for node in model.graph.node for name in node.output if name]
+    for name in inner:
         if name not in present:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
     names = [output.name for output in model.graph.output]
@@ -195,23 +195,23 @@ def _reader(room: Any, model: Any) -> Any:
 
     class Zeros(room.CalibrationDataReader):
         def __init__(self) -> None:
-            self._left: Iterator[Any] = iter([_zeros(model)])
+            self._batches: Iterator[Any] = iter([_zeros(model)])
 
         def get_next(self) -> Any:
-            return next(self._left, None)
+            return next(self._batches, None)
 
     return Zeros()
 
 
 def _zeros(model: Any) -> dict[str, np.ndarray]:
     onnx = importlib.import_module("onnx")
-    found = {}
+    zeros = {}
     for each in model.graph.input:
         kind = each.type.tensor_type
         dims = [dim.dim_value or 1 for dim in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        found[each.name] = np.zeros(dims, dtype)
-    return found
+        zeros[each.name] = np.zeros(dims, dtype)
+    return zeros
 
 
 def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
@@ -227,8 +227,8 @@ def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
 def _shorten(model: Any) -> None:
     """Give short names to all that is inside of a file: long ones can be half of it."""
     graph = model.graph
-    kept = {each.name for each in (*graph.input, *graph.output)}
-    names = {"": ""} | {name: name for name in kept}
+    ends = {each.name for each in (*graph.input, *graph.output)}
+    names = {"": ""} | {name: name for name in ends}
 
     def short(name: str) -> str:
         return names.setdefault(name, f"_{len(names)}")

@@ -157,17 +157,17 @@ def judged_samples(
     """
     if validation_data is None:
         return Judged(arrays)
-    found = _samples(model, validation_data, JUDGED)
-    check_lengths(arguments, found)
+    inputs = _samples(model, validation_data, JUDGED)
+    check_lengths(arguments, inputs)
     labels = []
     for _, y, _ in labeled_batches(validation_data, JUDGED):
         if y is None or sum(map(len, labels)) >= JUDGED:
             break
         labels.append([np.asarray(array) for array in keras.tree.flatten(y)])
     if not labels:
-        return Judged(found)
-    known = [np.concatenate(parts)[:JUDGED] for parts in zip(*labels, strict=True)]
-    return Judged(found, known)
+        return Judged(inputs)
+    classes = [np.concatenate(parts)[:JUDGED] for parts in zip(*labels, strict=True)]
+    return Judged(inputs, classes)
 
 
 def check_lengths(arguments: Sequence[Argument], arrays: Sequence[np.ndarray]) -> None:

@@ -18,7 +18,6 @@ from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.errors import ModelError
 from kerasmem.extras.litert import litert_writer, onnx_writer
 from kerasmem.extras.litert.arguments import in_structure, outputs_in_keras
-from kerasmem.extras.litert.choice import Candidates, Found, Search, Tried
 from kerasmem.extras.litert.convert import LITERT, ONNX
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
@@ -36,6 +35,7 @@ from kerasmem.extras.litert.file_graph import (
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, float_outputs, outputs_of
 from kerasmem.extras.litert.judge import Judge, Judged, classifiers
 from kerasmem.extras.litert.options import INT4
+from kerasmem.extras.litert.precisions import Candidates, Found, Search, Tried
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.observe import observe as observe_layers
 
@@ -90,24 +90,24 @@ def quantized(job: Job, judged: Judged) -> Found:
     own, stays = own_ranges(job, graph, read)
     ranges |= table_ranges(graph, seen) | dict(own)
     codes = bool(quantized_variables(job.model))
-    made = writer.Writer(graph, seen, ranges, has_codes=codes)
+    file_writer = writer.Writer(graph, seen, ranges, has_codes=codes)
 
-    failed: list[ModelError] = []
+    errors: list[ModelError] = []
 
     def attempt(precisions: Precisions) -> Tried:
         try:
-            content = made.write(precisions)
+            content = file_writer.write(precisions)
             outputs = _run(job, content, judged.arrays)
         except ModelError as error:  # a kernel that the runtime lacks: others may do
-            failed.append(error)
+            errors.append(error)
             return Tried(b"", [], math.inf)
         return Tried(content, outputs, judge.loss(outputs))
 
     candidates = Candidates(graph, seen, ranges, stays, writer.supports)
-    found = Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
-    if not found.file.content:
-        raise failed[0]
-    return found
+    best = Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
+    if not best.file.content:
+        raise errors[0]
+    return best
 
 
 def _judge(model: Any, judged: Judged) -> Judge:
@@ -126,15 +126,15 @@ def _run(job: Job, content: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndar
 
 def table_ranges(graph: Graph, seen: dict[str, Seen]) -> dict[str, Any]:
     """Return the ranges of what is looked up in tables: those of the whole tables."""
-    found = {}
+    ranges = {}
     for operation in graph.operations:
         tables = [graph.constants.get(name) for name in operation.constants]
         tables = [table for table in tables if table is not None and table.size]
         if operation.is_lookup and tables:
             ends = Seen(())
             ends.add(operation.outputs[0], tables[0])
-            found |= {name: ends.range for name in operation.outputs if name in seen}
-    return found
+            ranges |= {name: ends.range for name in operation.outputs if name in seen}
+    return ranges
 
 
 def own_ranges(
@@ -148,19 +148,21 @@ def own_ranges(
         The ranges, and the reasons of operations that the model computes with floats.
     """
     few = [array[:1] for array in job.arrays]
-    held = held_ranges(job.model, few)
-    if not held:
+    fixed_ranges = held_ranges(job.model, few)
+    if not fixed_ranges:
         return {}, {}
     names = [argument.name for argument in job.arguments]
     size = job.batch_size or 1
     batch = dict(zip(names, (np.repeat(a, size, axis=0) for a in few), strict=True))
-    found = {}
+    ranges = {}
     for name, values in read(batch):
         one = values[:1] if values.shape[:1] == (size,) else values
-        like = next((ends for known, ends in held if _is_same(known, one)), None)
+        like = next(
+            (ends for known, ends in fixed_ranges if _is_same(known, one)), None
+        )
         if like is not None:
-            found[name] = like
-    return found, _floats_of(graph, found)
+            ranges[name] = like
+    return ranges, _floats_of(graph, ranges)
 
 
 def held_ranges(
@@ -177,29 +179,29 @@ def held_ranges(
         for layer in sublayers(model)
         if isinstance(layer, FakeQuantize) and layer.fixed is not None
     ]
-    held: list[tuple[np.ndarray, tuple[float, float]]] = []
+    ranges: list[tuple[np.ndarray, tuple[float, float]]] = []
 
     def see(call: LayerCall) -> None:
         values = keras.ops.convert_to_numpy(call.x)
-        held.append((values, call.layer.ends))
+        ranges.append((values, call.layer.ends))
 
     if quantizers:
         with as_floats(model):
             observe_layers(model, [in_structure(model, arrays)], quantizers, inputs=see)
-    return held
+    return ranges
 
 
 def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
     """Return reasons of the operations whose outputs have no ranges in the model."""
-    coded = set(known)
+    names = set(known)
     for operation in graph.operations:
         follows = operation.moves or operation.kind in _OF_FIXED_RANGE
-        if follows and coded.issuperset(operation.inputs):
-            coded.update(operation.outputs)
+        if follows and names.issuperset(operation.inputs):
+            names.update(operation.outputs)
     return {
         operation: "computes with floats in the model"
         for operation in graph.operations
-        if not coded.issuperset(operation.outputs or operation.inputs)
+        if not names.issuperset(operation.outputs or operation.inputs)
     }
 
 

@@ -12,7 +12,6 @@ from kerasmem.backends.converting import Argument
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.extras.litert.arguments import outputs_in_keras, with_named_inputs
-from kerasmem.extras.litert.choice import Found, Tried, integer_share
 from kerasmem.extras.litert.convert import LITERT, ONNX, compute_in_float32, convert
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, outputs_of
 from kerasmem.extras.litert.judge import Judge, Judged
@@ -25,6 +24,7 @@ from kerasmem.extras.litert.options import (
     is_onnx,
     judged_samples,
 )
+from kerasmem.extras.litert.precisions import Found, Tried, integer_share
 from kerasmem.extras.litert.quantized import Job, quantized
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import check_data, sample_count, whole_batch
@@ -126,23 +126,25 @@ def export(  # noqa: PLR0913 - the public entry point
     judged = replace(judged, tolerance=tolerance)
     kind = ONNX if is_onnx(path) else LITERT
     try:
-        job, content = _made(_Floats(model, kind, arguments, arrays, batch_size))
+        job, content = _convert_with_lengths(
+            _Floats(model, kind, arguments, arrays, batch_size)
+        )
         if scheme == FLOAT:
-            found = _exact(job, content, judged)
+            result = _exact(job, content, judged)
         else:
             whole = Job(
                 content, model, scheme, kind, job.arguments, arrays, job.batch_size
             )
-            found = quantized(whole, judged)
+            result = quantized(whole, judged)
     except OSError as error:
         raise OutputError(
             f"Could not write a temporary file to make {str(path)!r} of: "
             f"{error.strerror or error}. Nothing was written."
         ) from error
-    _check_loss(model, found)
+    _check_loss(model, result)
     with replacing(path) as temporary:
-        temporary.write_bytes(found.file.content)
-    return _report(path, scheme, found)
+        temporary.write_bytes(result.file.content)
+    return _report(path, scheme, result)
 
 
 @dataclass(frozen=True)
@@ -164,20 +166,20 @@ class _Floats:
     batch_size: int | None
 
     def with_batch(self, size: int) -> "_Floats":
-        """Return this with a fixed length of the batch axis."""
-        fixed = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
-        return replace(self, arguments=fixed, batch_size=size)
+        """Return this with a arguments length of the batch axis."""
+        arguments = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
+        return replace(self, arguments=arguments, batch_size=size)
 
     def with_lengths_of_samples(self) -> "_Floats":
         """Return this with inputs of the lengths of the samples."""
-        fixed = [
+        arguments = [
             replace(argument, shape=(argument.shape[0], *array.shape[1:]))
             for argument, array in zip(self.arguments, self.arrays, strict=True)
         ]
-        return replace(self, arguments=fixed)
+        return replace(self, arguments=arguments)
 
 
-def _made(job: _Floats) -> tuple[_Floats, bytes]:
+def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
     """Return a float file, with a batch axis of length 1 where LiteRT needs that.
 
     Raises:
@@ -245,8 +247,8 @@ def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
     return Found([], Tried(content, outputs, judge.loss(outputs)), judge)
 
 
-def _check_loss(model: Any, found: Found) -> None:
-    judge, loss = found.judge, found.file.loss
+def _check_loss(model: Any, result: Found) -> None:
+    judge, loss = result.judge, result.file.loss
     if not loss <= judge.allowed:
         raise ModelError(
             f"The file is too far from the model {model.name!r} and was not written. "
@@ -256,8 +258,8 @@ def _check_loss(model: Any, found: Found) -> None:
         )
 
 
-def _report(path: str | Path, scheme: str, found: Found) -> ExportReport:
-    judge, file = found.judge, found.file
+def _report(path: str | Path, scheme: str, result: Found) -> ExportReport:
+    judge, file = result.judge, result.file
     return ExportReport(
         path=str(path),
         scheme=scheme,
@@ -267,12 +269,12 @@ def _report(path: str | Path, scheme: str, found: Found) -> ExportReport:
         loss=file.loss,
         tolerance=judge.allowed,
         difference=difference(file.outputs, judge.expected, _LEAST_OUTPUT),
-        integer_share=integer_share(found.choices) if scheme != FLOAT else 0.0,
+        integer_share=integer_share(result.choices) if scheme != FLOAT else 0.0,
         operations=tuple(
             OperationPrecision(
                 c.operation.name, c.operation.kind, c.precision, c.reason
             )
-            for c in found.choices
+            for c in result.choices
             if c.reason
         ),
     )

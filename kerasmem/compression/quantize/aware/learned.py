@@ -1,6 +1,6 @@
 """The scales and ranges of a model with fake quantization."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,18 +52,18 @@ class Learned:
 
 def is_aware(model: Any) -> bool:
     """Return whether `quantization_aware` made a model."""
-    return any(layer.fixed is None for layer in _quantizers(model)) or any(
+    return any(layer.fixed is None for layer in _quantizers(sublayers(model))) or any(
         isinstance(value, FakeQuantizedVariable) for value in stand_ins(model)
     )
 
 
 def is_static(model: Any) -> bool:
     """Return whether `Quantize("int8-static")` rounds activations of a model."""
-    return bool(_quantizers(model)) and not is_aware(model)
+    return bool(_quantizers(sublayers(model))) and not is_aware(model)
 
 
-def _quantizers(model: Any) -> list[FakeQuantize]:
-    return [each for each in sublayers(model) if isinstance(each, FakeQuantize)]
+def _quantizers(layers: Iterable[Any]) -> list[FakeQuantize]:
+    return [each for each in layers if isinstance(each, FakeQuantize)]
 
 
 def learned(model: Any) -> Learned:
@@ -76,7 +76,7 @@ def learned(model: Any) -> Learned:
             codings.add(value.coding)
     ranges = {
         name: layer.ends
-        for layer in _quantizers(model)
+        for layer in _quantizers(sublayers(model))
         if layer.ends is not None
         for name in layer.tensors
     }

@@ -93,9 +93,9 @@ class Candidates:
         own = self._of_weights(operation, DYNAMIC)
         return replace(choice, precision=own, reason=reason)
 
-    def safer(self, choice: Choice, precision: str) -> str:
+    def safer(self, previous: Choice, precision: str) -> str:
         """Return a precision with which less is lost: `precision` where it can be."""
-        operation = choice.operation
+        operation = previous.operation
         if precision == INT16:
             if not self._why_not_static(operation, INT16):
                 return INT16
@@ -112,8 +112,8 @@ class Candidates:
             kernel = kernel_of(operation, self.graph)
             return 0.0 if kernel is None else int4_noise(self.graph.constants[kernel])
         # What an operation moves was rounded before.
-        moved = () if operation.moves else operation.outputs
-        names = {*operation.inputs, *moved} & self.ranges.keys() & self.seen.keys()
+        outputs = () if operation.moves else operation.outputs
+        names = {*operation.inputs, *outputs} & self.ranges.keys() & self.seen.keys()
         each = (self.seen[name].noise(*self.ranges[name]) for name in names)
         return max(each, default=0.0)
 
@@ -130,19 +130,23 @@ class Candidates:
             DYNAMIC_INT4: (DYNAMIC_INT4, DYNAMIC, WEIGHT_ONLY),
             DYNAMIC: (DYNAMIC, WEIGHT_ONLY),
         }
-        wanted = order.get(precision, (precision,))
-        return next((w for w in wanted if self.supports(operation.kind, w)), FLOAT)
+        options = order.get(precision, (precision,))
+        return next((w for w in options if self.supports(operation.kind, w)), FLOAT)
 
     def _why_not_static(self, operation: Operation, precision: str) -> str:
         """Return why an operation cannot have ranges, empty if it can."""
         if operation.is_inner:
-            return "is in the body of a loop, where no ranges are known"
+            return "is in the body of a loop, where no ranges are with_range"
         if not self.supports(operation.kind, precision):
             return f"has no {precision} form in the runtime"
         floats = [*operation.inputs, *operation.outputs]
-        known = [name for name in floats if name in self.ranges]
+        with_range = [name for name in floats if name in self.ranges]
         unknown = [n for n in floats if n in self.seen and n not in self.ranges]
-        return "reads or writes floats of unknown range" if unknown or not known else ""
+        return (
+            "reads or writes floats of unknown range"
+            if unknown or not with_range
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class Search:
     def run(self, precision: str) -> Found:
         """Return the choice that begins with `precision` for all operations."""
         operations = self.candidates.graph.operations
-        found = first = self._found(
+        best = first = self._attempt_with(
             [self.candidates.first(operation, precision) for operation in operations]
         )
         order = sorted(
@@ -201,45 +205,45 @@ class Search:
             key=lambda n: -self._noise(first.choices[n]),
         )
         for safer in _SAFER[precision]:
-            if found.file.loss <= self.judge.allowed or not order:
+            if best.file.loss <= self.judge.allowed or not order:
                 break
             if not self._differs(first, order, safer):
                 continue
-            protected = self._protect(first, order, safer)
-            if protected.file.loss < found.file.loss:
-                found = protected
-        return found
+            other = self._protect(first, order, safer)
+            if other.file.loss < best.file.loss:
+                best = other
+        return best
 
-    def _noise(self, choice: Choice) -> float:
-        return self.candidates.noise(choice.operation, choice.precision)
+    def _noise(self, previous: Choice) -> float:
+        return self.candidates.noise(previous.operation, previous.precision)
 
     def _differs(self, first: Found, order: Sequence[int], safer: str) -> bool:
         """Return whether a runtime has a precision at all: ONNX has no int16."""
         choices = [first.choices[n] for n in order]
         return any(self.candidates.safer(choice, safer) == safer for choice in choices)
 
-    def _found(self, choices: list[Choice]) -> Found:
+    def _attempt_with(self, choices: list[Choice]) -> Found:
         file = self.attempt({each.operation: each.precision for each in choices})
         return Found(choices, file, self.judge)
 
     def _protect(self, first: Found, order: Sequence[int], safer: str) -> Found:
         """Return the choice with a safer precision for as few as are enough."""
-        low, failed = 0, first.file.loss
-        high, best = len(order), self._with_safer(first, order, safer, failed)
+        low, loss = 0, first.file.loss
+        high, best = len(order), self._with_safer(first, order, safer, loss)
         tries = _TRIES if best.file.loss <= self.judge.allowed else 0
         while tries and high - low > 1:
             # In few operations with much noise more is to be found than in many.
             middle = min(max(low + 1, math.isqrt((low + 1) * high)), high - 1)
-            one = self._with_safer(first, order[:middle], safer, failed)
+            one = self._with_safer(first, order[:middle], safer, loss)
             if one.file.loss <= self.judge.allowed:
                 best, high = one, middle
             else:
-                low, failed = middle, one.file.loss
+                low, loss = middle, one.file.loss
             tries -= 1
         return best
 
     def _with_safer(
-        self, first: Found, order: Sequence[int], safer: str, failed: float
+        self, first: Found, order: Sequence[int], safer: str, loss: float
     ) -> Found:
         choices = list(first.choices)
         for n in order:
@@ -249,9 +253,9 @@ class Search:
                 choices[n],
                 precision=self.candidates.safer(choices[n], safer),
                 reason=f"in {before} its rounding noise is {decibels:.0f} dB and the "
-                f"{self.judge.measure} of the file {failed:.3g}",
+                f"{self.judge.measure} of the file {loss:.3g}",
             )
-        return self._found(choices)
+        return self._attempt_with(choices)
 
 
 def int4_noise(kernel: np.ndarray) -> float:
