@@ -75,11 +75,13 @@ class Graph:
         content: the bytes of the file; names of tensors are unique.
         operations: in order; in LiteRT with an `INPUT` and an `OUTPUT`.
         constants: the stored float tensors, by name.
+        stays: reasons of operations that have to stay float.
     """
 
     content: bytes
     operations: list[Operation]
     constants: dict[str, np.ndarray]
+    stays: dict[Operation, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -186,6 +188,21 @@ PRODUCTS = {
     *("TRANSPOSE_CONV", "Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM"),
 }
 """Operations that multiply matrices."""
+
+
+def batch_length(read: ReadTensors, sample: Mapping[str, np.ndarray]) -> int:
+    """Return how many samples to run at a time, from 1 to 32.
+
+    Args:
+        read: reads the tensors of a file, which are all kept.
+        sample: one sample, by the names of the inputs.
+    """
+    size = sum(values.nbytes for _, values in read(sample))
+    return min(max(_MOST_BYTES // max(size, 1), 1), 32)
+
+
+_MOST_BYTES = 64 << 20
+"""Tensors of a batch may have so many bytes, if one sample has not more."""
 
 
 def batches_of(

@@ -206,8 +206,6 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-_BATCH = 32
-
 Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 """A file: takes an array for each name of an input, returns the outputs in order."""
 
@@ -218,9 +216,9 @@ def outputs_of(
     arrays: Sequence[np.ndarray],
     batch_size: int | None,
 ) -> list[np.ndarray]:
-    """Return the outputs of a file, run in batches of the size that it takes."""
+    """Return the outputs of a file, run in batches of a size; None for one batch."""
     names = [argument.name for argument in arguments]
-    size = batch_size or min(len(arrays[0]), _BATCH)
+    size = batch_size or len(arrays[0])
     parts = [
         file(dict(zip(names, (_rows(a, start, size) for a in arrays), strict=True)))
         for start in range(0, len(arrays[0]), size)

@@ -2,7 +2,7 @@
 
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,29 @@ def read_graph(content: bytes) -> Graph:
         for name, each in constants.items()
         if each.data_type == onnx.TensorProto.FLOAT
     }
-    return Graph(model.SerializeToString(), operations, arrays)
+    stays = _before_loops(graph, operations)
+    return Graph(model.SerializeToString(), operations, arrays, stays)
+
+
+def _before_loops(graph: Any, operations: Sequence[Operation]) -> dict[Operation, str]:
+    """Return the operations that only move what the body of a loop reads.
+
+    onnxruntime 1.32 aborts the process when it moves a DequantizeLinear over one of
+    them: a loop reads the tensor by its name, not as an input of its node.
+    """
+    names = {
+        name
+        for node in graph.node
+        for attribute in node.attribute
+        for inner in attribute.g.node
+        for name in inner.input
+    }
+    stays = {}
+    for operation in reversed(operations):
+        if operation.moves and names.intersection(operation.outputs):
+            names.update(operation.inputs)
+            stays[operation] = "moves what the body of a loop reads"
+    return stays
 
 
 def _prepared(content: bytes) -> Any:

@@ -122,6 +122,8 @@ class Candidates:
         kernel = kernel_of(operation, self.graph)
         if kernel is None or self.graph.constants[kernel].size < _LEAST_WEIGHTS:
             return FLOAT
+        if operation.is_lookup and self.supports(operation.kind, WEIGHT_ONLY):
+            return FLOAT if precision == FLOAT else WEIGHT_ONLY
         if operation.is_lookup and precision != FLOAT:
             # No data is needed: what is looked up has the range of the table.
             precision = INT8 if self.supports(operation.kind, INT8) else precision
@@ -211,7 +213,8 @@ class Search:
                 continue
             other = self._protect(first, order, safer)
             if other.file.loss < best.file.loss:
-                best = other
+                # Less is lost, if still too much: go on from there.
+                best = first = other
         return best
 
     def _noise(self, previous: Choice) -> float:

@@ -29,6 +29,7 @@ from kerasmem.extras.litert.file_graph import (
     Ranges,
     ReadTensors,
     Seen,
+    batch_length,
     batches_of,
     observe,
 )
@@ -42,7 +43,6 @@ from kerasmem.graph.observe import observe as observe_layers
 _PRECISIONS = {config.STATIC: INT8, config.DYNAMIC: DYNAMIC, INT4: DYNAMIC_INT4}
 _WRITERS: dict[str, ModuleType] = {LITERT: litert_writer, ONNX: onnx_writer}
 _OF_FIXED_RANGE = {"LOGISTIC", "SOFTMAX", "TANH", "Sigmoid", "Softmax", "Tanh"}
-_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def quantized(job: Job, judged: Judged) -> Found:
     writer, judge = _WRITERS[job.kind], _judge(job.model, judged)
     graph: Graph = writer.read_graph(job.content)
     names = [argument.name for argument in job.arguments]
-    batches = batches_of(names, job.arrays, job.batch_size or _BATCH)
     read = writer.tensor_reader(graph.content)
-    seen = observe(read, batches)
+    rows = job.batch_size or batch_length(read, next(batches_of(names, job.arrays, 1)))
+    seen = observe(read, batches_of(names, job.arrays, rows))
     ranges = {name: one.range for name, one in seen.items()}
     own, stays = own_ranges(job, graph, read)
     ranges |= table_ranges(graph, seen) | dict(own)
@@ -97,12 +97,13 @@ def quantized(job: Job, judged: Judged) -> Found:
     def attempt(precisions: Precisions) -> Tried:
         try:
             content = file_writer.write(precisions)
-            outputs = _run(job, content, judged.arrays)
+            outputs = _run(job, content, judged.arrays, rows)
         except ModelError as error:  # a kernel that the runtime lacks: others may do
             errors.append(error)
             return Tried(b"", [], math.inf)
         return Tried(content, outputs, judge.loss(outputs))
 
+    stays |= graph.stays
     candidates = Candidates(graph, seen, ranges, stays, writer.supports)
     best = Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
     if not best.file.content:
@@ -117,11 +118,13 @@ def _judge(model: Any, judged: Judged) -> Judge:
     return Judge(expected, classifies, labels, judged.tolerance)
 
 
-def _run(job: Job, content: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _run(
+    job: Job, content: bytes, arrays: Sequence[np.ndarray], rows: int
+) -> list[np.ndarray]:
     if job.kind == ONNX:
-        return outputs_of(Onnx(content), job.arguments, arrays, job.batch_size)
+        return outputs_of(Onnx(content), job.arguments, arrays, rows)
     file = LiteRT(content, threads=os.cpu_count() or 1)
-    return float_outputs(file, job.arguments, arrays, job.batch_size)
+    return float_outputs(file, job.arguments, arrays, rows)
 
 
 def table_ranges(graph: Graph, seen: dict[str, Seen]) -> dict[str, Any]:
