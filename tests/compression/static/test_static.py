@@ -107,9 +107,7 @@ def test_a_net_rounds_its_activations_and_stores_its_kernels_in_int8(tmp_path):
     result.save(tmp_path / "m.keras")
     again = km.load_model(tmp_path / "m.keras")
     assert ranges(again) == ranges(made)
-    np.testing.assert_allclose(outputs(again, x), outputs(made, x), atol=1e-6)
-    # Compiled as a whole, an average between two codes may be rounded to the other one.
-    np.testing.assert_allclose(again.predict(x, verbose=0), eager, atol=0.01)
+    np.testing.assert_allclose(again.predict(x, verbose=0), eager, atol=1e-5)
 
 
 @pytest.mark.one_backend
@@ -367,7 +365,8 @@ def test_its_float_form_has_the_values_of_the_codes():
     assert 0 < np.abs(outputs(floats, x) - exact).max() < 0.01
     assert np.abs(outputs(floats, x) - outputs(made, x)).max() < 0.03
     with as_floats(made):
-        np.testing.assert_allclose(outputs(made, x), outputs(floats, x), atol=1e-5)
+        called = keras.ops.convert_to_numpy(made(x))  # `predict` is compiled already
+    np.testing.assert_allclose(called, outputs(floats, x), atol=1e-5)
     assert np.abs(outputs(floats, x) - outputs(made, x)).max() > 1e-4
 
 
