@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import kerasmem as km
 from kerasmem.compression.quantize.owners import quantized_variables
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.extras.litert import litert_writer
+from kerasmem.extras.litert.arguments import arguments_of
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     FLOAT,
@@ -30,8 +31,14 @@ from kerasmem.extras.litert.interpreters import (
     encoded,
     litert_module,
 )
-from kerasmem.extras.litert.judge import Judge, classifiers, relative_error
+from kerasmem.extras.litert.judge import (
+    Judge,
+    check_labels,
+    classifiers,
+    relative_error,
+)
 from kerasmem.extras.litert.litert_writer import steps_of
+from kerasmem.extras.litert.options import judged_samples
 from kerasmem.extras.litert.precisions import Candidates, Search, Tried, integer_share
 from tests.models import KINDS, chain
 
@@ -173,10 +180,117 @@ def test_labels_count_where_there_are_some(tmp_path):
     assert again.loss == judged.loss
 
 
+def test_ranges_go_to_their_tensors_whatever_the_first_sample_is(tmp_path):
+    x = random.normal(size=(64, 32)).astype("float32")
+    x[0] = 0.0
+    layers = [L.Dense(32, use_bias=False) for _ in range(3)]
+    model = chain((32,), *layers)
+    layers[1].kernel.assign(layers[1].kernel * 20)
+    static = km.compress(model, km.Quantize("int8-static"), data=x)
+    path = tmp_path / "m.tflite"
+    report = static.export(path, samples=x)
+    assert not report.operations
+    output = predicted(LiteRT(path.read_bytes()), x)
+    assert relative_error(output, static.model.predict(x, verbose=0)) < 0.01
+
+
+def test_a_static_model_of_half_precision_has_an_int8_file(tmp_path):
+    x = random.normal(size=(64, 32)).astype("float32")
+    model = chain((32,), L.Dense(48, dtype="mixed_bfloat16"), L.Dense(40))
+    static = km.compress(model, km.Quantize("int8-static"), data=x)
+    report = static.export(tmp_path / "m.tflite", samples=x)
+    assert report.integer_share == 1.0
+    assert not report.operations
+
+
+class Shuffled:
+    """Batches of samples and labels in another order in each pass."""
+
+    def __init__(self, x, y):
+        self.x, self.y, self.passes = x, y, 0
+
+    def __iter__(self):
+        self.passes += 1
+        order = np.random.default_rng(self.passes).permutation(len(self.x))
+        for start in range(0, len(order), 16):
+            rows = order[start : start + 16]
+            yield self.x[rows], self.y[rows]
+
+
+def test_labels_belong_to_their_samples():
+    x = random.normal(size=(64, 8)).astype("float32")
+    model = chain((8,), L.Dense(3, "softmax"))
+    y = model.predict(x, verbose=0).argmax(-1)
+    arguments = arguments_of(model, None)
+    judged = judged_samples(model, arguments, [x], Shuffled(x, y))
+    (inputs,), (labels,) = judged.arrays, judged.labels
+    assert len(labels) == 64
+    np.testing.assert_array_equal(model.predict(inputs, verbose=0).argmax(-1), labels)
+
+
+def test_labels_in_a_dict_go_by_the_names_of_outputs():
+    inputs = keras.Input((8,))
+    outputs = [L.Dense(3, "softmax", name=name)(inputs) for name in ("zz", "aa")]
+    model = keras.Model(inputs, outputs)
+    x = random.normal(size=(20, 8)).astype("float32")
+    data = (x, {"aa": np.ones(20, int), "zz": np.zeros(20, int)})
+    judged = judged_samples(model, arguments_of(model, None), [x], data)
+    assert [int(array[0]) for array in judged.labels] == [0, 1]
+    partly = (x, {"zz": np.zeros(20, int)})
+    judged = judged_samples(model, arguments_of(model, None), [x], partly)
+    assert judged.labels[1] is None
+    with pytest.raises(DataError, match=r"shape \(20,\), or one-hot"):
+        check_labels([np.zeros((20, 5)), None], [np.ones((20, 3))] * 2)
+
+
+def test_only_classifiers_are_judged_by_decisions():
+    sigmoids = random.uniform(size=(20, 5))
+    logits = random.normal(size=(20, 5))
+    one = random.uniform(size=(20, 1))
+    assert classifiers("binary_crossentropy", [sigmoids, one]) == [False, True]
+    sparse = keras.losses.sparse_categorical_crossentropy
+    for loss in (sparse, [keras.losses.CategoricalCrossentropy()], sparse.__name__):
+        assert classifiers(loss, [logits]) == [True]
+    assert classifiers("mse", [logits, sigmoids, one]) == [False] * 3
+
+
+def test_the_tolerance_is_kept_whatever_it_takes(tmp_path):
+    inputs = keras.Input((6,), dtype="int32")
+    x = L.GlobalAveragePooling1D()(L.Embedding(200, 32)(inputs))
+    model = keras.Model(inputs, L.Dense(40)(x))
+    words = random.integers(0, 200, (40, 6)).astype("int32")
+    report = km.export(
+        model,
+        tmp_path / "m.tflite",
+        scheme="int8-dynamic",
+        samples=words,
+        tolerance=1e-5,
+    )
+    assert report.loss <= 1e-5
+    assert {each.precision for each in report.operations} == {FLOAT}
+
+
+def test_a_model_of_a_fixed_batch_runs_in_it(tmp_path):
+    inputs = keras.Input(batch_shape=(4, 5, 8))
+    model = keras.Model(inputs, L.Dense(6)(L.LSTM(16, stateful=True)(inputs)))
+    x = random.normal(size=(16, 5, 8)).astype("float32")
+    before = [np.asarray(keras.ops.convert_to_numpy(v)) for v in model.variables]
+    report = km.export(
+        model, tmp_path / "m.tflite", batch_size=4, samples=x, tolerance=1.0
+    )
+    assert report.samples == 4
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value)
+
+
 def test_what_lacks_is_told_before_the_work(tmp_path, monkeypatch):
     path, model = tmp_path / "m.tflite", KINDS["dense"].make()
     with pytest.raises(ConfigError, match=r"samples=x \(--data\)"):
         km.export(model, path, scheme="int8-static")
+    with pytest.raises(ConfigError, match="tolerance='0.1'"):
+        km.export(model, path, tolerance="0.1")
+    with pytest.raises(ConfigError, match=r"ends in \.tflite"):
+        km.export(model, None)
     aware = km.quantization_aware(model, km.Quantize("int8"))
     with pytest.raises(ConfigError, match="quantization-aware training.*km.compress"):
         km.export(aware, path, scheme="int8-dynamic")
@@ -282,7 +396,7 @@ def test_steps_are_found_from_the_values_alone(seed, limit):
 def test_the_loss_is_that_of_its_measure():
     expected = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.5, 0.5]])
     output = np.array([[0.8, 0.2], [0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
-    assert classifiers(chain((2,), L.Dense(2)), [expected]) == [True]
+    assert classifiers(None, [expected]) == [True]
     assert Judge([expected], [True]).loss([output]) == 0.25
     labels = [np.array([0, 1, 0, 0])]
     assert Judge([expected], [True], labels).loss([output]) == 0.25
@@ -293,5 +407,9 @@ def test_the_loss_is_that_of_its_measure():
     broken = output.copy()
     broken[0] = np.nan
     assert Judge([expected], [False]).loss([broken]) == np.inf
+    infinite = expected.copy()
+    infinite[1, 1] = -np.inf
+    assert relative_error(infinite, infinite) == 0.0
+    assert Judge([infinite, expected], [False] * 2).loss([infinite, broken]) == np.inf
     with pytest.raises(ModelError, match="other shapes"):
         Judge([expected], [False]).loss([output[:2]])

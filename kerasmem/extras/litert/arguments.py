@@ -1,6 +1,6 @@
 """What goes into a file of a model and what comes out, as lists."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -114,19 +114,45 @@ def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:
     return keras.tree.flatten(model(in_structure(model, tensors), training=False))
 
 
-_BATCH = 32
-
-
 def outputs_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a model on samples, in batches."""
-    parts = []
+    """Return the outputs of a model on samples, in batches of its size or of 32."""
+    tensors = getattr(model, "inputs", None)
+    size = (tensors and tensors[0].shape[0]) or min(32, len(arrays[0]))
+
+    def call(batch: dict[int, np.ndarray]) -> list[np.ndarray]:
+        values = [keras.ops.convert_to_tensor(batch[n]) for n in range(len(arrays))]
+        return list(map(keras.ops.convert_to_numpy, call_flat(model, values)))
+
     with current().inference():
-        for start in range(0, len(arrays[0]), _BATCH):
-            batch = (array[start : start + _BATCH] for array in arrays)
-            tensors = [keras.ops.convert_to_tensor(array) for array in batch]
-            outputs = call_flat(model, tensors)
-            parts.append([keras.ops.convert_to_numpy(output) for output in outputs])
-    return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+        return in_batches(call, range(len(arrays)), arrays, size)
+
+
+def in_batches(
+    call: Callable[[dict[Any, np.ndarray]], Sequence[np.ndarray]],
+    names: Iterable[Any],
+    arrays: Sequence[np.ndarray],
+    size: int,
+) -> list[np.ndarray]:
+    """Return the outputs of a call for samples, batch by batch, of one size each.
+
+    Args:
+        call: takes an array for each name, returns the outputs in order.
+        names: of the arrays.
+        arrays: an array per input.
+        size: samples in a batch; the last batch repeats its last sample.
+    """
+    names = list(names)
+    parts = [
+        call(dict(zip(names, (_rows(a, start, size) for a in arrays), strict=True)))
+        for start in range(0, len(arrays[0]), size)
+    ]
+    joined = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+    return [output[: len(arrays[0])] for output in joined]
+
+
+def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:
+    """Return `size` rows, the last one again where there are fewer."""
+    return array[np.minimum(np.arange(start, start + size), len(array) - 1)]
 
 
 def in_structure(model: Any, tensors: Sequence[Any]) -> Any:

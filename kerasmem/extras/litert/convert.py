@@ -8,8 +8,10 @@ from typing import Any
 
 from kerasmem.backends import current
 from kerasmem.backends.converting import Argument, to_litert, to_onnx
-from kerasmem.compression.quantize.owners import as_floats
+from kerasmem.compression.quantize.owners import as_floats, quantized_variables
+from kerasmem.errors import ModelError
 from kerasmem.extras.litert.arguments import call_flat
+from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send
@@ -79,3 +81,18 @@ def compute_in_float32(model: Any) -> None:
     for layer in sublayers(model):
         if layer.compute_dtype in _HALF:
             layer.dtype_policy = "float32"
+
+
+def copy_of(model: Any) -> Any:
+    """Return a copy; the model itself if it has none and is exported as it is.
+
+    Raises:
+        ModelError: if it has none, and is not exported as it is.
+    """
+    try:
+        return clone(model)
+    except ModelError:
+        types = {layer.compute_dtype for layer in sublayers(model)}
+        if types != {"float32"} or quantized_variables(model):
+            raise
+        return model

@@ -117,13 +117,13 @@ class Seen:
         """The smallest and the largest value, with zero between them."""
         return with_zero(self.histogram.least, self.histogram.most)
 
-    def noise(self, low: float, high: float) -> float:
-        """Return the noise of 8-bit rounding in a range as a share of the signal.
+    def noise(self, low: float, high: float, bits: int = 8) -> float:
+        """Return the noise of rounding in a range as a share of the signal.
 
         It is the power of the rounding error of evenly spread values, `step² / 12`,
         divided by the mean square of the values.
         """
-        step = (high - low) / 255
+        step = (high - low) / (2**bits - 1)
         power = self.squares / max(self.histogram.total, 1)
         return step * step / 12 / power if power else 0.0
 

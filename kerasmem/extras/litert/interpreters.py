@@ -13,6 +13,7 @@ import numpy as np
 
 from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.extras.litert.arguments import in_batches
 
 KERNELS = {
     "xnnpack": "AUTO",
@@ -218,18 +219,7 @@ def outputs_of(
 ) -> list[np.ndarray]:
     """Return the outputs of a file, run in batches of a size; None for one batch."""
     names = [argument.name for argument in arguments]
-    size = batch_size or len(arrays[0])
-    parts = [
-        file(dict(zip(names, (_rows(a, start, size) for a in arrays), strict=True)))
-        for start in range(0, len(arrays[0]), size)
-    ]
-    joined = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
-    return [output[: len(arrays[0])] for output in joined]
-
-
-def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:
-    """Return `size` rows, the last one again where there are fewer."""
-    return array[np.minimum(np.arange(start, start + size), len(array) - 1)]
+    return in_batches(file, names, arrays, batch_size or len(arrays[0]))
 
 
 def float_outputs(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.errors import ModelError
+from kerasmem.errors import DataError, ModelError
 
 DECISIONS, ACCURACY, RELATIVE = "changed decisions", "accuracy loss", "relative L2"
 TOLERANCES = {DECISIONS: 0.02, ACCURACY: 0.005, RELATIVE: 0.05}
@@ -22,13 +22,16 @@ class Judged:
 
     Args:
         arrays: an array per input.
-        labels: classes, an array per output; None if they are not known.
+        labels: classes, an array per output, None for those of none; None if there are
+            no labels.
         tolerance: the largest loss allowed; None for that of `TOLERANCES`.
+        model_loss: the loss that the model was compiled with, None if it was not.
     """
 
     arrays: Sequence[np.ndarray]
-    labels: Sequence[np.ndarray] | None = None
+    labels: Sequence[np.ndarray | None] | None = None
     tolerance: float | None = None
+    model_loss: Any = None
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,14 @@ class Judge:
     Args:
         expected: the outputs of the model.
         classifies: of each output, whether it is that of a classifier.
-        labels: the class of each sample, one array per output; None if not known.
+        labels: the class of each sample, one array per output, None for those of
+            none; None if there are no labels.
         tolerance: the largest loss allowed; None for that of `TOLERANCES`.
     """
 
     expected: Sequence[np.ndarray]
     classifies: Sequence[bool]
-    labels: Sequence[np.ndarray] | None = None
+    labels: Sequence[np.ndarray | None] | None = None
     tolerance: float | None = None
 
     @property
@@ -91,11 +95,32 @@ class Judge:
         if self.labels is None:
             return share
         labels = self.labels[place]
-        if labels.size != theirs.size:  # one-hot
-            labels = labels.argmax(axis=-1)
+        if labels is None:
+            return share / 4
+        if labels.size != theirs.size:
+            labels = labels.argmax(axis=-1)  # one-hot
         labels = labels.reshape(theirs.shape)
         loss = float(np.mean(theirs == labels) - np.mean(ours == labels))
         return max(loss, share / 4)
+
+
+def check_labels(
+    labels: Sequence[np.ndarray | None], expected: Sequence[np.ndarray]
+) -> None:
+    """Raise a `DataError` unless there is a class for each decision of each output."""
+    if len(labels) != len(expected):
+        raise DataError(
+            f"Expected: labels for each of {len(expected)} outputs. Received: "
+            f"{len(labels)} arrays of labels."
+        )
+    for array, output in zip(labels, expected, strict=True):
+        decisions = classes(output).shape
+        fits = (decisions, (*decisions, 1), (*decisions, output.shape[-1]))
+        if array is not None and array.shape not in fits:
+            raise DataError(
+                "A classifier is judged on a class for each decision. Expected: labels "
+                f"of shape {decisions}, or one-hot. Received: {array.shape}."
+            )
 
 
 def classes(output: np.ndarray) -> np.ndarray:
@@ -106,37 +131,48 @@ def classes(output: np.ndarray) -> np.ndarray:
 
 
 def relative_error(output: np.ndarray, expected: np.ndarray) -> float:
-    """Return the relative L2 error of an output.
+    """Return the relative L2 error of an output, infinite for another NaN or infinity.
 
     Example:
         >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 3.0])) == 18**-0.5
         True
     """
-    exact = expected.astype(np.float64)
-    error = np.sum(np.square(output.astype(np.float64) - exact))
-    if not error:
-        return 0.0
-    power = max(np.sum(np.square(exact)), exact.size * _LEAST**2)
+    ours, exact = output.astype(np.float64), expected.astype(np.float64)
+    same = (ours == exact) | (np.isnan(ours) & np.isnan(exact))
+    if not np.isfinite(ours[~same]).all() or not np.isfinite(exact[~same]).all():
+        return float("inf")
+    error = np.sum(np.square(ours[~same] - exact[~same]))
+    finite = exact[np.isfinite(exact)]
+    power = max(np.sum(np.square(finite)), exact.size * _LEAST**2)
     return float(np.sqrt(error / power))
 
 
-def classifiers(model: Any, expected: Sequence[np.ndarray]) -> list[bool]:
+def classifiers(loss: Any, expected: Sequence[np.ndarray]) -> list[bool]:
     """Return of each output whether it is that of a classifier.
 
-    It is if it holds probabilities of classes, or if the model was compiled with a
-    cross-entropy.
+    It is if it holds probabilities of classes that add up to 1, or the probability of
+    one class and a binary cross-entropy is the loss, or if a categorical cross-entropy
+    is the loss.
+
+    Args:
+        loss: that a model was compiled with, None if it was not.
+        expected: outputs of the model.
     """
-    loss = getattr(model, "loss", None)
-    name = getattr(loss, "name", loss)
-    is_entropy = isinstance(name, str) and "crossentropy" in name.replace("_", "")
-    return [_has_classes(output, is_entropy=is_entropy) for output in expected]
+    if isinstance(loss, list | tuple) and len(loss) == 1:
+        (loss,) = loss
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+    name = name.replace("_", "").lower() if isinstance(name, str) else ""
+    return [_has_classes(output, name) for output in expected]
 
 
-def _has_classes(output: np.ndarray, *, is_entropy: bool) -> bool:
-    if output.ndim < 2 or not np.isfinite(output).all():
+def _has_classes(output: np.ndarray, loss: str) -> bool:
+    if output.ndim < 2 or not np.issubdtype(output.dtype, np.floating):
+        return False
+    if not np.isfinite(output).all():
         return False
     if output.shape[-1] == 1:
-        return is_entropy and bool(((output >= 0) & (output <= 1)).all())
+        is_binary = "binarycrossentropy" in loss
+        return is_binary and bool(((output >= 0) & (output <= 1)).all())
     sums = output.astype(np.float64).sum(axis=-1)
     is_share = bool((output >= 0).all() and np.allclose(sums, 1, atol=1e-2))
-    return is_entropy or is_share
+    return "categoricalcrossentropy" in loss or is_share

@@ -66,7 +66,9 @@ def read_graph(content: bytes) -> Graph:
                 constants[names[number]] = data.view("<f4").reshape(tensor.shape)
         if place == 0:
             inputs = tuple(names[n] for n in graph.inputs)
-            operations.append(Operation(INPUT, (), (), inputs))
+            types = {graph.tensors[n].type for n in graph.inputs}
+            has_floats = schema.TensorType.FLOAT32 in types
+            operations.append(Operation(INPUT, (), (), inputs, has_floats=has_floats))
         for operator in graph.operators:
             code = model.operatorCodes[operator.opcodeIndex]
             given = [n for n in operator.inputs if n >= 0]
@@ -90,7 +92,7 @@ def read_graph(content: bytes) -> Graph:
 
 
 def _with_unique_names(model: Any, content: bytes) -> bytes:
-    """Return the file with names that differ; those of `model` are is_new likewise."""
+    """Return the file with names that differ, and change those of `model` likewise."""
     seen, is_new = set[bytes](), False
     for graph in model.subgraphs:
         for tensor in graph.tensors:
@@ -254,7 +256,7 @@ class Writer:
                 result = quantizer.quantize(
                     ends, enable_progress_bar=False, enable_progress_report=False
                 )
-            except (ValueError, RuntimeError, KeyError, IndexError) as error:
+            except Exception as error:  # a class for every cause, no common one
                 raise ModelError(
                     "litert-quantizer cannot write the file: "
                     f"{first_line(str(error))[:300]}"

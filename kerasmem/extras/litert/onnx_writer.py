@@ -26,7 +26,8 @@ from kerasmem.extras.litert.file_graph import (
 )
 from kerasmem.extras.litert.interpreters import Onnx
 
-_DYNAMIC_KINDS = {"MatMul", "Gemm", "Conv", "LSTM"}
+_DYNAMIC_KINDS = {"MatMul", "Gemm", "LSTM"}
+"""A dynamic Conv has one scale for all channels, and is slower than a float one."""
 _KERNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}
 
 
@@ -95,7 +96,13 @@ def _prepared(content: bytes) -> Any:
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
         source, target = Path(folder, "float.onnx"), Path(folder, "prepared.onnx")
         source.write_bytes(content)
-        room.quant_pre_process(source, target, skip_symbolic_shape=True)
+        try:
+            room.quant_pre_process(source, target, skip_symbolic_shape=True)
+        except Exception as error:  # a class for every cause, no common one
+            raise ModelError(
+                "onnxruntime.quantization cannot read the float file: "
+                f"{first_line(str(error))[:300]}"
+            ) from error
         model = onnx.load(target)
     for node in model.graph.node:
         if node.op_type == "Gemm" and len(node.input) == 2:
@@ -134,7 +141,7 @@ def supports(kind: str, precision: str) -> bool:
         return kind in room.QDQRegistry or kind in room.QLinearOpsRegistry
     return {
         DYNAMIC: kind in _DYNAMIC_KINDS,
-        WEIGHT_ONLY: kind in {*_DYNAMIC_KINDS, "ConvTranspose", "Gather"} - {"LSTM"},
+        WEIGHT_ONLY: kind in ("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"),
     }.get(precision, precision == FLOAT)
 
 

@@ -45,7 +45,7 @@ def checked_scheme(model: Any, path: str | Path, scheme: str | None) -> str:
         ModelError: if the model is not built.
     """
     check_built(model)
-    if Path(path).suffix not in (_LITERT, _ONNX):
+    if not isinstance(path, str | Path) or Path(path).suffix not in (_LITERT, _ONNX):
         valid = "a file that ends in .tflite or .onnx"
         raise invalid("export", "path", str(path), valid)
     OneOf((None, *SCHEMES)).check("export", "scheme", scheme)
@@ -76,11 +76,8 @@ def _own_scheme(model: Any, onnx: bool) -> str:  # noqa: FBT001
     if is_static(model):
         return STATIC
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
-    bits = {variable.coding.bits for variable in quantized_variables(model)}
-    if onnx and 4 in bits:
-        return FLOAT
-    if 4 in bits:
-        return INT4
+    if "int4" in {variable.coding.dtype for variable in quantized_variables(model)}:
+        return FLOAT if onnx else INT4
     return DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT
 
 
@@ -157,17 +154,37 @@ def judged_samples(
     """
     if validation_data is None:
         return Judged(arrays)
-    inputs = _samples(model, validation_data, JUDGED)
-    check_lengths(arguments, inputs)
-    labels = []
-    for _, y, _ in labeled_batches(validation_data, JUDGED):
-        if y is None or sum(map(len, labels)) >= JUDGED:
+    # In one pass: a dataset may be shuffled anew in each.
+    parts = []
+    for x, y, _ in labeled_batches(validation_data, JUDGED):
+        arrays = flat_samples(model, (x,), JUDGED)
+        parts.append((arrays, None if y is None else _labels(model, y)))
+        if sum(len(arrays[0]) for arrays, _ in parts) >= JUDGED:
             break
-        labels.append([np.asarray(array) for array in keras.tree.flatten(y)])
-    if not labels:
+    if not parts:
+        raise DataError("A file is judged on samples. Received: no validation_data.")
+    by_input = zip(*(arrays for arrays, _ in parts), strict=True)
+    inputs = [np.concatenate(arrays)[:JUDGED] for arrays in by_input]
+    check_lengths(arguments, inputs)
+    labels = [each for _, each in parts if each is not None]
+    if len(labels) < len(parts):
         return Judged(inputs)
-    classes = [np.concatenate(parts)[:JUDGED] for parts in zip(*labels, strict=True)]
-    return Judged(inputs, classes)
+    joined = (
+        None if each[0] is None else np.concatenate(each)[:JUDGED]
+        for each in zip(*labels, strict=True)
+    )
+    return Judged(inputs, list(joined))
+
+
+def _labels(model: Any, y: Any) -> list[Any]:
+    """Return an array of labels for each output of a model, None for those of none."""
+    if not isinstance(y, dict):
+        return [np.asarray(array) for array in keras.tree.flatten(y)]
+    output = getattr(model, "output", None)
+    names = getattr(model, "output_names", None) or sorted(y)
+    if isinstance(output, dict):
+        names = sorted(output)
+    return [None if y.get(name) is None else np.asarray(y[name]) for name in names]
 
 
 def check_lengths(arguments: Sequence[Argument], arrays: Sequence[np.ndarray]) -> None:

@@ -114,7 +114,8 @@ class Candidates:
         # What an operation moves was rounded before.
         outputs = () if operation.moves else operation.outputs
         names = {*operation.inputs, *outputs} & self.ranges.keys() & self.seen.keys()
-        each = (self.seen[name].noise(*self.ranges[name]) for name in names)
+        bits = 16 if precision == INT16 else 8
+        each = (self.seen[name].noise(*self.ranges[name], bits) for name in names)
         return max(each, default=0.0)
 
     def _of_weights(self, operation: Operation, precision: str) -> str:
@@ -138,7 +139,7 @@ class Candidates:
     def _why_not_static(self, operation: Operation, precision: str) -> str:
         """Return why an operation cannot have ranges, empty if it can."""
         if operation.is_inner:
-            return "is in the body of a loop, where no ranges are with_range"
+            return "is in the body of a loop, where no ranges are known"
         if not self.supports(operation.kind, precision):
             return f"has no {precision} form in the runtime"
         floats = [*operation.inputs, *operation.outputs]
@@ -203,8 +204,8 @@ class Search:
             [self.candidates.first(operation, precision) for operation in operations]
         )
         order = sorted(
-            (n for n, c in enumerate(first.choices) if c.precision == precision),
-            key=lambda n: -self._noise(first.choices[n]),
+            (n for n, c in enumerate(first.choices) if c.precision != FLOAT),
+            key=lambda n: -self.candidates.noise(operations[n], precision),
         )
         for safer in _SAFER[precision]:
             if best.file.loss <= self.judge.allowed or not order:
@@ -217,13 +218,10 @@ class Search:
                 best = first = other
         return best
 
-    def _noise(self, previous: Choice) -> float:
-        return self.candidates.noise(previous.operation, previous.precision)
-
     def _differs(self, first: Found, order: Sequence[int], safer: str) -> bool:
         """Return whether a runtime has a precision at all: ONNX has no int16."""
         choices = [first.choices[n] for n in order]
-        return any(self.candidates.safer(choice, safer) == safer for choice in choices)
+        return any(self.candidates.safer(each, safer) == safer for each in choices)
 
     def _attempt_with(self, choices: list[Choice]) -> Found:
         file = self.attempt({each.operation: each.precision for each in choices})
@@ -251,14 +249,23 @@ class Search:
         choices = list(first.choices)
         for n in order:
             before = choices[n].precision
-            decibels = 10 * math.log10(max(self._noise(choices[n]), 1e-12))
-            choices[n] = replace(
-                choices[n],
-                precision=self.candidates.safer(choices[n], safer),
-                reason=f"in {before} its rounding noise is {decibels:.0f} dB and the "
-                f"{self.judge.measure} of the file {loss:.3g}",
-            )
+            precision = self.candidates.safer(choices[n], safer)
+            if precision != before:
+                reason = self._reason(choices[n], loss)
+                choices[n] = replace(choices[n], precision=precision, reason=reason)
         return self._attempt_with(choices)
+
+    def _reason(self, previous: Choice, loss: float) -> str:
+        """Return why an operation does not keep its precision."""
+        result = f"the {self.judge.measure} of the file is {loss:.3g}"
+        if math.isinf(loss):
+            result = "no file could be made, or it gives NaN"
+        noise = ""
+        if previous.precision in (INT8, INT16, DYNAMIC_INT4):
+            power = self.candidates.noise(previous.operation, previous.precision)
+            decibels = 10 * math.log10(max(power, 1e-12))
+            noise = f" its rounding noise is {decibels:.0f} dB, and"
+        return f"in {previous.precision}{noise} {result}"
 
 
 def int4_noise(kernel: np.ndarray) -> float:

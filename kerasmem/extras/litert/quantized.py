@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -13,16 +13,18 @@ import numpy as np
 from kerasmem.backends.converting import Argument
 from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.quantize import config
+from kerasmem.compression.quantize.aware.learned import is_static
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.errors import ModelError
 from kerasmem.extras.litert import litert_writer, onnx_writer
 from kerasmem.extras.litert.arguments import in_structure, outputs_in_keras
-from kerasmem.extras.litert.convert import LITERT, ONNX
+from kerasmem.extras.litert.convert import LITERT, ONNX, compute_in_float32, copy_of
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
     INT8,
+    PRODUCTS,
     Graph,
     Operation,
     Precisions,
@@ -34,7 +36,7 @@ from kerasmem.extras.litert.file_graph import (
     observe,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, float_outputs, outputs_of
-from kerasmem.extras.litert.judge import Judge, Judged, classifiers
+from kerasmem.extras.litert.judge import Judge, Judged, check_labels, classifiers
 from kerasmem.extras.litert.options import INT4
 from kerasmem.extras.litert.precisions import Candidates, Found, Search, Tried
 from kerasmem.graph.layers import sublayers
@@ -80,7 +82,7 @@ def quantized(job: Job, judged: Judged) -> Found:
         DataError: if a tensor holds NaN or infinity on the samples.
         ModelError: if the runtime cannot run a file.
     """
-    writer, judge = _WRITERS[job.kind], _judge(job.model, judged)
+    writer, judge = _WRITERS[job.kind], _judge(job, judged)
     graph: Graph = writer.read_graph(job.content)
     names = [argument.name for argument in job.arguments]
     read = writer.tensor_reader(graph.content)
@@ -111,10 +113,12 @@ def quantized(job: Job, judged: Judged) -> Found:
     return best
 
 
-def _judge(model: Any, judged: Judged) -> Judge:
-    expected = outputs_in_keras(model, judged.arrays)
-    classifies = classifiers(model, expected)
+def _judge(job: Job, judged: Judged) -> Judge:
+    expected = outputs_in_keras(copy_of(job.model), judged.arrays)
+    classifies = classifiers(judged.model_loss, expected)
     labels = judged.labels if all(classifies) else None
+    if labels is not None:
+        check_labels(labels, expected)
     return Judge(expected, classifies, labels, judged.tolerance)
 
 
@@ -150,22 +154,23 @@ def own_ranges(
     Returns:
         The ranges, and the reasons of operations that the model computes with floats.
     """
-    few = [array[:1] for array in job.arrays]
+    size = job.batch_size or min(_MATCHED, len(job.arrays[0]))
+    rows = np.linspace(0, len(job.arrays[0]) - 1, size).astype(int)
+    few = [array[rows] for array in job.arrays]
     fixed_ranges = held_ranges(job.model, few)
     if not fixed_ranges:
         return {}, {}
     names = [argument.name for argument in job.arguments]
-    size = job.batch_size or 1
-    batch = dict(zip(names, (np.repeat(a, size, axis=0) for a in few), strict=True))
     ranges = {}
-    for name, values in read(batch):
-        one = values[:1] if values.shape[:1] == (size,) else values
-        like = next(
-            (ends for known, ends in fixed_ranges if _is_same(known, one)), None
-        )
-        if like is not None:
-            ranges[name] = like
+    for name, values in read(dict(zip(names, few, strict=True))):
+        like = [ends for known, ends in fixed_ranges if _is_same(known, values)]
+        if like:
+            ranges[name] = like[0]
     return ranges, _floats_of(graph, ranges)
+
+
+_MATCHED = 4
+"""Samples by whose values tensors of a file and of a model are matched."""
 
 
 def held_ranges(
@@ -177,20 +182,19 @@ def held_ranges(
         model: the model.
         arrays: an array per input of what it is called on.
     """
-    quantizers = [
-        layer
-        for layer in sublayers(model)
-        if isinstance(layer, FakeQuantize) and layer.fixed is not None
-    ]
+    if not is_static(model):
+        return []
+    model = copy_of(model)
+    compute_in_float32(model)  # as the file does
+    quantizers = [one for one in sublayers(model) if isinstance(one, FakeQuantize)]
     ranges: list[tuple[np.ndarray, tuple[float, float]]] = []
 
     def see(call: LayerCall) -> None:
         values = keras.ops.convert_to_numpy(call.x)
         ranges.append((values, call.layer.ends))
 
-    if quantizers:
-        with as_floats(model):
-            observe_layers(model, [in_structure(model, arrays)], quantizers, inputs=see)
+    with as_floats(model):
+        observe_layers(model, [in_structure(model, arrays)], quantizers, inputs=see)
     return ranges
 
 
@@ -201,15 +205,34 @@ def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
         follows = operation.moves or operation.kind in _OF_FIXED_RANGE
         if follows and names.issuperset(operation.inputs):
             names.update(operation.outputs)
+    for operation in reversed(graph.operations):
+        # A product whose bias is added in an operation of its own.
+        adds = operation.kind in ("ADD", "Add") and operation.constants
+        if (adds or operation.moves) and names.issuperset(operation.outputs):
+            names.update(_of_products(graph, operation.inputs))
     return {
-        operation: "computes with floats in the model"
+        operation: "has no range in the model"
         for operation in graph.operations
         if not names.issuperset(operation.outputs or operation.inputs)
     }
 
 
+def _of_products(graph: Graph, names: Sequence[str]) -> set[str]:
+    """Return those of some tensors that products compute, or moves of what they do."""
+    makers = {name: one for one in graph.operations for name in one.outputs}
+    return {
+        name for name in names if name in makers and _is_product(makers, makers[name])
+    }
+
+
+def _is_product(makers: Mapping[str, Operation], operation: Operation) -> bool:
+    while operation.moves and operation.inputs and operation.inputs[0] in makers:
+        operation = makers[operation.inputs[0]]
+    return operation.kind in PRODUCTS
+
+
 def _is_same(one: np.ndarray, two: np.ndarray) -> bool:
-    if one.size != two.size:
-        return False
-    most = float(np.abs(one).max(initial=0.0))
+    if one.size != two.size or not np.ptp(one):
+        return False  # constants are the same in many places
+    most = float(np.abs(one).max())
     return np.allclose(one.ravel(), two.ravel(), rtol=1e-3, atol=1e-4 * most)

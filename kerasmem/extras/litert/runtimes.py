@@ -60,9 +60,8 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
             no `"int8-static"`.
         batch_sizes: samples per batch, each from 1.
         threads: of LiteRT, from 1; Keras takes all that it finds.
-        tolerance: largest difference of a file from the model, as a share of the
-            largest output; None for those of `km.export`. A file that is further off
-            is not compared.
+        tolerance: the largest loss of a file, as for `km.export`; None for its
+            defaults. A file that loses more is not compared.
         input_shape: shape of the input without the batch axis, to fix the lengths that
             the model leaves open; one per input, by name or in order, if there are
             several.

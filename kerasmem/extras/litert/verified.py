@@ -9,10 +9,17 @@ import keras
 import numpy as np
 
 from kerasmem.backends.converting import Argument
-from kerasmem.compression.quantize.owners import as_floats, quantized_variables
+from kerasmem.checks import Real
+from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.extras.litert.arguments import outputs_in_keras, with_named_inputs
-from kerasmem.extras.litert.convert import LITERT, ONNX, compute_in_float32, convert
+from kerasmem.extras.litert.convert import (
+    LITERT,
+    ONNX,
+    compute_in_float32,
+    convert,
+    copy_of,
+)
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, outputs_of
 from kerasmem.extras.litert.judge import Judge, Judged
 from kerasmem.extras.litert.options import (
@@ -28,7 +35,6 @@ from kerasmem.extras.litert.precisions import Found, Tried, integer_share
 from kerasmem.extras.litert.quantized import Job, quantized
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import check_data, sample_count, whole_batch
-from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
 from kerasmem.records import ExportReport, OperationPrecision
@@ -78,7 +84,7 @@ def export(  # noqa: PLR0913 - the public entry point
             None for the scheme of the model's weights.
         batch_size: length of the batch axis, from 1; None leaves it open, or makes it 1
             if LiteRT needs a fixed one, as for LSTM and GRU.
-        samples: inputs to calibrate and to compare on, in any of the precisions that
+        samples: inputs to calibrate and to compare on, in any of the forms that
             `kerasmem.files.data` lists; at most 128 are used. None for random ones,
             which `"int8-static"` takes only if the model has its own ranges.
         tolerance: the largest loss allowed; None for an accuracy loss of 0.005, 0.02
@@ -115,6 +121,10 @@ def export(  # noqa: PLR0913 - the public entry point
     scheme = checked_scheme(model, path, scheme)
     check_batch_size(batch_size)
     check_calibrates(model, scheme, samples)
+    if tolerance is not None:
+        tolerance = Real(least=0).check("export", "tolerance", tolerance)
+    _check_can_be_written(Path(path))
+    loss = getattr(model, "loss", None)
     model = with_named_inputs(model, samples)
     if batch_size is None and samples is not None:
         check_data(model, samples)
@@ -123,7 +133,7 @@ def export(  # noqa: PLR0913 - the public entry point
         model, samples, CALIBRATION, batch_size=batch_size, input_shape=input_shape
     )
     judged = judged_samples(model, arguments, arrays, validation_data)
-    judged = replace(judged, tolerance=tolerance)
+    judged = replace(judged, tolerance=tolerance, model_loss=loss)
     kind = ONNX if is_onnx(path) else LITERT
     try:
         job, content = _convert_with_lengths(
@@ -147,6 +157,13 @@ def export(  # noqa: PLR0913 - the public entry point
     return _report(path, scheme, result)
 
 
+def _check_can_be_written(path: Path) -> None:
+    """Raise if the folder is missing; long work should not end in this."""
+    if not path.parent.is_dir() or path.is_dir():
+        what = "it is a folder" if path.is_dir() else "there is no such folder"
+        raise OutputError(f"Could not write {str(path)!r}: {what}. Nothing was made.")
+
+
 @dataclass(frozen=True)
 class _Floats:
     """A float file to make.
@@ -166,7 +183,7 @@ class _Floats:
     batch_size: int | None
 
     def with_batch(self, size: int) -> "_Floats":
-        """Return this with a arguments length of the batch axis."""
+        """Return this with a fixed length of the batch axis."""
         arguments = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
         return replace(self, arguments=arguments, batch_size=size)
 
@@ -216,21 +233,10 @@ def _can_be_made(job: _Floats) -> bool:
 
 
 def _content(job: _Floats) -> bytes:
-    content = convert(_copy(job.model), job.arguments, job.kind)
+    content = convert(copy_of(job.model), job.arguments, job.kind)
     few = [array[: job.batch_size or 1] for array in job.arrays]
     outputs_of(RUNTIMES[job.kind](content), job.arguments, few, job.batch_size)
     return content
-
-
-def _copy(model: Any) -> Any:
-    """Return a copy; the model itself if it has none and is exported as it is."""
-    try:
-        return clone(model)
-    except ModelError:
-        types = {layer.compute_dtype for layer in sublayers(model)}
-        if types != {"float32"} or quantized_variables(model):
-            raise
-        return model
 
 
 def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
@@ -238,7 +244,7 @@ def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
     file = RUNTIMES[job.kind](content)
     few = [array[:COMPARED] for array in judged.arrays]
     outputs = outputs_of(file, job.arguments, few, job.batch_size)
-    copy = _copy(job.model)
+    copy = copy_of(job.model)
     compute_in_float32(copy)
     with as_floats(copy):
         expected = outputs_in_keras(copy, few)
