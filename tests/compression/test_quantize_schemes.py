@@ -197,6 +197,7 @@ ROWS = {
     "several axes in, one out": (L.EinsumDense, ("abcd,cde->abe", (None, 6)), (2, 3)),
     "one axis in, several out": (L.EinsumDense, ("...d,def->...ef", (3, 5, 2, 6)), 3),
     "a kernel for each group": (L.EinsumDense, ("abcd,cde->abce", (None, 4, 6)), 3),
+    "axes that the kernel lacks": (L.EinsumDense, ("abcd,de->ae", (6,)), (1, 2, 3)),
     "convolution": (L.Conv2D, (6, 3, 2, "same"), (1, 2, 3)),
 }
 

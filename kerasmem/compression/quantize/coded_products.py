@@ -195,6 +195,18 @@ def _unit(
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
+def _sums_floats(layer: Any) -> bool:
+    """Return whether integers are summed as float32.
+
+    No backend convolves int8 on every device, and torch has no int8 sum along an axis
+    that a kernel does not have.
+    """
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return is_convolution(layer)
+    given, own, output = einsum_parts(layer.equation)
+    return not set(given) <= {*own, *output}
+
+
 def _kernel_scales(
     layer: Any, inputs: Any, kernel: QuantizedVariable, coded: Coded | None = None
 ) -> Any:
@@ -244,14 +256,13 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
     scales, zeros = kernel.activation_scale, 0.0
-    is_shifted = scales is None and not is_convolution(layer)
+    dtype = "float32" if _sums_floats(layer) else "int8"
+    is_shifted = scales is None and dtype == "int8"
     if scales is None:
         codes, zeros, scales = input_codes(exact, summed_axes(layer, exact))
         scales = _of_rows(layer, scales, kernel)
     else:
         codes = ops.clip(ops.round(exact / scales), -LIMIT, LIMIT)
-    # No backend convolves int8 on every device.
-    dtype = "float32" if is_convolution(layer) else "int8"
     codes = ops.cast(codes if is_shifted else codes - zeros, dtype)
 
     def floats(coded: Coded, _: Rows | None) -> Any:
