@@ -72,8 +72,9 @@ def export(  # noqa: PLR0913 - the public entry point
       quarter of that share.
     - For other models: the relative L2 error of the outputs.
 
-    Ranges of activations and codes of weights that the model has already, from
-    `km.Quantize` or `km.quantization_aware`, are those of the file.
+    Ranges of activations that the model has already, from
+    `km.Quantize("int8-static")`, are those of the file. So are codes of int8 and int4
+    weights with a scale per channel in a LiteRT file.
 
     Args:
         model: a built `keras.Model`; it is not changed.
