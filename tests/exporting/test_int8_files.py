@@ -162,6 +162,18 @@ def test_operations_with_outliers_get_another_precision_and_a_reason(tmp_path):
     assert loose.loss > report.loss
 
 
+def test_a_mask_of_the_lowest_float_is_no_infinity(tmp_path):
+    inputs = keras.Input((16,))
+    x = L.Dense(32)(inputs)
+    lowest = float(np.finfo(np.float32).min)
+    masked = keras.ops.softmax(keras.ops.where(x > 0, x, lowest))
+    model = keras.Model(inputs, L.Dense(4)(masked))
+    data = random.normal(size=(64, 16)).astype("float32")
+    options = {"scheme": "int8-static", "samples": data, "tolerance": 0.001}
+    report = km.export(model, tmp_path / "m.tflite", **options)
+    assert report.loss <= 0.001
+
+
 def test_labels_count_where_there_are_some(tmp_path):
     x = random.normal(size=(64, 8)).astype("float32")
     model = chain((8,), L.Dense(64, activation="relu"), L.Dense(3, "softmax"))

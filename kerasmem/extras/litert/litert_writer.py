@@ -271,7 +271,7 @@ class Writer:
         scopes, ends = defaultdict(list), dict(self._ranges)
         for name in self._of_int16_alone(precisions):
             # One bit of 16 is enough for values that no sample had.
-            ends[name] = {end: 2 * value for end, value in ends[name].items()}
+            ends[name] = {end: _doubled(value) for end, value in ends[name].items()}
         last = []
         for operation in self._graph.operations:
             precision = precisions.get(operation, FLOAT)
@@ -313,6 +313,12 @@ class Writer:
             return 0 if steps is None else steps.block
         width = self._graph.constants[kernel].shape[1]
         return next((n for n in _BLOCKS if width % n == 0), 0)
+
+
+def _doubled(end: np.ndarray) -> np.ndarray:
+    """Return twice the end of a range, but no infinity: masks can be -3e38."""
+    most = np.finfo(np.float32).max
+    return np.clip(2.0 * end.astype(np.float64), -most, most).astype(np.float32)
 
 
 @dataclass(frozen=True)
