@@ -114,10 +114,19 @@ def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:
     return keras.tree.flatten(model(in_structure(model, tensors), training=False))
 
 
-def outputs_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a model on samples, in batches of its size or of 32."""
+def outputs_in_keras(
+    model: Any, arrays: Sequence[np.ndarray], batch_size: int | None = None
+) -> list[np.ndarray]:
+    """Return the outputs of a model on samples.
+
+    Args:
+        model: the model.
+        arrays: an array per input.
+        batch_size: samples in a batch; None for those that the model needs, or 32.
+    """
     tensors = getattr(model, "inputs", None)
-    size = (tensors and tensors[0].shape[0]) or min(32, len(arrays[0]))
+    own = tensors[0].shape[0] if tensors else None
+    size = batch_size or own or min(32, len(arrays[0]))
 
     def call(batch: dict[int, np.ndarray]) -> list[np.ndarray]:
         values = [keras.ops.convert_to_tensor(batch[n]) for n in range(len(arrays))]

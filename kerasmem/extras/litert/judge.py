@@ -26,12 +26,14 @@ class Judged:
             no labels.
         tolerance: the largest loss allowed; None for that of `TOLERANCES`.
         model_loss: the loss that the model was compiled with, None if it was not.
+        batch_size: samples in a batch of the model; None for any number.
     """
 
     arrays: Sequence[np.ndarray]
     labels: Sequence[np.ndarray | None] | None = None
     tolerance: float | None = None
     model_loss: Any = None
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,8 @@ def quantized(job: Job, judged: Judged) -> Found:
 
 
 def _judge(job: Job, judged: Judged) -> Judge:
-    expected = outputs_in_keras(copy_of(job.model), judged.arrays)
+    model = copy_of(job.model)
+    expected = outputs_in_keras(model, judged.arrays, judged.batch_size)
     classifies = classifiers(judged.model_loss, expected)
     labels = judged.labels if all(classifies) else None
     if labels is not None:

@@ -134,7 +134,9 @@ def export(  # noqa: PLR0913 - the public entry point
         model, samples, CALIBRATION, batch_size=batch_size, input_shape=input_shape
     )
     judged = judged_samples(model, arguments, arrays, validation_data)
-    judged = replace(judged, tolerance=tolerance, model_loss=loss)
+    judged = replace(
+        judged, tolerance=tolerance, model_loss=loss, batch_size=batch_size
+    )
     kind = ONNX if is_onnx(path) else LITERT
     try:
         job, content = _convert_with_lengths(
@@ -243,12 +245,13 @@ def _content(job: _Floats) -> bytes:
 def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
     """Return a float file, judged by the model with floats in place of codes."""
     file = RUNTIMES[job.kind](content)
-    few = [array[:COMPARED] for array in judged.arrays]
+    count = max(COMPARED, judged.batch_size or 1)
+    few = [array[:count] for array in judged.arrays]
     outputs = outputs_of(file, job.arguments, few, job.batch_size)
     copy = copy_of(job.model)
     compute_in_float32(copy)
     with as_floats(copy):
-        expected = outputs_in_keras(copy, few)
+        expected = outputs_in_keras(copy, few, judged.batch_size)
     allowed = _FLOAT_TOLERANCE if judged.tolerance is None else judged.tolerance
     judge = Judge(expected, [False] * len(expected), None, allowed)
     return Found([], Tried(content, outputs, judge.loss(outputs)), judge)
