@@ -156,8 +156,8 @@ def multiplications(
     operation: Operation, graph: Graph, seen: Mapping[str, Seen]
 ) -> int:
     """Return the multiplications of a product, per batch; 0 for other operations."""
-    kernels = [graph.constants[n] for n in operation.constants if n in graph.constants]
-    kernel = next((k for k in kernels if k.ndim > 1), None)
+    name = kernel_of(operation, graph)
+    kernel = None if name is None else graph.constants[name]
     shapes = [seen[name].shape for name in operation.outputs if name in seen]
     entries = prod(shapes[0]) if shapes else 0
     if operation.is_inner and kernel is not None:

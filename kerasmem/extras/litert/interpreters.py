@@ -123,14 +123,30 @@ def litert_module(name: str) -> Any:
     Raises:
         ConfigError: if it is not installed.
     """
+    return module_of_extra(
+        f"ai_edge_litert.{name}",
+        "A LiteRT file is run back before it is written. Expected: the package "
+        "ai-edge-litert is installed",
+    )
+
+
+def module_of_extra(name: str, reason: str) -> Any:
+    """Return a module of a package of the extra `litert`.
+
+    Args:
+        name: of the module, with its package.
+        reason: for the message: what the package is for, and that it is expected.
+
+    Raises:
+        ConfigError: if the package is not installed.
+    """
+    package = name.partition(".")[0]
     # Typed as a whole only where it is installed.
-    if importlib.util.find_spec("ai_edge_litert") is None:
+    if importlib.util.find_spec(package) is None:
         raise ConfigError(
-            "A LiteRT file is run back before it is written. Expected: the package "
-            "ai-edge-litert is installed (pip install kerasmem[litert]). Received: no "
-            "module 'ai_edge_litert'."
+            f"{reason} (pip install kerasmem[litert]). Received: no module {package!r}."
         )
-    return importlib.import_module(f"ai_edge_litert.{name}")
+    return importlib.import_module(name)
 
 
 _PACKAGES = ("tf2onnx", "onnxruntime")

@@ -1,7 +1,5 @@
 """LiteRT files in fewer bits, written by litert-quantizer."""
 
-import importlib
-import importlib.util
 import re
 import warnings
 from collections import defaultdict
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.backends.converting import quiet
-from kerasmem.errors import ConfigError, ModelError, first_line
+from kerasmem.errors import ModelError, first_line
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
@@ -32,7 +30,7 @@ from kerasmem.extras.litert.file_graph import (
     Seen,
     kernel_of,
 )
-from kerasmem.extras.litert.interpreters import LiteRT, litert_module
+from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
 
 _BLOCKS = (128, 64, 32)
 
@@ -129,13 +127,11 @@ def quantizer_module(name: str) -> Any:
     Raises:
         ConfigError: if it is not installed.
     """
-    if importlib.util.find_spec("litert_quantizer") is None:
-        raise ConfigError(
-            "int8 and int4 files are written by litert-quantizer. Expected: it is "
-            "installed (pip install kerasmem[litert]). Received: no module "
-            "'litert_quantizer'."
-        )
-    return importlib.import_module(f"litert_quantizer.{name}")
+    return module_of_extra(
+        f"litert_quantizer.{name}",
+        "int8 and int4 files are written by litert-quantizer. Expected: it is "
+        "installed",
+    )
 
 
 @cache

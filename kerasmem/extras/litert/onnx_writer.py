@@ -37,12 +37,9 @@ def read_graph(content: bytes) -> Graph:
     model = _prepared(content)
     graph = model.graph
     constants = {each.name: each for each in graph.initializer}
-    known = {
-        each.name: each for each in (*graph.value_info, *graph.output, *graph.input)
-    }
     floats = {
-        name
-        for name, each in known.items()
+        each.name
+        for each in (*graph.value_info, *graph.output)
         if each.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     }
     operations = []
@@ -206,7 +203,8 @@ class Writer:
             name: [{"rmin": np.float32(low), "rmax": np.float32(high)}]
             for name, (low, high) in self._ranges.items()
         }
-        kinds = {node.op_type for node in model.graph.node if node.name in set(labels)}
+        names = set(labels)
+        kinds = {node.op_type for node in model.graph.node if node.name in names}
         room.quantize_static(
             model,
             target,

@@ -206,11 +206,12 @@ def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
         follows = operation.moves or operation.kind in _OF_FIXED_RANGE
         if follows and names.issuperset(operation.inputs):
             names.update(operation.outputs)
+    makers = {name: one for one in graph.operations for name in one.outputs}
     for operation in reversed(graph.operations):
         # A product whose bias is added in an operation of its own.
         adds = operation.kind in ("ADD", "Add") and operation.constants
         if (adds or operation.moves) and names.issuperset(operation.outputs):
-            names.update(_of_products(graph, operation.inputs))
+            names.update(n for n in operation.inputs if _is_of_product(makers, n))
     return {
         operation: "has no range in the model"
         for operation in graph.operations
@@ -218,18 +219,14 @@ def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
     }
 
 
-def _of_products(graph: Graph, names: Sequence[str]) -> set[str]:
-    """Return those of some tensors that products compute, or moves of what they do."""
-    makers = {name: one for one in graph.operations for name in one.outputs}
-    return {
-        name for name in names if name in makers and _is_product(makers, makers[name])
-    }
-
-
-def _is_product(makers: Mapping[str, Operation], operation: Operation) -> bool:
-    while operation.moves and operation.inputs and operation.inputs[0] in makers:
-        operation = makers[operation.inputs[0]]
-    return operation.kind in PRODUCTS
+def _is_of_product(makers: Mapping[str, Operation], name: str) -> bool:
+    """Return whether a product computes a tensor, or what is moved to it."""
+    while name in makers:
+        operation = makers[name]
+        if not (operation.moves and operation.inputs):
+            return operation.kind in PRODUCTS
+        name = operation.inputs[0]
+    return False
 
 
 def _is_same(one: np.ndarray, two: np.ndarray) -> bool:

@@ -210,7 +210,8 @@ def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
     except ModelError as error:
         if job.batch_size is None and _has_loop(job.model):
             # LiteRT runs loops over time steps for a batch of a fixed length alone.
-            return job.with_batch(1), _content(job.with_batch(1))
+            job = job.with_batch(1)
+            return job, _content(job)
         shapes = {argument.name: argument.shape[1:] for argument in job.arguments}
         unknown = open_lengths(shapes)
         if not unknown or not _can_be_made(job.with_lengths_of_samples()):
