@@ -1,6 +1,7 @@
 """Arrays over a file, whose pages come and go."""
 
 import mmap
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -58,6 +59,18 @@ class MappedArray(np.ndarray):
         first = first // mmap.PAGESIZE * mmap.PAGESIZE
         end = place + (self.size if stop is None else stop) * self.itemsize
         self._release(first, min(end + _READ_AROUND, len(file)) - first)
+
+    def pieces(self, size: int) -> Iterator[np.ndarray]:
+        """Yield all entries in order, in copies of one axis; no page stays in memory.
+
+        Args:
+            size: most entries of a piece.
+        """
+        entries = self.view(np.ndarray).reshape(-1)
+        for start in range(0, self.size, size):
+            piece = entries[start : start + size].copy()
+            self.release_around(start, start + piece.size)
+            yield piece
 
     def _release(self, start: int | None, size: int) -> None:
         if self._region is None or start is None or not hasattr(mmap, "MADV_DONTNEED"):

@@ -38,6 +38,10 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
 _FAR_WORSE = 0.02
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
 @command(
     "compress",
     "Make a saved model smaller, and prove what it costs.",
@@ -95,6 +99,14 @@ _FAR_WORSE = 0.02
         help="keras for int8 weights of Dense, EinsumDense and Embedding as stored by "
         "Keras, which opens without kerasmem",
     ),
+    option(
+        "--measure",
+        type=_names,
+        default=("file", "weights", "metrics"),
+        metavar="NAMES",
+        help="what to measure of both models, with commas: file, weights, metrics, "
+        "activations, latency (file,weights,metrics)",
+    ),
     option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
     option(
         "--sensitivity",
@@ -110,7 +122,7 @@ def compress(options: Namespace) -> Outcome:
 
     job = job_of(options)
     _check(options, job)
-    by_file = _file_job(options, job)
+    by_file = _goes_by_file(options, job)
     if by_file and options.sensitivity:
         raise _no_sensitivity()
     alone = tokens = None
@@ -129,14 +141,10 @@ def compress(options: Namespace) -> Outcome:
                 loaded, tokens = (*known, None), (known[0], rows)
             with shown_by(_announcing(show, options.model)):
                 result = _searched(options, job, loaded)
-        # Read once, so that it is measured here.
-        if tokens is None:
-            report = result.report
-        else:
+        report = result.report
+        if tokens is not None:
             models = tokens[0], result.model
-            report = judged_by_tokens(
-                result.untimed, models, tokens[1], options.batch_size
-            )
+            report = judged_by_tokens(report, models, tokens[1], options.batch_size)
         # The page first: a command that fails leaves no model behind. If the model
         # cannot be written then, the page stays; what it tells was measured all the
         # same.
@@ -182,7 +190,7 @@ def _announcing(show: Any, model: str) -> Any:
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
     """Return the result, by way of the file alone where no model is handed in."""
     from kerasmem.compression.compress import compress as compress_model
-    from kerasmem.compression.opening import Loaded
+    from kerasmem.compression.sources import Loaded
     from kerasmem.files.preset import is_preset
     from kerasmem.report.progress import FitProgress
 
@@ -211,13 +219,14 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             checkpoint_dir=options.checkpoint_dir,
             output=options.output if by_file else None,
             low_memory=low_memory if by_file else False,
+            measure=options.measure,
         )
 
 
-def _file_job(options: Namespace, job: Job) -> Any:
-    """Return what is to go from file to file, None if a model is held in memory."""
-    from kerasmem.compression.jobs import job_by_file
+def _goes_by_file(options: Namespace, job: Job) -> bool:
+    """Return whether the weights of the model stay in files."""
     from kerasmem.compression.recipe import as_preset
+    from kerasmem.compression.sources import offloads
 
     steps = None if job.steps is None else as_preset(job.steps).steps
     asks = {
@@ -225,16 +234,16 @@ def _file_job(options: Namespace, job: Job) -> Any:
         "--fine-tune-epochs": options.fine_tune_epochs or None,
         "--checkpoint-dir": options.checkpoint_dir,
         "--format keras": None if options.format == "kerasmem" else True,
+        "--measure latency": True if "latency" in options.measure else None,
     }
     low_memory = options.low_memory or None
-    given = (low_memory, options.model, options.output, steps, asks)
-    return job_by_file(*given)
+    return offloads(low_memory, options.model, options.output, steps, asks)
 
 
 def _check(options: Namespace, job: Job) -> None:
-    from kerasmem.compression.hub_preset_files import check_written
+    from kerasmem.compression.presets import check_output_of
 
-    check_written(options.model, options.output, options.coding)
+    check_output_of(options.model, options.output, options.coding)
     if options.report:
         check_output(options.report, ".html")
     if options.sensitivity and not options.report:
@@ -384,7 +393,7 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
     tried = (search_table(report.search),) if report.search else ()
     why = (left_alone_table(changes),) if left_alone else ()
     first = [report.warning] if report.warning else []
-    if report.file_ratio < 1:
+    if report.file_ratio and report.file_ratio < 1:
         without = " without its optimizer state" * bool(before.optimizer_file_bytes)
         first.append(
             f"{options.output} is larger than {options.model}{without}: "

@@ -143,7 +143,9 @@ def of_its_file(figures: ModelFigures, path: str) -> ModelFigures:
     return replace(figures, **file_size(path)._asdict())
 
 
-def file_sentence(name: str, file_bytes: int, optimizer_file_bytes: int) -> str:
+def file_sentence(name: str, file_bytes: int | None, optimizer_file_bytes: int) -> str:
     """Returns a sentence on the size of an input file and its optimizer state."""
+    if file_bytes is None:
+        return ""
     state = f"{format_bytes(optimizer_file_bytes)} of it" * bool(optimizer_file_bytes)
     return f"{name}: {format_bytes(file_bytes)}, {state or 'no'} optimizer state."

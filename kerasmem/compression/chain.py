@@ -121,9 +121,14 @@ class Chain:
             check_finite(model, original)
         return Outcome(model, self.steps, changes)
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that `judge` needs."""
+        return () if self._max_drop is None else ("metrics",)
+
     def judge(self, result: Any) -> None:
         """Raise `AccuracyDropError` if the metric got worse by too much."""
-        check_drop(result.untimed, self._max_drop)
+        check_drop(result.report, self._max_drop)
 
     def _checkpoints(
         self,

@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,35 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
-from kerasmem.checks import Whole
+from kerasmem.checks import OneOf, Whole
 from kerasmem.compression.chain import Chain, Outcome
-from kerasmem.compression.file_to_file import WantsMemoryError, compress_file
-from kerasmem.compression.hub_preset import compress_preset
-from kerasmem.compression.hub_preset_files import check_written
-from kerasmem.compression.jobs import Job as FileJob
-from kerasmem.compression.jobs import job_by_file
 from kerasmem.compression.judge import (
     chance_of,
     check_max_drop,
     far_worse,
     lacks_labels,
 )
-from kerasmem.compression.measure import Timing, figures
-from kerasmem.compression.offloading import Room, can_go_by_layers, offloading
-from kerasmem.compression.opening import compile_anew, open_given, original_size
+from kerasmem.compression.measure import (
+    FIGURES,
+    FILE,
+    LATENCY,
+    METRICS,
+    WEIGHTS,
+    figures,
+    latencies_or_warning,
+)
+from kerasmem.compression.presets import check_output_of
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
+from kerasmem.compression.sources import (
+    InFiles,
+    InMemory,
+    can_go_by_layers,
+    offloads,
+)
 from kerasmem.compression.technique import Context, Technique
-from kerasmem.compression.written import written
 from kerasmem.errors import (
     ConfigError,
     DataError,
@@ -54,12 +61,12 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
-from kerasmem.files.preset import is_preset
 from kerasmem.files.save import Coding
 from kerasmem.files.weights import CODINGS
-from kerasmem.graph.clone import compile_as
+from kerasmem.graph.clone import compile_as, compile_settings
+from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.layers import has_own_step
-from kerasmem.graph.outputs import warn_if_unfit
+from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
 
@@ -93,6 +100,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     verbose: int = 1,
     output: str | Path | None = None,
     low_memory: bool | None = None,
+    measure: str | Sequence[str] = (FILE, WEIGHTS, METRICS),
 ) -> CompressionResult:
     """Compress a model; return it with its costs and metrics before and after.
 
@@ -150,19 +158,20 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         verbose: 0 for silence, 1 for a line on stderr about each trial of a search.
         output: a file to write, which ends in `.keras`; of a preset of KerasHub also a
             new folder, for a preset; None for none.
-        low_memory: True to work from file to file, with a few pieces of weights in
-            memory at a time and the `model` of the result opened when it is asked for:
-            for a path and an output, and for `Prune` by magnitude, `Cluster`, and
-            `Quantize` but with adaptive rounding. With samples the model is run layer
-            by layer, without them activations are not measured; latency never is. None
-            to do so where it can be done and the weights take more than a sixth of the
-            memory that is available. False never to. A preset becomes a preset from
-            file to file wherever it can, without samples.
+        low_memory: True to leave the weights in files: one weight is in memory at a
+            time, with up to two copies of it, and the `model` of the result is opened
+            when it is asked for. For a path and an output, and for `Prune` by
+            magnitude, `Cluster`, and `Quantize` but with adaptive rounding. With
+            samples the model runs layer by layer. None to do so where it is possible
+            and the weights take more than a sixth of the available memory. False never
+            to. A preset becomes a preset in this way wherever it can, without samples.
+        measure: what the report tells of both models: some of `"file"`, `"weights"`,
+            `"metrics"` (with `validation_data`), `"activations"` and `"latency"`.
+            `max_drop` and `target` always measure what they need.
 
     Returns:
         The `km.CompressionResult`: the compressed model, compiled as the original was;
-        a report of file, weights, activations, latency and metrics before and after;
-        and the change of every weight.
+        a report of both models; and the change of every weight.
 
     Raises:
         ConfigError: if the arguments do not fit together.
@@ -179,7 +188,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         >>> import kerasmem as km
         >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
         >>> result = km.compress(model, km.Quantize("int8"))
-        >>> before, after = result.untimed.before, result.untimed.after
+        >>> before, after = result.report.before, result.report.after
         >>> after.weight_bytes < before.weight_bytes / 2
         True
     """
@@ -191,84 +200,72 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         _check_no_search(target=target, time_budget=time_budget, parallel=parallel)
         job = Chain(steps, max_drop, checkpoint_dir, batch_size)
     epochs = job.epochs if fine_tune_epochs is None else fine_tune_epochs
-    check_written(model_or_path, output, coding)
+    check_output_of(model_or_path, output, coding)
     coding = coding or job.coding
     Whole(0).check("compress", "fine_tune_epochs", epochs)
     job.check(data, validation_data, epochs)
     check_max_drop(max_drop, validation_data)
     CODINGS.check("compress", "coding", coding)
+    check_ends(validation_data, "judging")
+    measured = (*_figures(measure), *job.figures)
     asks = {"data": data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
+    asks["measure='latency'"] = True if LATENCY in measured else None
     named = getattr(job, "steps", None)
-    check_ends(validation_data, "judging")
-    by_file = job_by_file(low_memory, model_or_path, output, named, asks)
-    if by_file is not None and not by_file.runs:
-        result = _in_pieces(by_file, coding, custom_objects, low_memory)
-        if result is not None:
-            return result
-        by_file = None
-    if by_file is not None and validation_data is not None:
+    stage(OPENING)
+    in_files = offloads(low_memory, model_or_path, output, named, asks)
+    if in_files and validation_data is not None:
         must = low_memory is True
-        by_file = by_file if can_go_by_layers(by_file, custom_objects, must) else None
-    is_model = isinstance(model_or_path, keras.Model)
-    evaluated = isinstance(job, Request) or any(v is not None for v in asks.values())
-    with (
-        current().replicating(model_or_path) if is_model else nullcontext(),
-        seeded(seed),
-        offloading(by_file, custom_objects) as room,
-    ):
-        stage(OPENING)
-        source = room or model_or_path
-        original = open_given(source, custom_objects, evaluated=evaluated)
+        in_files = can_go_by_layers(model_or_path, custom_objects, must=must)
+    if in_files:
+        source = InFiles(Path(model_or_path), Path(output or ""), custom_objects)
+    else:
+        asked = [name for name, value in asks.items() if value is not None]
+        evaluated = isinstance(job, Request) or bool(asked)
+        source = InMemory(model_or_path, custom_objects, evaluated)
+    writer = source.writer(output)
+    with ExitStack() as scope, seeded(seed), source.opened() as original:
         if original is not model_or_path:
-            compile_anew(original, loss, metrics)
+            _compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)
-        parts = _in_batches(job, size_of, (data, validation_data))
-        data, validation_data = parts
+        data, validation_data = _in_batches(job, size_of, (data, validation_data))
         fit = {} if data is None else fit_arguments(data, batch_size)
         # Before the work: data that cannot be read again would take it along.
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects)
         with _labels_named(bool(epochs) and lacks_labels(data)):
-            done = job.run(original, context, coding, validation_data)
+            outcome = job.run(original, context, coding, validation_data)
         # Anew: the weights are others now, the slots of the old ones are in the way.
-        compile_as(done.model, original)
+        compile_as(outcome.model, original)
         stage("writing the file")
-        file = (written if room is None else room.write)(done.model, coding)
+        # Left last: the output may take the place of the file that is read.
+        place = scope.enter_context(writer.place())
+        sizes = source.size(), writer.write(outcome.model, place, coding)
         stage("measuring both models")
-        sizes = (original_size(model_or_path), file.size)
-        report = _report(original, done, (validation_data, batch_size), sizes)
-        changes = tuple(done.changes)
-        result = CompressionResult(
-            *(done.model, report, changes, coding, few),
-            timing=_timing(original, done.model, (validation_data, batch_size), source),
-            file=file,
-        )
+        judged = (validation_data, batch_size)
+        report = _report(original, outcome, judged, sizes, measured)
+        changes = tuple(outcome.changes)
+        result = CompressionResult(outcome.model, report, changes, coding, few)
         job.judge(result)  # before a file takes the place of another
-    warn_if_left_float(changes, report.before.weight_bytes)
-    if room is not None:
-        return room.result(result)
-    if output is not None:
-        result.save(output)
+    warn_if_left_float(changes)
+    source.leave(result, output)
     return result
 
 
-def _in_pieces(
-    by_file: FileJob,
-    coding: Coding,
-    custom_objects: Any,
-    low_memory: bool | None,  # noqa: FBT001 - three values
-) -> CompressionResult | None:
-    """Return what became of a file; None if its layers want memory, and may have it."""
-    is_held = low_memory is None and is_preset(by_file.path)
-    write = compress_preset if is_preset(by_file.path) else compress_file
-    with suppress(*[WantsMemoryError] * is_held):
-        return write(by_file, coding, custom_objects)
-    return None
+def _figures(measure: Any) -> tuple[str, ...]:
+    """Return what is to be measured.
+
+    Raises:
+        ConfigError: if it is none of `FIGURES`.
+    """
+    names = (measure,) if isinstance(measure, str) else tuple(measure)
+    for name in names:
+        OneOf(FIGURES).check("compress", "measure", name)
+    return names
 
 
 @contextmanager
@@ -286,14 +283,19 @@ def _labels_named(is_unlabeled: bool) -> Iterator[None]:  # noqa: FBT001
         ) from error
 
 
-def _timing(
-    original: Any, model: Any, judge: tuple[Any, int], source: Any
-) -> Timing | None:
-    """Return the speed of two models, None where their weights stay in files."""
-    if isinstance(source, Room):
-        return None
-    models, is_own = [original, model], original is source
-    return Timing(models, *judge, _TIMING_SECONDS, borrowed=is_own)
+def _compile_anew(model: Any, loss: Any, metrics: Any) -> None:
+    """Compile `model` anew, with a loss and metrics of the caller's if given."""
+    settings = compile_settings(model) or {}
+    if loss is not None:
+        settings["loss"] = as_loss(loss)
+    if metrics is not None:
+        settings["metrics"] = metrics
+    if settings.get("loss") is not None:
+        compile_with(model, {"optimizer": "adam", **settings})
+    elif metrics is not None:
+        raise ConfigError(
+            f"The model {model.name!r} has no loss. Give loss= beside metrics=."
+        )
 
 
 def _check_loss(name: str, is_compiled: bool, epochs: int) -> None:  # noqa: FBT001
@@ -366,26 +368,30 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
 
 def _report(
     original: Any,
-    done: Outcome,
-    judge: tuple[Any, int],
+    outcome: Outcome,
+    judged: tuple[Any, int],
     sizes: tuple[FileSize, FileSize],
+    measured: Sequence[str],
 ) -> CompressionReport:
-    """Return all figures but how long a forward pass takes."""
-    data, batch_size = judge
-    count = None if data is None else sample_count(data)
-    at_first = figures(original, data, batch_size, sizes[0])
-    if data is not None and not at_first.metrics:
+    data, batch_size = judged
+    models = [original, outcome.model]
+    before, after = (
+        figures(model, data, batch_size, size if FILE in measured else None, measured)
+        for model, size in zip(models, sizes, strict=True)
+    )
+    if data is not None and METRICS in measured and not before.metrics:
         lacks = "validation_data has no labels" if original.compiled else _NO_LOSS
         warnings.warn(
             f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
         )
-    at_last = figures(done.model, data, batch_size, sizes[1])
-    chance = chance_of(original, data)
+    if LATENCY in measured:
+        times = latencies_or_warning(models, data, batch_size, _TIMING_SECONDS)
+        before, after = replace(before, **times[0]), replace(after, **times[1])
     return CompressionReport(
-        before=at_first,
-        after=at_last,
-        steps=tuple(step.to_json() for step in done.steps),
-        samples=count or 0,
-        search=done.search,
-        warning=far_worse(at_first.metrics, at_last.metrics, chance),
+        before=before,
+        after=after,
+        steps=tuple(step.to_json() for step in outcome.steps),
+        samples=0 if data is None else sample_count(data) or 0,
+        search=outcome.search,
+        warning=far_worse(before.metrics, after.metrics, chance_of(original, data)),
     )

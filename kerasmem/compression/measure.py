@@ -25,7 +25,6 @@ from kerasmem.files.data import (
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
-from kerasmem.graph.clone import to_read
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import without_preprocessor
@@ -39,12 +38,18 @@ one forward pass, the samples in its batch, and between which times eight in ten
 took, if more than one was taken."""
 
 
+FILE, WEIGHTS, METRICS = "file", "weights", "metrics"
+ACTIVATIONS, LATENCY = "activations", "latency"
+FIGURES = (FILE, WEIGHTS, METRICS, ACTIVATIONS, LATENCY)
+"""What can be measured of a model."""
+
+
 def measure(
     model: Any,
     validation_data: Any = None,
     batch_size: int = 32,
 ) -> ModelFigures:
-    """Return the figures of `model`, its file the deflated one of `km.save_model`.
+    """Return all figures of `model`, its file the deflated one of `km.save_model`.
 
     Args:
         model: a built model; metrics are measured only if it is compiled.
@@ -57,17 +62,31 @@ def measure(
 
 
 def figures(
-    model: Any, validation_data: Any, batch_size: int, size: FileSize
+    model: Any,
+    validation_data: Any,
+    batch_size: int,
+    size: FileSize | None,
+    measured: Sequence[str] = FIGURES,
 ) -> ModelFigures:
-    """Return the figures of `model` but its latency; its file was measured already."""
-    return ModelFigures(
-        **size._asdict(),
-        weight_bytes=sum(map(nbytes, model.weights)),
-        parameters=sum(map(parameters, model.weights)),
-        nonzero=sum(map(nonzero, model.weights)),
-        activation_peak_bytes=peak_activation_bytes(model),
-        metrics=evaluate(model, validation_data, batch_size),
-    )
+    """Return the figures of `model` but its latency.
+
+    Args:
+        model: a built model.
+        validation_data: as for `measure`.
+        batch_size: samples per batch, for the metrics.
+        size: of its file, which was measured already; None if it was not.
+        measured: which of `FIGURES`; all others are None.
+    """
+    found = {} if size is None else size._asdict()
+    if WEIGHTS in measured:
+        found["weight_bytes"] = sum(map(nbytes, model.weights))
+        found["parameters"] = sum(map(parameters, model.weights))
+        found["nonzero"] = sum(map(nonzero, model.weights))
+    if ACTIVATIONS in measured:
+        found["activation_peak_bytes"] = peak_activation_bytes(model)
+    if METRICS in measured:
+        found["metrics"] = evaluate(model, validation_data, batch_size)
+    return ModelFigures(**found)
 
 
 def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
@@ -111,10 +130,6 @@ def latencies(
             longer for two batches is timed by one, without a spread.
     """
     inputs = batch_of(models[0], data, batch_size)
-    return _latencies(models, inputs, limit)
-
-
-def _latencies(models: Sequence[Any], inputs: Any, limit: float) -> list[Latency]:
     if inputs is None:
         return [{} for _ in models]
     # Processes that predict together have to do so equally often.
@@ -139,82 +154,20 @@ def _are_several(model: Any) -> bool:
     return processes > 1
 
 
-class Timing:
-    """The speed of models as they are now, measured when somebody asks for it.
-
-    Args:
-        models: they are held until then.
-        data: samples, of which a batch is held; None for a batch of zeros.
-        batch_size: samples in it.
-        limit: seconds for all models together, see `latencies`.
-        borrowed: whether the first one is to stay as it is.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[Any],
-        data: Any,
-        batch_size: int,
-        limit: float,
-        *,
-        borrowed: bool,
-    ) -> None:
-        inputs = batch_of(models[0], data, batch_size)
-        # Of their own: the samples may be changed until then, and take more memory.
-        self._inputs = (
-            None if inputs is None else keras.tree.map_structure(_own, inputs)
+def latencies_or_warning(
+    models: Sequence[Any], data: Any, batch_size: int, limit: float
+) -> list[Latency]:
+    """Return `latencies`; empty ones, with a warning, if a model cannot predict."""
+    try:
+        return latencies(models, data, batch_size, limit)
+    except Exception as error:  # noqa: BLE001 - the other figures are right
+        warnings.warn(
+            f"No latency was measured: {type(error).__name__} in `predict_on_batch`: "
+            f"{first_line(text_of(error))} Next: try it on both models.",
+            KerasMemWarning,
+            stacklevel=4,
         )
-        self._models, self._limit, self._borrowed = list(models), limit, borrowed
-        self._forms = [_form(model) for model in models]
-        self._latencies: list[Latency] | None = None
-        if _are_several(models[0]):
-            self.latencies()  # each of the processes, and nobody knows who asks
-
-    def latencies(self) -> list[Latency]:
-        """Return the latency of each model, measured once.
-
-        Empty for all, with a warning, if one of them has other weights by now than it
-        had, or computes in another way: values alone do not matter. So, too, if one
-        cannot predict: a model that runs may not compile.
-        """
-        if self._latencies is None:
-            self._latencies = self._measured()
-            self._models, self._inputs = [], None
-        return self._latencies
-
-    def _measured(self) -> list[Latency]:
-        pairs = zip(self._models, self._forms, strict=True)
-        changed = [model.name for model, form in pairs if _form(model) != form]
-        if changed:
-            return self._none(
-                f"the model {changed[0]!r} is another one by now. Next: read `.report` "
-                "before it is changed."
-            )
-        if self._borrowed:  # what was handed in keeps nothing of this
-            self._models[0] = to_read(self._models[0])
-        try:
-            return _latencies(self._models, self._inputs, self._limit)
-        except Exception as error:  # noqa: BLE001 - the other figures are right
-            return self._none(
-                f"{type(error).__name__} in `predict_on_batch`: "
-                f"{first_line(text_of(error))} Next: try it on both models."
-            )
-
-    def _none(self, reason: str) -> list[Latency]:
-        text = f"No latency was measured: {reason}"
-        warnings.warn(text, KerasMemWarning, stacklevel=5)
-        return [{} for _ in self._models]
-
-
-def _own(leaf: Any) -> Any:
-    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _form(model: Any) -> tuple[Any, ...]:
-    """Return what the speed of a model depends on, as far as it can be told."""
-    weights = tuple((v.path, tuple(v.shape), str(v.dtype)) for v in model.variables)
-    how = (getattr(model, name, None) for name in ("run_eagerly", "jit_compile"))
-    return (len(model.layers), *how, weights)
+        return [{} for _ in models]
 
 
 def batch_of(model: Any, data: Any, batch_size: int) -> Any:

@@ -1,19 +1,23 @@
 """What `km.compress` returns."""
 
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kerasmem.checks import OneOf
 from kerasmem.compression.account import notable_first
-from kerasmem.compression.hub_preset_files import is_of_hub, save_preset
-from kerasmem.compression.measure import Timing
+from kerasmem.compression.presets import copy_files, is_of_hub, write_preset
 from kerasmem.compression.quantize.keras_form import keras_int8
-from kerasmem.compression.written import WrittenFile
+from kerasmem.errors import OutputError
+from kerasmem.files.atomic import new_folder, replacing
+from kerasmem.files.load import load_model
+from kerasmem.files.memory_map import is_mappable
+from kerasmem.files.preset import check_new_folder
 from kerasmem.files.save import Coding, save_model
 from kerasmem.optional import feature
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
-from kerasmem.stages import stage
+from kerasmem.records.regular import check_outside, identity
 from kerasmem.units import format_bytes
 
 SAMPLES = 32
@@ -22,11 +26,58 @@ SAMPLES = 32
 FORMATS = ("kerasmem", "keras")
 
 
-class CompressionResult:
-    """The compressed model, with figures of its size, its speed and its metrics.
+@dataclass(frozen=True)
+class ResultFile:
+    """The file, or the preset, that holds the model of a result.
 
-    All of them are measured already but the speed, which is measured when `report` is
-    first read. Until then this holds the original.
+    Args:
+        path: of it.
+        name: of the model.
+        custom_objects: the user's own layers and functions by name.
+        identity: of the file when it was written, see `regular.identity`.
+    """
+
+    path: Path
+    name: str
+    custom_objects: Any
+    identity: tuple[int, ...] | None
+
+    def check(self) -> None:
+        """Raise `OutputError` if the file is another one by now."""
+        if self.identity != identity(self.path):
+            raise OutputError(
+                f"The file of this result is no longer there: {str(self.path)!r} was "
+                "written again, moved or removed. Next: compress once more."
+            )
+
+    def open(self) -> Any:
+        """Return the model, mapped into memory where its file can be."""
+        self.check()
+        mapped = self.path.is_file() and is_mappable(self.path)
+        return load_model(self.path, self.custom_objects, memory_map=mapped)
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the file or the preset.
+
+        Raises:
+            ConfigError: if something is where the copy of a preset is to be.
+            OutputError: if the copy cannot be written.
+        """
+        self.check()
+        if path.exists() and self.path.samefile(path):
+            return
+        if self.path.is_file():
+            with replacing(path) as copy:
+                shutil.copyfile(self.path, copy)
+            return
+        check_new_folder(path)
+        check_outside(path, self.path)
+        with new_folder(path) as folder:
+            copy_files(self.path, folder)
+
+
+class CompressionResult:
+    """The compressed model, with figures of its size and its metrics.
 
     Args:
         model: the compressed `keras.Model`, compiled as the original was.
@@ -36,9 +87,6 @@ class CompressionResult:
         coding: how its file is written, as for `km.save_model`.
         samples: inputs of the data that it was made or judged with, a few for `export`
             to compare on; None where there was none.
-        timing: of the original and of the result, what the report lacks; None if it
-            lacks nothing.
-        file: of the result; None if it was not written yet.
 
     Example:
         >>> import keras, kerasmem as km
@@ -50,51 +98,36 @@ class CompressionResult:
         1
     """
 
-    def __init__(  # noqa: PLR0913 - what `compress` found, one by one
+    def __init__(
         self,
         model: Any,
         report: CompressionReport,
         changes: tuple[WeightChange, ...],
         coding: Coding = "deflate",
         samples: Any = None,
-        *,
-        timing: Timing | None = None,
-        file: WrittenFile | None = None,
     ) -> None:
-        self.model = model
+        self.report = report
         self.changes = notable_first(changes)
         self.coding: Coding = coding
         self.samples = samples
-        self._report, self._timing, self._file = report, timing, file
+        self._model = model
+        self._file: ResultFile | None = None
+
+    def open_from(self, path: Path, custom_objects: Any) -> None:
+        """Let go of the model, and open it from its file when it is asked for."""
+        name, model_file = self._model.name, identity(path)
+        self._file = ResultFile(path, name, custom_objects, model_file)
+        self._model = None
 
     @property
-    def report(self) -> CompressionReport:
-        """Figures of the original and of the result.
-
-        The first to read it waits for two models that take turns for two seconds, or
-        for two batches of each. If one of them was changed before, there is no latency.
-        """
-        if self._timing is not None:
-            stage("timing both models")
-            (before, after), self._timing = self._timing.latencies(), None
-            self._report = replace(
-                self._report,
-                before=replace(self._report.before, **before),
-                after=replace(self._report.after, **after),
-            )
-        return self._report
-
-    @property
-    def untimed(self) -> CompressionReport:
-        """The report without latencies, as long as nobody has asked for them."""
-        return self._report
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: all figures, but no file, which it writes anew."""
-        return {**vars(self), "_report": self.report, "_timing": None, "_file": None}
+    def model(self) -> Any:
+        """The compressed model; after a compression in low memory it is opened here."""
+        if self._model is None and self._file is not None:
+            self._model = self._file.open()
+        return self._model
 
     def __repr__(self) -> str:
-        before, after = self._report.before, self._report.after
+        before, after = self.report.before, self.report.after
         sizes = {
             "file": (before.model_file_bytes, after.model_file_bytes),
             "weights": (before.weight_bytes, after.weight_bytes),
@@ -102,6 +135,7 @@ class CompressionResult:
         parts = [
             f"{name} {format_bytes(old)} -> {format_bytes(new)}"
             for name, (old, new) in sizes.items()
+            if old is not None and new is not None
         ]
         if state := before.optimizer_file_bytes:
             parts.insert(1, f"optimizer state in the original {format_bytes(state)}")
@@ -110,7 +144,7 @@ class CompressionResult:
             for name, old in before.metrics.items()
         ]
         changed = len({c.weight for c in self.changes if c.changed})
-        warning = self._report.warning
+        warning = self.report.warning
         first = f"{warning}; " if warning else ""
         return (
             f"<CompressionResult of {self._name!r}: {first}{', '.join(parts)}; "
@@ -119,29 +153,23 @@ class CompressionResult:
         )
 
     def __str__(self) -> str:
-        """Returns the figures side by side, and why weights were left as they were.
-
-        Without latencies if they were not measured yet; `report` measures them.
-        """
+        """Returns the figures side by side, and why weights were left as they were."""
         from kerasmem.records.table import as_text
         from kerasmem.records.weights import left_alone_table
 
         has_rest = any(not change.changed for change in self.changes)
         rest = as_text(left_alone_table(self.changes)) if has_rest else ""
-        return f"{self._report}\n{rest}".rstrip()
+        return f"{self.report}\n{rest}".rstrip()
 
     @property
     def _name(self) -> str:
-        return self.model.name
+        return self.model.name if self._file is None else self._file.name
 
     def save(self, path: str | Path, *, format: str = "kerasmem") -> None:  # noqa: A002
         """Write the model as a smaller `.keras` file, or preset, whole or not at all.
 
         A pruned model opens in stock `keras.models.load_model`; one with int8 weights,
         or one coded by its entropy, does after `import kerasmem`.
-
-        It is the file whose size the report tells, copied; if the model was trained or
-        changed since, one of the model as it is now.
 
         Args:
             path: where to; ends in `.keras`. A file that is there is replaced. Of a
@@ -158,19 +186,21 @@ class CompressionResult:
         if format == "keras":
             save_model(keras_int8(self.model), path, coding=self.coding)
             return
-        file = self._file
-        if path.suffix != ".keras" and is_of_hub(self.model):
-            save_preset(self.model, path, self.coding)
-            return
-        if path.suffix == ".keras" and file is not None and file.is_of(self.model):
+        is_file = path.suffix == ".keras"
+        file = self._file if self._model is None else None
+        if file is not None and is_file == (file.path.suffix == ".keras"):
             file.copy_to(path)
+        elif not is_file and is_of_hub(self.model):
+            check_new_folder(path)
+            with new_folder(path) as folder:
+                write_preset(self.model, folder, self.coding)
         else:
             save_model(self.model, path, coding=self.coding)
 
     def plot(self) -> Any:
         """Return a picture of what is left: file, memory and time beside the original.
 
-        Like `report`, it waits for the timing if there was none yet.
+        The time is there if `measure` names `"latency"`.
 
         Returns:
             A picture that a notebook shows; `.save(path)` writes it, `.figure` is
@@ -181,8 +211,7 @@ class CompressionResult:
     def model_card(self, name: str | None = None, **metadata: str) -> str:
         """Return a model card: Markdown with metadata, as the Hugging Face Hub has it.
 
-        It says what was done, what it cost and what that was measured on. Like
-        `report`, it waits for the timing if there was none yet.
+        It says what was done, what it cost and what that was measured on.
 
         Args:
             name: heading of the card; None for the model's name.

@@ -8,13 +8,10 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import source_at_rest
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.technique import Context, Technique
-from kerasmem.files.entries import Entries, Mapped, Readable
 from kerasmem.graph.clone import clone
 from kerasmem.graph.outputs import without_preprocessor
-from kerasmem.records import WeightChange
 from kerasmem.stages import TRAINING, stage
 
 
@@ -95,61 +92,3 @@ def constrain(variable: Any, constraint: Callable[[Any], Any]) -> Callable[[], N
             variable.constraint = all_of_them.own
 
     return undo
-
-
-LazyChanges = Callable[[], list[WeightChange]]
-"""Tells what became of the weights, once all entries have been read."""
-
-
-class Streams:
-    """The entries of variables.
-
-    Args:
-        first: gives what a variable has in the file, None if it has its value itself.
-    """
-
-    def __init__(self, first: Callable[[Any], Readable | None]) -> None:
-        self._first, self._entries = first, dict[int, tuple[Any, Entries]]()
-
-    def of(self, variable: Any) -> Entries | None:
-        """Return the entries of a variable, None if it has its value itself."""
-        if id(variable) not in self._entries:
-            entries = self._first(variable)
-            if entries is None:
-                return None
-            self.put(variable, entries)
-        return self._entries[id(variable)][1]
-
-    def by_id(self, key: int) -> Entries | None:
-        """Return the entries of a variable by its id, None if none are known."""
-        return self._entries[key][1] if key in self._entries else None
-
-    def assign(self) -> None:
-        """Let the variables of a model in memory have the entries they were given."""
-        for variable, entries in self._entries.values():
-            variable.assign(entries.whole())
-
-    def readable(self, variable: Any) -> Readable:
-        """Return the entries of a variable that can be read at any place."""
-        entries = self.of(variable)
-        if isinstance(entries, Readable):
-            return entries
-        source = source_at_rest(variable)
-        return _Held(variable) if source is None else Mapped(source)
-
-    def put(self, variable: Any, entries: Entries) -> None:
-        """Give a variable other entries."""
-        self._entries[id(variable)] = (variable, entries)
-
-
-class _Held(Readable):
-    """The value that a variable has, as long as it keeps that."""
-
-    def __init__(self, variable: Any) -> None:
-        array = current().read_only_array(variable.value)
-        super().__init__(array.shape, array.dtype)
-        self._entries = array.reshape(-1)
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the entries from one place to another, an array of one axis."""
-        return self._entries[start:stop]

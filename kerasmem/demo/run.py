@@ -108,6 +108,7 @@ def shrink(shop: Workshop) -> CompressionResult:
             batch_size=recipe.batch_size,
             callbacks=[rate, progress],
             seed=recipe.seed,
+            measure=("file", "weights", "metrics", "activations"),
         )
     result.save(shop.out / "compressed.keras")
     return result
@@ -146,7 +147,7 @@ def compare(
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
     size = file_size(shop.out / "student.keras")
-    report = compressed.untimed
+    report = compressed.report
     found = {
         "original": report.before,
         "compressed": report.after,

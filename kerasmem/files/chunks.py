@@ -19,7 +19,7 @@ from h5py import h5f, h5g, h5p
 
 from kerasmem.errors import OutputError
 from kerasmem.files.deflating import better_shuffled, crc32, deflated
-from kerasmem.files.entries import Threads
+from kerasmem.files.threads import Threads
 
 _PIECE_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 9

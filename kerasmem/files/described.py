@@ -11,7 +11,8 @@ from kerasmem.backends import current
 from kerasmem.backends.at_rest import offloaded
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import is_weights_alone
+from kerasmem.files.archive import is_weights_alone, shards_of
+from kerasmem.files.coded_model import CONFIG
 from kerasmem.files.datasets import bounded_weights
 from kerasmem.files.load import (
     check_model_file,
@@ -21,8 +22,10 @@ from kerasmem.files.load import (
     model_of,
     say_without_loss,
 )
-from kerasmem.files.memory_map import MappedWeights
+from kerasmem.files.memory_map import MappedWeights, is_mappable
+from kerasmem.files.plain import check_has_model, write_plain
 from kerasmem.files.preset import is_preset, made_of_configs, weights_of
+from kerasmem.records.regular import unchanged
 
 
 @contextmanager
@@ -104,23 +107,50 @@ def offloaded_model(
     models that are made in the scope, are assigned goes to a file without a name.
 
     Args:
-        path: a `.keras` file whose weights lie in it as they are.
+        path: a `.keras` file, or weights beside the config of their model.
         custom_objects: the user's own layers and functions by name.
-        folder: with room for what is assigned.
+        folder: with room for a copy of the file, and for what is assigned.
 
     Raises:
-        ModelFileError: as by `load_model`.
+        ModelFileError: as by `load_model`, or if the file changes within the scope.
     """
     values = current().lazy_values()
-    with offloaded(values, folder) as files:
-        mapped = MappedWeights(path, at_rest=files)
+    with _plain(path, folder) as plain, offloaded(values, folder) as files:
+        mapped = MappedWeights(plain, at_rest=files)
         with mapped.skeleton() as (file, objects), loading(path):
             known = {**objects, **(custom_objects or {})}
-            model, why = model_of(path, file, known, compile=True, slots=False)
+            model, why = model_of(plain, file, known, compile=True, slots=False)
         if why is not None:
             say_without_loss(path, why)
         with lazy_variables(values, at_rest=files, assigned=False):
             yield model
+
+
+@contextmanager
+def _plain(path: Path, folder: Path) -> Iterator[Path]:
+    """Give a file whose weights lie in it as they are: another one if they do not.
+
+    Args:
+        path: a `.keras` file, or weights beside the config of their model.
+        folder: where to put another one.
+
+    Raises:
+        ModelFileError: if it cannot be read, or changes within the scope.
+    """
+    if is_weights_alone(path):
+        check_has_model(path)
+        files = {path, path.with_name(CONFIG), *shards_of(path)}
+        with unchanged(files), made_whole(path, folder) as whole:
+            yield whole
+        return
+    check_model_file(path, memory_map=False)
+    with unchanged([path]):
+        if is_mappable(path):
+            yield path
+            return
+        made = folder / "plain.keras"
+        write_plain(path, made)
+        yield made
 
 
 def _described(

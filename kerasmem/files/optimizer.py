@@ -84,21 +84,18 @@ def _count(files: list[h5py.File]) -> OptimizerState:
 
 
 @contextmanager
-def new_optimizer(model: Any, *, slots: bool, described: bool) -> Iterator[None]:
+def new_optimizer(model: Any, *, slots: bool) -> Iterator[None]:
     """Return a scope in which a model has its optimizer as before the first step.
 
     Args:
         model: any model; one that is not compiled is left as it is.
         slots: whether the optimizer has them.
-        described: whether the model's variables have no values.
 
     Raises:
         ModelError: if the optimizer's config does not describe it.
     """
     built_for = [*model.trainable_variables] if slots else None
-    if built_for and (
-        described or any(source_at_rest(v) is not None for v in built_for)
-    ):
+    if built_for and any(source_at_rest(v) is not None for v in built_for):
         built_for = [*map(_Shape, built_for)]
     values = current().lazy_values()
     is_lazy = values.why_not() is None

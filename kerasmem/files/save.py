@@ -24,11 +24,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import (
-    described_source,
-    first_value,
-    lazy_variables,
-)
+from kerasmem.backends.lazy import first_value, lazy_variables
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.checks import invalid
@@ -126,8 +122,7 @@ def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
     whole.
 
     Args:
-        model: the model that was saved; its own classes are those of the file. Of one
-            that is described the weights always stay in the file.
+        model: the model that was saved; its own classes are those of the file.
         path: the file.
         written: what was written of it.
 
@@ -142,15 +137,14 @@ def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
         _apart(),
         keras.saving.custom_object_scope(live_objects(model, compiled=False)),
     ):
-        if any(described_source(variable) is not None for variable in model.variables):
-            _check_places(model, path, written)
-        elif is_new or not is_lazy or not _is_in_place(model, path, written):
+        if is_new or not is_lazy or not _is_in_place(model, path, written):
             _check_whole(model, path)
     _OPENED.update(classes)
 
 
 def _is_known(cls: type) -> bool:
-    return cls in _OPENED or cls.__module__.partition(".")[0] in ("keras", "kerasmem")
+    package = cls.__module__.partition(".")[0]
+    return cls in _OPENED or package in ("keras", "keras_hub", "kerasmem")
 
 
 def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
@@ -174,7 +168,7 @@ def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
         value = first_value(opened)
         if isinstance(value, MappedArray):
             return written.variables.get(value.name or "") is weight
-        return described_source(weight) is None and _same_value(weight, opened)
+        return _same_value(weight, opened)
 
     with (
         skeleton(path, arrays) as (small, objects),

@@ -47,7 +47,7 @@ from kerasmem.files.coding import (
     encode,
     has_code,
 )
-from kerasmem.files.entries import Threads
+from kerasmem.files.threads import Threads
 from kerasmem.stages import Progress
 
 Coding = Literal["deflate", "entropy", "stored"]

@@ -5,6 +5,7 @@ array of numbers goes to our HDF5 file at once, so that none is held, or written
 """
 
 import json
+import math
 import shutil
 import struct
 import zipfile
@@ -19,7 +20,6 @@ from typing import Any
 
 import h5py
 import keras
-import ml_dtypes
 import numpy as np
 
 from kerasmem.backends import current
@@ -28,7 +28,6 @@ from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.archive import WEIGHTS, opened_weights
 from kerasmem.files.chunks import WrittenArray, not_read_back
 from kerasmem.files.coded_model import CONFIG, CodedModel
-from kerasmem.files.entries import Entries, Mapped, zeros
 from kerasmem.files.load import first_reason
 from kerasmem.files.optimizer import new_optimizer
 from kerasmem.files.weights import (
@@ -51,9 +50,6 @@ _PIECE = 1 << 20
 _MOST_DEFLATED_TWICE = 4 << 20
 """In a larger file of small arrays it is little that HDF5 writes of each; in a smaller
 one that is deflated once more, with all else."""
-
-EntriesOf = Callable[[Any], Entries | None]
-"""Gives the entries of a variable, None for one that has its value."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +76,15 @@ def write_model(
     *,
     include_optimizer: bool = False,
     slots: bool = True,
-    entries_of: EntriesOf | None = None,
 ) -> WrittenModel:
     """Write the file that `km.save_model` writes, and do not look at it again.
 
     Args:
-        model: a built model, or a described one within its scope.
+        model: a built model.
         path: where to, in a folder with room for another such file.
         coding: as in `km.save_model`.
         include_optimizer: as in `km.save_model`.
         slots: False for an optimizer that has none, where it is not included.
-        entries_of: gives the values of a described model's variables.
 
     Raises:
         ModelError: if the optimizer cannot be made anew.
@@ -102,17 +96,10 @@ def write_model(
         file = scope.enter_context(WeightsFile(weights, coding, progress))
         written = WrittenModel(coding, file.written)
         if not include_optimizer:
-            is_described = entries_of is not None
-            new = new_optimizer(model, slots=slots, described=is_described)
-            scope.enter_context(new)
-        entries_of = entries_of or (lambda _: None)
+            scope.enter_context(new_optimizer(model, slots=slots))
 
         def prepare(store: Any) -> None:
-            fields = {
-                "into": file,
-                "written": written,
-                "entries_of": staticmethod(entries_of),
-            }
+            fields = {"into": file, "written": written}
             store.__class__ = type("HandingOver", (_HandingOver, type(store)), fields)
 
         with _before_saving(model, prepare):
@@ -218,15 +205,13 @@ class _HandingOver(_Store):
     Attributes:
         into: the file.
         written: gets the variables that arrays are the values of.
-        entries_of: as of `write_model`.
     """
 
     into: WeightsFile
     written: WrittenModel
-    entries_of: EntriesOf
 
     def __setitem__(self, key: str, value: Any) -> None:
-        form, blocks = _entries(value, self.entries_of)
+        form, blocks = _entries(value)
         if not is_numbers(form[1]):
             super().__setitem__(key, value)
             return
@@ -300,25 +285,26 @@ def _before_saving(model: Any, prepare: Callable[[Any], None]) -> Iterator[None]
             object.__setattr__(model, name, own)
 
 
-def _entries(value: Any, entries_of: EntriesOf) -> tuple[Any, Iterator[np.ndarray]]:
+def _entries(value: Any) -> tuple[Any, Iterator[np.ndarray]]:
     """Return shape and type of what Keras stores, and its entries in blocks."""
-    if isinstance(value, keras.Variable):
-        found = entries_of(value)
-        source = source_at_rest(value)
-        if found is None and source is not None:
-            found = Mapped(source)
-        if found is None and is_made_of_zeros(value):
-            dtype = keras.backend.standardize_dtype(value.dtype)
-            named = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-            found = zeros(tuple(value.shape), named)
-        if found is not None:
-            return (found.shape, found.dtype), found.pieces()
+    if not isinstance(value, keras.Variable):
+        array = keras.ops.convert_to_numpy(value)
+    elif (source := source_at_rest(value)) is not None:
+        return (source.shape, source.dtype), source.pieces(_PIECE)
+    elif is_made_of_zeros(value):
+        dtype = np.dtype(keras.backend.standardize_dtype(value.dtype))
+        shape = tuple(value.shape)
+        return (shape, dtype), _zeros(math.prod(shape), dtype)
+    else:
         array = current().read_only_array(first_value(value))
         if array.flags.writeable:  # its layer may change it before it is written
             array = np.array(array)
-    else:
-        array = keras.ops.convert_to_numpy(value)
     return (array.shape, array.dtype), iter([array])
+
+
+def _zeros(size: int, dtype: np.dtype) -> Iterator[np.ndarray]:
+    for start in range(0, size, _PIECE):
+        yield np.zeros(min(_PIECE, size - start), dtype)
 
 
 def save_stored(model: Any, path: Path) -> None:

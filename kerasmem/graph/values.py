@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.backends import current
 from kerasmem.errors import DataError, ModelError
 
 
@@ -16,6 +17,11 @@ def to_numpy(variable: Any) -> np.ndarray:
     """Return the value of a `keras.Variable` or tensor as a NumPy array."""
     # By way of a tensor: NumPy 2 deprecates how Keras hands it a variable.
     return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable))
+
+
+def array_of(variable: Any) -> np.ndarray:
+    """Return the value of a `keras.Variable` to read, without a copy on a CPU."""
+    return current().read_only_array(variable.value)
 
 
 def nbytes(variable: Any) -> int:

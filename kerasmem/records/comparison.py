@@ -100,8 +100,9 @@ def _size(label: str, values: Sequence[int | None], source: str) -> _Row:
     return _row(label, texts, _times_less(values), source)
 
 
-def _count(label: str, values: Sequence[int]) -> _Row:
-    return _row(label, [f"{n:,}" for n in values], _times_less(values), "counted")
+def _count(label: str, values: Sequence[int | None]) -> _Row:
+    texts = [MISSING if n is None else f"{n:,}" for n in values]
+    return _row(label, texts, _times_less(values), "counted")
 
 
 def _rate(label: str, values: Sequence[float | None]) -> _Row:

@@ -41,11 +41,15 @@ class CompressionReport:
         return {"before": self.before, "after": self.after}
 
     @property
-    def file_ratio(self) -> float:
+    def file_ratio(self) -> float | None:
         """How many times smaller the file became, without optimizer state."""
-        return self.before.model_file_bytes / self.after.model_file_bytes
+        return _ratio(self.before.model_file_bytes, self.after.model_file_bytes)
 
     @property
-    def weight_ratio(self) -> float:
+    def weight_ratio(self) -> float | None:
         """How many times less RAM the weights take."""
-        return self.before.weight_bytes / self.after.weight_bytes
+        return _ratio(self.before.weight_bytes, self.after.weight_bytes)
+
+
+def _ratio(before: int | None, after: int | None) -> float | None:
+    return before / after if before and after else None

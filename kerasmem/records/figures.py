@@ -167,7 +167,7 @@ class SearchReport:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """What one model costs and how well it does. None means: not to be had.
+    """What one model costs and how well it does. None means: not measured.
 
     Args:
         file_bytes: size of the input file, or of the written file. For a model in
@@ -188,10 +188,10 @@ class ModelFigures:
             are less than 1 KiB.
     """
 
-    file_bytes: int
-    weight_bytes: int
-    parameters: int
-    nonzero: int
+    file_bytes: int | None = None
+    weight_bytes: int | None = None
+    parameters: int | None = None
+    nonzero: int | None = None
     activation_peak_bytes: int | None = None
     latency_ms: float | None = None
     latency_batch_size: int | None = None
@@ -203,8 +203,10 @@ class ModelFigures:
     optimizer_file_bytes: int = 0
 
     @property
-    def model_file_bytes(self) -> int:
+    def model_file_bytes(self) -> int | None:
         """Size of the file without optimizer state."""
+        if self.file_bytes is None:
+            return None
         return self.file_bytes - self.optimizer_file_bytes
 
     def is_clearly_faster(self, other: "ModelFigures") -> bool | None:

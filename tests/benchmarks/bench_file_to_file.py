@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from kerasmem.units import MIB, format_bytes, parse_bytes
@@ -47,26 +46,23 @@ LOADS = {
 
 
 def make_model(path: Path, weights: int, dtype: str) -> None:
-    """Write a model of about so many weights, few of them in memory at a time."""
+    """Write a model of about so many weights, one of them in memory at a time."""
     import keras
 
     from kerasmem.backends import current
+    from kerasmem.backends.at_rest import offloaded
     from kerasmem.backends.lazy import lazy_variables
-    from kerasmem.files.entries import Readable
     from kerasmem.files.write import write_model
 
-    class Drawn(Readable):
-        """Normal numbers, the same at the same place."""
-
-        def read(self, start: int, stop: int) -> np.ndarray:
-            drawn = np.random.default_rng(start).standard_normal(stop - start, "f4")
-            return (drawn * np.float32(0.02)).astype(self.dtype)
-
-    layers = keras.layers
+    layers, values = keras.layers, current().lazy_values()
     block = 2 * WIDTH * INNER
     rows = max(weights // 4 // WIDTH, 16)
     count = max(round((weights - rows * WIDTH) / block), 1)
-    with lazy_variables(current().lazy_values(), described=True):
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent) as folder,
+        offloaded(values, Path(folder)) as files,
+        lazy_variables(values, at_rest=files),
+    ):
         keras.config.set_dtype_policy(dtype)
         inputs = keras.Input((LENGTH,), dtype="int32")
         x = layers.Embedding(rows, WIDTH)(inputs)
@@ -74,18 +70,8 @@ def make_model(path: Path, weights: int, dtype: str) -> None:
             inner = layers.Dense(INNER, "relu")(x)
             x = layers.Add()([x, layers.Dense(WIDTH)(inner)])
         model = keras.Model(inputs, layers.LayerNormalization()(x))
-        named = {id(v): Drawn(tuple(v.shape), _dtype(dtype)) for v in model.weights}
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            target = Path(folder) / "m.keras"
-            entries_of = lambda v: named.get(id(v))  # noqa: E731
-            write_model(model, target, "stored", entries_of=entries_of)
-            (Path(folder) / "m.keras").replace(path)
-
-
-def _dtype(name: str) -> Any:
-    import ml_dtypes
-
-    return getattr(ml_dtypes, name, name)
+        write_model(model, Path(folder) / "m.keras", "stored")
+        (Path(folder) / "m.keras").replace(path)
 
 
 def run(command: list[str], limit: int | None = None) -> dict[str, float]:

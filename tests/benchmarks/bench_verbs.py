@@ -24,7 +24,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.files.coding import decode, encode
-from kerasmem.files.entries import Threads
+from kerasmem.files.threads import Threads
 from kerasmem.files.write import write_model
 from kerasmem.graph.values import to_numpy
 

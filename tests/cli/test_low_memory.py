@@ -31,7 +31,7 @@ def test_a_file_is_compressed_from_file_to_file(kerasmem, folder):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--prune-channels 0.5", "the step 'prune_channels' cannot go piece by piece"),
+        ("--prune-channels 0.5", "the step 'prune_channels' takes all weights at once"),
         ("--prune 0.5 --fine-tune-epochs 1 --data data.npz", "--fine-tune-epochs"),
         ("--prune 0.5 --checkpoint-dir kept", "--checkpoint-dir takes one"),
     ],

@@ -56,7 +56,7 @@ def test_a_sequential_without_input_takes_any_number_of_samples(deferred, count)
         fine_tune_epochs=1,
     )
     loss = float(np.mean((deferred.predict(X[:count], verbose=0) - Y[:count]) ** 2))
-    assert result.untimed.before.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert result.report.before.metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert result.model.predict(X[:5], verbose=0).shape == (5, 2)
 
 
@@ -95,7 +95,7 @@ def test_stateful_layers_get_batches_of_their_size():
         data=(SERIES, labels),
         validation_data=(SERIES, labels),
     )
-    found = result.untimed.before.metrics["loss"]
+    found = result.report.before.metrics["loss"]
     model.layers[1].reset_states()
     outputs = model.predict(SERIES, batch_size=4, verbose=0)
     assert found == pytest.approx(float(np.mean((outputs - labels) ** 2)), rel=1e-5)

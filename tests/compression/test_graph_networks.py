@@ -91,12 +91,12 @@ def test_a_graph_network_is_compressed_and_judged_in_whole_batches(network, step
         max_drop=1.0,
         custom_objects=SCOPE,
     )
-    before, after = result.untimed.before.metrics, result.untimed.after.metrics
+    before, after = result.report.before.metrics, result.report.after.metrics
     accuracy = float((expected.argmax(-1) == data[1]).mean())
     assert before["accuracy"] == pytest.approx(accuracy, abs=1e-6)
     small = result.model.evaluate(*data, batch_size=NODES, return_dict=True, verbose=0)
     assert after["accuracy"] == pytest.approx(small["accuracy"], abs=1e-6)
-    assert result.untimed.before.latency_batch_size in (None, NODES)
+    assert result.report.before.latency_batch_size in (None, NODES)
 
 
 def test_a_network_for_another_batch_is_refused_by_a_data_error(network):

@@ -1,19 +1,18 @@
-"""The file of a result: written once, measured, copied, never of an older model."""
+"""The file of a result, and what is measured of it."""
 
-import copy
 import gc
 import pickle
 import tempfile
-import warnings
 
 import keras
 import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression import result as result_module
-from kerasmem.compression import written as written_module
-from kerasmem.errors import KerasMemWarning, OutputError
+from kerasmem.compression import measure, writers
+from kerasmem.errors import ConfigError, KerasMemWarning, OutputError
+from kerasmem.files import save
+from kerasmem.files.write import write_model
 from tests.models import L, chain
 
 X, Y = np.ones((16, 6), "float32"), np.ones((16, 2), "float32")
@@ -45,19 +44,6 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_file_is_written_once_and_copied_as_often_as_it_is_saved(
-    model, tmp_path, monkeypatch
-):
-    result = km.compress(model, km.Prune(0.5))
-    monkeypatch.setattr(result_module, "save_model", None)  # nothing is written anew
-    for name in ("a.keras", "b.keras"):
-        result.save(tmp_path / name)
-        size = (tmp_path / name).stat().st_size
-        assert size == result.report.after.file_bytes
-    assert (tmp_path / "a.keras").read_bytes() == (tmp_path / "b.keras").read_bytes()
-    assert_equal(weights_in(tmp_path / "a.keras"), result.model.get_weights())
-
-
 def test_what_was_trained_since_is_what_is_saved(model, tmp_path):
     result = km.compress(model, km.Prune(0.5))
     result.model.fit(X, Y, verbose=0)
@@ -65,74 +51,38 @@ def test_what_was_trained_since_is_what_is_saved(model, tmp_path):
     assert_equal(weights_in(tmp_path / "a.keras"), result.model.get_weights())
 
 
-def another_entry(model):
-    model.layers[-1].bias.assign([0.0, 1e-30])
+@pytest.mark.one_backend
+def test_an_output_is_written_once(model, tmp_path, monkeypatch):
+    calls = []
 
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return write_model(*args, **kwargs)
 
-def another_rate(model):
-    model.optimizer.learning_rate.assign(0.5)
-
-
-def another_loss(model):
-    model.compile("sgd", "mae")
-
-
-def another_name(model):
-    model.layers[-1].name = "another"
-
-
-def another_layer(model):
-    model.beside = L.Dense(3)
-    model.beside.build((None, 2))
-
-
-CHANGES = [another_entry, another_rate, another_loss, another_name, another_layer]
+    for module in (writers, measure):
+        monkeypatch.setattr(module, "write_model", counted)
+    path = tmp_path / "a.keras"
+    result = km.compress(model, km.Prune(0.5), output=path)
+    assert len(calls) == 1
+    assert path.stat().st_size == result.report.after.file_bytes
+    assert_equal(weights_in(path), result.model.get_weights())
+    result.save(tmp_path / "b.keras")
+    assert_equal(weights_in(tmp_path / "b.keras"), weights_in(path))
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("change", CHANGES)
-def test_every_change_makes_another_file(model, change):
-    result = km.compress(model, km.Prune(0.5))
-    before = written_module.fingerprint(result.model)
-    result.model.predict(X, verbose=0)
-    assert before == written_module.fingerprint(result.model)
-    change(result.model)
-    assert before != written_module.fingerprint(result.model)
-
-
-@pytest.mark.one_backend
-def test_a_file_that_is_gone_is_written_anew(model, temporary, tmp_path):
-    result = km.compress(model, km.Prune(0.5))
-    (found,) = temporary.rglob("*.keras")
-    found.unlink()
-    result.save(tmp_path / "a.keras")
-    assert_equal(weights_in(tmp_path / "a.keras"), result.model.get_weights())
-
-
-@pytest.mark.one_backend
-def test_the_temporary_file_goes_with_the_result(model, temporary):
-    result = km.compress(model, km.Prune(0.5))
-    assert len(list(temporary.iterdir())) == 1
-    other = copy.copy(result)
-    del result
-    gc.collect()
-    assert not list(temporary.iterdir())
-    assert other.report.after.latency_ms > 0
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("name", ["save_model", "fingerprint"])
-def test_ctrl_c_leaves_no_temporary_file(model, temporary, monkeypatch, name):
-    original = getattr(written_module, name)
-
+@pytest.mark.parametrize("output", [None, "a.keras"])
+def test_ctrl_c_leaves_no_file(model, temporary, tmp_path, monkeypatch, output):
     def interrupted(*args, **kwargs):
-        original(*args, **kwargs)
+        write_model(*args, **kwargs)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(written_module, name, interrupted)
+    for module in (writers, measure):
+        monkeypatch.setattr(module, "write_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        km.compress(model, km.Prune(0.5))
+        km.compress(model, km.Prune(0.5), output=output and tmp_path / output)
     assert not list(temporary.iterdir())
+    assert list(tmp_path.iterdir()) == [temporary]
 
 
 @pytest.mark.one_backend
@@ -148,41 +98,70 @@ def test_a_result_goes_to_another_process_and_is_saved_there(temporary, tmp_path
 
 
 @pytest.mark.one_backend
-def test_who_saves_a_file_that_cannot_be_opened_hears_why(model, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_saved_has_figures(model, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OutputError("the file could not be opened: for a reason")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(written_module, "save_model", refuse)
-        result = km.compress(model, km.Prune(0.5))
+    for module in (writers, save):
+        monkeypatch.setattr(module, "check", refuse)
+    result = km.compress(model, km.Prune(0.5))
     assert result.report.after.file_bytes > 1000
-    monkeypatch.setattr(result_module, "save_model", refuse)
-    with pytest.raises(OutputError, match="for a reason"):
-        result.save(tmp_path / "a.keras")
+    path = tmp_path / "a.keras"
+    for use in (
+        lambda: result.save(path),
+        lambda: km.compress(model, km.Prune(0.5), output=path),
+    ):
+        with pytest.raises(OutputError, match="for a reason"):
+            use()
+    assert not path.exists()
 
 
-def test_speed_is_measured_when_somebody_asks(model):
-    result = km.compress(model, km.Prune(0.5), validation_data=(X, Y))
-    assert result.untimed.after.latency_ms is None
-    assert "latency" not in repr(result)
-    result.model.fit(X, Y, verbose=0)  # as fast as before
+ALL = ("file", "weights", "metrics", "activations", "latency")
+
+
+@pytest.mark.parametrize("measured", [(), *((name,) for name in ALL), ALL])
+def test_what_is_asked_for_is_measured_and_nothing_else(model, measured):
+    judged = {"validation_data": (X, Y), "measure": measured}
+    report = km.compress(model, km.Prune(0.5), **judged).report
+    for found in (report.before, report.after):
+        known = {
+            "file": found.file_bytes,
+            "weights": found.nonzero and found.weight_bytes and found.parameters,
+            "metrics": found.metrics,
+            "activations": found.activation_peak_bytes,
+            "latency": found.latency_ms,
+        }
+        assert {name for name, value in known.items() if value} == {*measured}
+    assert (report.file_ratio is None) == ("file" not in measured)
+    str(report)
+
+
+def test_file_weights_and_metrics_are_measured_unless_told_otherwise(model):
+    after = km.compress(model, km.Prune(0.5), validation_data=(X, Y)).report.after
+    assert None not in (after.file_bytes, after.nonzero)
+    assert after.metrics
+    assert after.latency_ms is after.activation_peak_bytes is None
+
+
+def test_the_speed_is_that_of_a_batch(model):
+    result = km.compress(
+        model, km.Prune(0.5), validation_data=(X, Y), measure="latency"
+    )
     after = result.report.after
-    assert after.latency_ms > 0
     assert after.latency_low_ms <= after.latency_ms <= after.latency_high_ms
     assert after.latency_batch_size == 16
-    assert after.metrics == result.untimed.after.metrics
-    assert result.report is result.report
 
 
-@pytest.mark.one_backend
-def test_the_speed_of_a_model_that_is_another_by_now_is_not_told(model):
-    result = km.compress(model, km.Prune(0.5))
-    model.layers[-1].enable_lora(1)
-    with pytest.warns(KerasMemWarning, match="No latency .*is another one by now"):
-        assert result.report.before.latency_ms is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert result.report.after.file_bytes > 0
+def test_max_drop_measures_what_it_needs(model):
+    options = {"validation_data": (X, Y), "measure": "file", "max_drop": 1e3}
+    assert km.compress(model, km.Prune(0.5), **options).report.after.metrics
+    with pytest.raises(km.errors.AccuracyDropError):
+        km.compress(model, km.Prune(0.9), **options | {"max_drop": 0.0})
+
+
+def test_what_cannot_be_measured_is_told(model):
+    with pytest.raises(ConfigError, match="measure.*Received: measure='speed'"):
+        km.compress(model, km.Prune(0.5), measure=("file", "speed"))
 
 
 class Picky(L.Layer):
@@ -197,9 +176,9 @@ class Picky(L.Layer):
 @pytest.mark.one_backend
 def test_a_model_that_cannot_predict_has_all_other_figures():
     picky = keras.Sequential([keras.Input((4,)), Picky(), L.Dense(40)])
-    result = km.compress(picky, km.Prune(0.5))
     with pytest.warns(KerasMemWarning, match="No latency .*ValueError.*No batch of 32"):
-        assert result.report.before.latency_ms is None
+        result = km.compress(picky, km.Prune(0.5), measure=ALL)
+    assert result.report.before.latency_ms is None
     assert result.report.after.nonzero == 80  # of 160; biases are zeros
     assert result.report.after.file_bytes > 0
 

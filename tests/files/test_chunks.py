@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from kerasmem.errors import OutputError
 from kerasmem.files import chunks, deflating, weights
-from kerasmem.files.entries import Threads
+from kerasmem.files.threads import Threads
 
 pytestmark = pytest.mark.one_backend
 

@@ -1,14 +1,10 @@
-"""Pruning all at once: the whole model, or by magnitude a few pieces at a time.
-
-Piece by piece the threshold is found digit by digit: how many entries there are by the
-first 16 bits of their score, then, of those that begin like it, by the next ones. Which
-entries go is what `keep_largest` says of all of them at once, ties too.
-"""
+"""Pruning at once: weights that matter least become zero."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from kerasmem.compression.evidence import sums_over_samples
@@ -21,9 +17,9 @@ from kerasmem.compression.prune.scores import (
     scores,
 )
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import LazyChanges, Streams, working_copy
-from kerasmem.files.entries import Readable
-from kerasmem.graph.values import nbytes, to_numpy
+from kerasmem.compression.working import working_copy
+from kerasmem.files.threads import map_pieces
+from kerasmem.graph.values import array_of, nbytes, to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
 
@@ -38,11 +34,8 @@ def prune_weights(
         ConfigError: if a pattern matches no weight, or the criterion takes data.
     """
     model = working_copy(model, context)
-    if why_not(config) is None:
-        streams = Streams(lambda _: None)
-        summarize = prune_in_blocks(model, config, streams)
-        streams.assign()
-        return model, summarize()
+    if is_by_magnitude(config):
+        return model, prune_by_magnitude(model, config)
     plan = make_plan(model, config)
     values = [to_numpy(variable) for variable in plan.variables]
     evidence = gather(model, plan, config.criterion, context.data)
@@ -112,25 +105,26 @@ def gather(
 _DIGIT = 16
 _LARGEST = (1 << _DIGIT) - 1
 
-Cut = tuple[int, int]
+
+def is_by_magnitude(config: Prune) -> bool:
+    """Return whether the size of each entry alone decides, wherever it lies."""
+    is_size = config.criterion in ("magnitude", "magnitude/rms")
+    return is_size and config.pattern == UNSTRUCTURED
 
 
-def why_not(config: Prune) -> str | None:
-    """Return why a choice needs the whole model, None if it does not."""
-    if config.criterion not in ("magnitude", "magnitude/rms"):
-        return f"the criterion {config.criterion!r} is more than the size of an entry"
-    if config.pattern != UNSTRUCTURED:
-        return f"the pattern {config.pattern!r} ranks entries that lie apart"
-    return None
+def prune_by_magnitude(model: Any, config: Prune) -> list[WeightChange]:
+    """Set the entries of a model that are smallest to zero, in place.
 
-
-def prune_in_blocks(model: Any, config: Prune, streams: Streams) -> LazyChanges:
-    """Give the weights of a model zeros.
+    One weight is in memory at a time, with what it becomes. The threshold is found
+    digit by digit: how many entries there are by the first 16 bits of their score,
+    then, of those that begin like it, by the next ones.
 
     Args:
-        model: the model, which may be described; it stays as it is.
-        config: the choice.
-        streams: get the zeros.
+        model: a built model.
+        config: of a choice that `is_by_magnitude`.
+
+    Returns:
+        One change per weight.
 
     Raises:
         ModelError: if the model has nothing to prune.
@@ -143,74 +137,112 @@ def prune_in_blocks(model: Any, config: Prune, streams: Streams) -> LazyChanges:
     passes = 3 + is_relative
     progress = Progress("prune", passes * sum(map(nbytes, plan.variables)))
     for group in plan.groups:
-        members = [
-            _Scores(streams.readable(plan.variables[n]), progress) for n in group
-        ]
-        size = sum(each.source.size for each in members)
-        removed = removed_count(size, plan.sparsities[group[0]])
+        members = [_Scores(plan.variables[n], progress) for n in group]
+        removed = removed_count(sum(e.size for e in members), plan.sparsities[group[0]])
         if not removed:
             continue
         if is_relative:
             for each in members:
                 each.divide_by_rms()
-        pruned = _pruned(members, removed)
-        for n, each in zip(group, pruned, strict=True):
-            streams.put(plan.variables[n], each)
-            shares[n] = each.removed / each.size if each.size else 0.0
-    made = changes(model, plan, shares)
-    return lambda: made
+        counts = _remove(members, removed)
+        for n, each, count in zip(group, members, counts, strict=True):
+            shares[n] = count / each.size if each.size else 0.0
+    return changes(model, plan, shares)
 
 
 class _Scores:
     """How much the entries of a weight matter.
 
     Args:
-        source: the weight.
+        variable: the weight.
         progress: is told of the bytes that are read.
     """
 
-    def __init__(self, source: Readable, progress: Progress | None = None) -> None:
-        self.source, self.progress = source, progress
-        self.dtype = magnitude(np.empty(0, source.dtype)).dtype
-        self._scale: float | None = None
+    def __init__(self, variable: Any, progress: Progress) -> None:
+        self.variable, self.size = variable, math.prod(variable.shape)
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        self.dtype = magnitude(np.empty(0, dtype)).dtype
+        self._scale, self._progress = None, progress
 
-    def of(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores of some entries."""
-        sizes = magnitude(values)
-        if self._scale is None:
-            return sizes
-        return (sizes / np.float64(self._scale)).astype(sizes.dtype)
+    def map(self, function: Callable[[int, np.ndarray], Any]) -> Iterator[Any]:
+        """Yield `function(start, piece)` for pieces of the weight, in order."""
+        return map_pieces(function, array_of(self.variable), self._progress)
 
     def bits(self, values: np.ndarray) -> np.ndarray:
         """Return the scores as whole numbers in the same order: none is negative."""
-        scores = self.of(values).astype(self.dtype, copy=False)
-        return scores.view(f"u{scores.dtype.itemsize}")
+        sizes = magnitude(values)
+        if self._scale is not None:
+            sizes = (sizes / self._scale).astype(sizes.dtype)
+        return sizes.astype(self.dtype, copy=False).view(f"u{self.dtype.itemsize}")
 
     def divide_by_rms(self) -> None:
         """Let scores be relative to the root mean square of all entries."""
 
-        def squares(cut: Cut) -> float:
-            sizes = magnitude(self.source.read(*cut))
-            return float(np.square(sizes, dtype=np.float64).sum())
+        def squares(_: int, values: np.ndarray) -> float:
+            return float(np.square(magnitude(values), dtype=np.float64).sum())
 
-        total = sum(self.source.map(squares, self.progress))
-        scale = math.sqrt(total / max(self.source.size, 1))
+        scale = math.sqrt(sum(self.map(squares)) / max(self.size, 1))
         if 0 < scale < math.inf:
-            self._scale = scale
+            self._scale = np.float64(scale)
+
+    def counts(self, prefix: int, shift: int) -> np.ndarray:
+        """Return how many scores that begin with a prefix have which digit after it."""
+        width = 8 * self.dtype.itemsize
+
+        def counted(_: int, values: np.ndarray) -> np.ndarray:
+            bits = self.bits(values)
+            if shift + _DIGIT < width:
+                bits = bits[bits >> (shift + _DIGIT) == prefix]
+            digits = (bits >> shift & _LARGEST).astype(np.int64)
+            return np.bincount(digits, minlength=_LARGEST + 1)
+
+        return sum(self.map(counted), np.zeros(_LARGEST + 1, np.int64))
+
+    def end_of_ties(self, threshold: int, missing: int) -> tuple[int, int]:
+        """Return how many entries at a threshold go, and the place after the last."""
+        if not missing:
+            return 0, 0
+
+        def ties(start: int, values: np.ndarray) -> np.ndarray:
+            return start + np.flatnonzero(self.bits(values) == threshold)
+
+        count = 0
+        for places in self.map(ties):
+            if count + len(places) >= missing:
+                return missing, int(places[missing - count - 1]) + 1
+            count += len(places)
+        return count, self.size
+
+    def remove(self, threshold: int, end: int) -> None:
+        """Set entries to zero: below a threshold, and before `end` at it."""
+
+        def kept(start: int, values: np.ndarray) -> np.ndarray:
+            bits, ties = self.bits(values), max(end - start, 0)
+            goes = bits < threshold
+            goes[:ties] |= bits[:ties] == threshold
+            return np.where(goes, np.zeros((), values.dtype), values)
+
+        array, place = array_of(self.variable), 0
+        pruned = np.empty(array.size, array.dtype)
+        for piece in map_pieces(kept, array):
+            pruned[place : place + piece.size] = piece
+            place += piece.size
+        self.variable.assign(pruned.reshape(array.shape))
 
 
-def _pruned(members: Sequence[_Scores], removed: int) -> list["_Pruned"]:
-    """Return weights without the entries that matter least of all together."""
+def _remove(members: Sequence[_Scores], removed: int) -> list[int]:
+    """Set what matters least in all weights together to zero; return the counts."""
     common = np.result_type(*(each.dtype for each in members))
     for each in members:
         each.dtype = common
     threshold, below = _threshold(members, removed, 8 * common.itemsize)
-    missing, found = removed - sum(below), []
+    missing, counts = removed - sum(below), []
     for each, count in zip(members, below, strict=True):
-        ties, end = _ties(each, threshold, missing)
+        ties, end = each.end_of_ties(threshold, missing)
         missing -= ties
-        found.append(_Pruned(each, threshold, end, count + ties))
-    return found
+        each.remove(threshold, end)
+        counts.append(count + ties)
+    return counts
 
 
 def _threshold(
@@ -219,72 +251,9 @@ def _threshold(
     """Return the largest score that goes, and how many are below it in each weight."""
     prefix, below = 0, [0] * len(members)
     for shift in range(width - _DIGIT, -1, -_DIGIT):
-        tables = [_table(each, prefix, shift, width) for each in members]
+        tables = [each.counts(prefix, shift) for each in members]
         counts = np.cumsum(sum(tables))
         digit = int(np.searchsorted(counts, removed - sum(below)))
         below = [n + int(t[:digit].sum()) for n, t in zip(below, tables, strict=True)]
         prefix = prefix << _DIGIT | digit
     return prefix, below
-
-
-def _table(each: _Scores, prefix: int, shift: int, width: int) -> np.ndarray:
-    """Return how many entries with a prefix have which digit after it."""
-
-    def counted(cut: Cut) -> tuple[np.ndarray, int]:
-        values = each.source.read(*cut)
-        bits = each.bits(values)
-        if shift + _DIGIT < width:
-            bits = bits[bits >> (shift + _DIGIT) == prefix]
-        digits = (bits >> shift & _LARGEST).astype(np.int64)
-        return np.bincount(digits, minlength=_LARGEST + 1), int(
-            np.count_nonzero(values)
-        )
-
-    total, nonzero = np.zeros(_LARGEST + 1, np.int64), 0
-    for table, count in each.source.map(counted, each.progress):
-        total += table
-        nonzero += count
-    each.source.nonzero = nonzero
-    return total
-
-
-def _ties(each: _Scores, threshold: int, missing: int) -> tuple[int, int]:
-    """Return how many entries at a threshold go, and the place after the last one."""
-    if not missing:
-        return 0, 0
-    found: Callable[[Cut], tuple[Cut, np.ndarray]] = lambda cut: (  # noqa: E731
-        cut,
-        np.flatnonzero(each.bits(each.source.read(*cut)) == threshold),
-    )
-    count = 0
-    for (start, _), places in each.source.map(found, each.progress):
-        if count + len(places) >= missing:
-            return missing, start + int(places[missing - count - 1]) + 1
-        count += len(places)
-    return count, each.source.size
-
-
-class _Pruned(Readable):
-    """A weight some entries of which are zero.
-
-    Args:
-        scores: of the weight.
-        threshold: the score below which an entry goes, as bits.
-        end: entries before this place go at the threshold too.
-        removed: number of entries that go.
-    """
-
-    def __init__(self, scores: _Scores, threshold: int, end: int, removed: int) -> None:
-        super().__init__(scores.source.shape, scores.source.dtype)
-        self._scores, self._threshold, self._end = scores, threshold, end
-        self.removed = removed
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the entries from one place to another, an array of one axis."""
-        values = np.array(self._scores.source.read(start, stop))
-        bits = self._scores.bits(values)
-        goes = bits < self._threshold
-        ties = max(min(self._end, stop) - start, 0)
-        goes[:ties] |= bits[:ties] == self._threshold
-        values[goes] = 0
-        return values

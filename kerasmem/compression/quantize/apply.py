@@ -33,9 +33,9 @@ from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
-from kerasmem.graph.values import to_numpy
+from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
-from kerasmem.stages import stage
+from kerasmem.stages import Progress
 from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -105,15 +105,16 @@ def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
         ModelError: if one holds NaN or infinity.
     """
     changes, codes = [], dict[int, Coded]()
-    done, total = 0, sum(w.nbytes for w, place in plan if isinstance(place, Place))
+    total = sum(w.nbytes for w, place in plan if isinstance(place, Place))
+    progress = Progress("quantize", total)
     for weight, place in plan:
         if isinstance(place, str):
             changes.append(account(weight, "quantize", place, changed=False))
             continue
-        codes[id(weight.variable)], change = _encoded(weight, place)
+        coded, change = _encoded(weight, place)
+        codes[id(weight.variable)] = coded.map(kept_at_rest)
         changes.append(change)
-        done += weight.nbytes
-        stage("quantize", done, total)
+        progress.add(weight.nbytes)
     # Only now: a weight that cannot be stored leaves the model as it was.
     replace_weights(model, plan, codes)
     return changes
@@ -139,32 +140,39 @@ def replace_weights(
     forget_float_weights(sublayers(model))
 
 
-def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
-    values = finite(to_numpy(weight.variable), weight.path)
-    coded = place.encode(values)
-    ratio = sqnr_db(values, place.coding.decoded(coded, values.shape))
-    coded = coded.map(kept_at_rest)
-    return coded, stored_change(weight, place, ratio, all_zero=not values.any())
-
-
-def stored_change(
-    weight: Weight, place: Place, ratio: float | None, *, all_zero: bool
-) -> WeightChange:
-    """Return the change of a weight that is stored in fewer bits.
+def losses(plan: WeightPlan, name: str = "quantize") -> list[WeightChange]:
+    """Return what a plan would do to the weights of a model, which stays as it is.
 
     Args:
-        weight: the weight as it was.
-        place: how it is stored.
-        ratio: what is left of it beside the noise of rounding, in dB, or None.
-        all_zero: whether it holds nothing but zeros.
+        plan: of its weights.
+        name: of what is tried, for the progress.
+
+    Raises:
+        ModelError: if a weight holds NaN or infinity.
     """
+    total = sum(w.nbytes for w, place in plan if isinstance(place, Place))
+    progress, changes = Progress(f"trying {name}", total), list[WeightChange]()
+    for weight, place in plan:
+        if isinstance(place, str):
+            changes.append(account(weight, "quantize", place, changed=False))
+            continue
+        changes.append(_encoded(weight, place)[1])
+        progress.add(weight.nbytes)
+    return changes
+
+
+def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
+    """Return a weight in fewer bits, and the change that this is."""
+    values = finite(array_of(weight.variable), weight.path)
+    coded = place.encode(values)
+    ratio = sqnr_db(values, place.coding.decoded(coded, values.shape))
     detail = place.coding.describe(weight.variable.shape)
-    if all_zero:
+    if not values.any():
         detail += ", all zero"
     elif place.dynamic:
         detail += ", times int8" + (", static" * (place.activation_scale is not None))
     after = place.coding.nbytes(weight.variable.shape)
-    return account(
+    return coded, account(
         weight, "quantize", detail, changed=True, after_bytes=after, sqnr_db=ratio
     )
 
@@ -330,15 +338,15 @@ def why_no_kernel(weight: Weight) -> str:
     return NO_KERNEL if len(axes) < 2 or "bias" in weight.variable.name else UNREAD
 
 
-def warn_if_left_float(changes: Sequence[WeightChange], model_bytes: int) -> None:
+def warn_if_left_float(changes: Sequence[WeightChange]) -> None:
     """Warn if more than a tenth of a model stays float where nobody asked for it.
 
     Vectors do not count, nor what `include` and `exclude` were to decide.
 
     Args:
         changes: what became of the weights.
-        model_bytes: bytes of all weights in RAM before.
     """
+    model_bytes = sum({c.weight: c.before_bytes for c in reversed(changes)}.values())
     stored = {c.weight for c in changes if c.after_bytes < c.before_bytes}
     float_bytes = {
         change.weight: change.after_bytes

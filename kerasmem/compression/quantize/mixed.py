@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.apply import WeightPlan, weight_plan
-from kerasmem.compression.quantize.in_blocks import losses
+from kerasmem.compression.quantize.apply import WeightPlan, losses, weight_plan
 from kerasmem.compression.quantize.knapsack import best_options
 from kerasmem.compression.quantize.layer import Place
 from kerasmem.compression.quantize.on_data.sensitivity import sensitivities
-from kerasmem.compression.working import Streams
 from kerasmem.errors import ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.values import to_numpy
@@ -39,9 +37,7 @@ Choices = Sequence[Sequence[int]]
 """Each the numbers of candidates, one for each layer."""
 
 
-def mixed_plan(
-    model: Any, config: "Quantize", streams: Streams, data: Any = None
-) -> WeightPlan:
+def mixed_plan(model: Any, config: "Quantize", data: Any = None) -> WeightPlan:
     """Return how each weight is stored in as many bits as a budget allows.
 
     Layers get bits so that harm adds up to least. With `data` harm is how far the
@@ -53,9 +49,8 @@ def mixed_plan(
     Scales of groups are kept in 16 bits.
 
     Args:
-        model: a built model, which may be described where there is no data.
+        model: a built model.
         config: the budget, and what the schemes share.
-        streams: tell what weights hold.
         data: samples in any form that `kerasmem.files.data` lists, or None.
 
     Raises:
@@ -66,7 +61,7 @@ def mixed_plan(
     if data is not None:
         check_data(model, data)
     plans = [_plan(model, each) for each in _candidates(config)]
-    changes = [losses(plan, streams, _name(plan)) for plan in plans]
+    changes = [losses(plan, _name(plan)) for plan in plans]
     by_layer = defaultdict[int, list[int]](list)
     for index, (weight, _) in enumerate(plans[0]):
         if any(each[index].changed for each in changes):

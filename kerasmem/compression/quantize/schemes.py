@@ -16,13 +16,12 @@ from kerasmem.compression.quantize.config import (
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.fold import fold_batch_norm
-from kerasmem.compression.quantize.in_blocks import store_in_blocks
 from kerasmem.compression.quantize.mixed import mixed_plan
 from kerasmem.compression.quantize.repair import store_and_repair
 from kerasmem.compression.quantize.static.apply import check_has_ranges, quantize_static
 from kerasmem.compression.quantize.static.inside import activation_scales
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import LazyChanges, Streams, working_copy
+from kerasmem.compression.working import working_copy
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.clone import compile_as
@@ -61,29 +60,10 @@ def quantize(
     if config.is_static:
         inputs = activation_scales(model, config, context.data)
     if config.scheme == MIXED:
-        plan = mixed_plan(model, config, Streams(lambda _: None), context.data)
+        plan = mixed_plan(model, config, context.data)
     else:
         plan = weight_plan(model, config, scales=found.scales, inputs=inputs)
     return model, store_and_repair(model, config, plan, context.data)
-
-
-def quantize_described(model: Any, config: Quantize, streams: Streams) -> LazyChanges:
-    """Do what `quantize` does without data to a described model, in place.
-
-    Args:
-        model: the model.
-        config: the choice, which needs no whole model, see `in_blocks.why_not`.
-        streams: get the codes.
-
-    Raises:
-        ConfigError: if a regular expression matches no weight.
-        ModelError: if there is nothing to quantize.
-    """
-    is_mixed = config.scheme == MIXED
-    plan = (
-        mixed_plan(model, config, streams) if is_mixed else weight_plan(model, config)
-    )
-    return store_in_blocks(model, plan, streams)
 
 
 def check_ready(config: Quantize, context: Context) -> Quantize:

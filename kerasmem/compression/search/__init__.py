@@ -164,9 +164,16 @@ class Request:
         with executing(self.parallel) as executor:
             return search(task, ParallelTrials(executor, SharedSetup.of(task)))
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that `judge` needs, and those of the target."""
+        own = {"latency_ms": "latency", "activation_bytes": "activations"}
+        limited = [name for cost, name in own.items() if cost in self.target.costs]
+        return (*limited, *(() if self.max_drop is None else ("metrics",)))
+
     def judge(self, result: Any) -> None:
         """Raise `TargetError`, with what is reachable and the result."""
-        found = result.untimed
+        found = result.report
         report = found.search
         if not report.is_met:
             raise TargetError(out_of_reach(report), result)

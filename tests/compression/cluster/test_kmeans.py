@@ -10,7 +10,6 @@ from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
 from kerasmem.compression.cluster import STARTS, Cluster, apply
-from kerasmem.compression.cluster.apply import FewValues
 from kerasmem.compression.cluster.kmeans import (
     Line,
     centroids,
@@ -18,7 +17,7 @@ from kerasmem.compression.cluster.kmeans import (
     nearest,
     tables_of,
 )
-from kerasmem.files.entries import Readable
+from kerasmem.files import threads
 
 pytestmark = pytest.mark.one_backend
 
@@ -27,17 +26,8 @@ LINES = arrays(np.float32, st.integers(1, 60), elements=FLOATS)
 RNG = np.random.default_rng
 
 
-class Held(Readable):
-    def __init__(self, values):
-        super().__init__(values.shape, values.dtype)
-        self._entries = values.reshape(-1)
-
-    def read(self, start, stop):
-        return self._entries[start:stop]
-
-
 def few_values(values, count, axis=None, **options):
-    return FewValues(Held(values), Cluster(count, **options), axis, ("w", None)).whole()
+    return apply.few_values(values, Cluster(count, **options), axis)
 
 
 def loss(values, found):
@@ -164,26 +154,10 @@ def test_channels_are_found_wherever_a_piece_is_cut(shape, monkeypatch):
     for axis in range(len(shape)):
         expected = few_values(values, 2, axis, granularity="channel")
         with monkeypatch.context() as patch:
-            patch.setattr(apply, "PIECE", 8)
+            patch.setattr(threads, "PIECE", 8)
             found = few_values(values, 2, axis, granularity="channel")
         np.testing.assert_array_equal(found, expected)
         rows = (np.moveaxis(each, axis, 0) for each in (found, values))
         for one, other in zip(*rows, strict=True):
             row = centroids(Line.of(other), 2, "kmeans++", RNG(0))
             assert len(np.unique(one)) == len(row)
-
-
-class Watched(Held):
-    largest = 0
-
-    def read(self, start, stop):
-        self.largest = max(self.largest, stop - start)
-        return super().read(start, stop)
-
-
-def test_channels_of_a_large_weight_are_read_in_pieces(monkeypatch):
-    monkeypatch.setattr("kerasmem.files.entries.PIECE", 64)
-    monkeypatch.setattr(apply, "PIECE", 64)
-    source = Watched(RNG(0).normal(size=(40, 50)))
-    FewValues(source, Cluster(4, granularity="channel"), 1, ("w", None))
-    assert 0 < source.largest <= 64

@@ -1,9 +1,9 @@
-"""The files of a preset of KerasHub, written for a compressed backbone."""
+"""Presets of KerasHub with a compressed backbone."""
 
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,19 @@ from kerasmem.compression.quantize.layer import QuantizedBlock, part_as_block
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ConfigError
 from kerasmem.files.archive import WEIGHTS as MEMBER
-from kerasmem.files.atomic import new_folder
 from kerasmem.files.preset import (
     CONFIG,
     TASK,
     TASK_WEIGHTS,
     WEIGHTS,
     check_new_folder,
+    config_of,
     is_preset,
     weight_files,
     write_configs,
 )
-from kerasmem.files.save import Coding, save_model
+from kerasmem.files.save import Coding, check
+from kerasmem.files.write import write_model
 from kerasmem.graph.layers import sublayers
 from kerasmem.records.regular import check_output, check_outside
 
@@ -40,49 +41,74 @@ def is_of_hub(model: Any) -> bool:
     return any(cls.__module__.startswith("keras_hub.") for cls in type(model).__mro__)
 
 
-def save_preset(model: Any, path: Path, coding: Coding) -> None:
-    """Write a task or a backbone as a preset, whole or not at all.
+def write_preset(model: Any, folder: Path, coding: Coding) -> None:
+    """Write a task or a backbone as a preset.
 
     The backbone has its weights in fewer bits as it is; what a task has besides has the
     floats that its codes stand for, because KerasHub makes these layers itself.
 
     Args:
         model: it, compressed or not.
-        path: a new folder.
+        folder: an empty folder, in another one with room.
         coding: how the weights are written, as for `km.save_model`.
 
     Raises:
-        ConfigError: if there is something at `path`, or factors are beside the
-            backbone.
+        ConfigError: if factors are beside the backbone.
         OutputError: if the folder cannot be written.
     """
-    check_new_folder(path)
     backbone = getattr(model, "backbone", None) or model
     beside = _layers_beside(model, backbone)
     if factorized := [layer for layer in beside if has_factors(layer)]:
         raise ConfigError(
             f"The layer {factorized[0].name!r} has factors, and is none of the "
             "backbone's: KerasHub makes it itself, with a whole kernel. Next: leave it "
-            "out, by km.Factorize(exclude=...), or save a .keras file. Received: "
-            f"path={str(path)!r}."
+            "out, by km.Factorize(exclude=...), or save a .keras file."
         )
-    with new_folder(path) as folder:
-        model.save_to_preset(str(folder))
-        for file in weight_files(folder):
-            if file.name != TASK_WEIGHTS:
-                file.unlink()
-        whole = folder.with_name("backbone.keras")
-        with factorized_part(model, backbone), part_as_block(model, backbone):
-            save_model(backbone, whole, coding=readable(coding))
-        if (folder / TASK_WEIGHTS).is_file() and any(map(_has_codes, beside)):
-            dequantize(model).save_task_weights(str(folder / TASK_WEIGHTS))
-        configs = {CONFIG: {}}
-        if backbone is not model:
-            configs[TASK] = _float_form(model)
-        unpack(whole, folder, configs)
+    model.save_to_preset(str(folder))
+    for file in weight_files(folder):
+        if file.name != TASK_WEIGHTS:
+            file.unlink()
+    if (folder / TASK_WEIGHTS).is_file() and any(map(_has_codes, beside)):
+        dequantize(model).save_task_weights(str(folder / TASK_WEIGHTS))
+    configs = {CONFIG: {}}
+    if backbone is not model:
+        configs[TASK] = _float_form(model)
+    with factorized_part(model, backbone), part_as_block(model, backbone):
+        _write_backbone(backbone, folder, coding, configs)
 
 
-def check_written(model_or_path: Any, output: Any, coding: Coding | None) -> None:
+def write_compressed(model: Any, folder: Path, coding: Coding, source: Path) -> None:
+    """Write a preset with another backbone than `source`, all else as there.
+
+    Tokenizer, preprocessor, assets and what a task has besides are copied.
+
+    Args:
+        model: the backbone.
+        folder: an empty folder, in another one with room.
+        coding: how the weights are written, as for `km.save_model`.
+        source: the preset that the backbone is of.
+
+    Raises:
+        ModelFileError: if a file of the preset is missing or damaged.
+        OutputError: if the folder cannot be written.
+    """
+    present = [source / name for name in (CONFIG, TASK) if (source / name).is_file()]
+    weights = [file for file in weight_files(source) if file.name != TASK_WEIGHTS]
+    copy_files(source, folder, without={*present, *weights})
+    configs = {file.name: config_of(file) for file in present}
+    _write_backbone(model, folder, coding, configs)
+
+
+def copy_files(source: Path, folder: Path, without: Collection[Path] = ()) -> None:
+    """Copy the files of a folder and the folders within, but for some."""
+    for file in sorted(source.rglob("*")):
+        if file.is_file() and file not in without:
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def check_output_of(model_or_path: Any, output: Any, coding: Coding | None) -> None:
     """Raise unless a compressed model can be written at `output`.
 
     Args:
@@ -109,19 +135,20 @@ def check_written(model_or_path: Any, output: Any, coding: Coding | None) -> Non
         )
 
 
-def readable(coding: Coding) -> Coding:
-    """Return the coding of a preset's weights: KerasHub cannot undo one by entropy."""
-    return "deflate" if coding == "entropy" else coding
-
-
-def unpack(whole: Path, folder: Path, configs: Mapping[str, Any]) -> None:
-    """Put a backbone into a preset.
+def _write_backbone(
+    backbone: Any, folder: Path, coding: Coding, configs: Mapping[str, Any]
+) -> None:
+    """Write the weights and configs of a backbone into a preset.
 
     Args:
-        whole: its `.keras` file, which is removed.
+        backbone: it.
         folder: the preset.
+        coding: of the weights; KerasHub cannot undo one by entropy.
         configs: of the float preset, by the names of their files.
     """
+    whole = folder.with_name("backbone.keras")
+    coding = "deflate" if coding == "entropy" else coding
+    check(backbone, whole, write_model(backbone, whole, coding))
     with zipfile.ZipFile(whole) as archive:
         form = json.loads(archive.read(CONFIG))
         with archive.open(MEMBER) as source, (folder / WEIGHTS).open("wb") as target:

@@ -1,0 +1,302 @@
+"""What is compressed: a model in memory, or one whose weights stay in files."""
+
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import psutil
+
+from kerasmem.backends import current
+from kerasmem.checks import OneOf
+from kerasmem.compression.cluster import Cluster
+from kerasmem.compression.measure import size_of
+from kerasmem.compression.prune import Prune
+from kerasmem.compression.prune.apply import is_by_magnitude
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.result import CompressionResult
+from kerasmem.compression.technique import Technique
+from kerasmem.compression.writers import KerasFile, NoFile, Preset, Writer
+from kerasmem.errors import ConfigError, KerasMemWarning, as_received
+from kerasmem.files.archive import (
+    file_sizes,
+    is_weights_alone,
+    opened_weights,
+    stored_bytes,
+)
+from kerasmem.files.atomic import held_folder, writing
+from kerasmem.files.contents import FileSize, file_size
+from kerasmem.files.datasets import datasets
+from kerasmem.files.described import (
+    can_be_described,
+    described_model,
+    offloaded_model,
+)
+from kerasmem.files.load import load_model
+from kerasmem.files.preset import is_preset, weights_of
+from kerasmem.graph.clone import to_read
+from kerasmem.graph.outputs import takes_loss
+from kerasmem.records.regular import unchanged
+
+_SHARE = 1 / 6
+"""Of the available memory: a model with more weights may not fit."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that was loaded for `compress` alone, which takes it as it is.
+
+    Args:
+        model: the model; it is compiled anew.
+        path: of its file, whose size the report tells.
+    """
+
+    model: Any
+    path: str | Path
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A model in memory, or a file that is loaded.
+
+    Args:
+        given: a `keras.Model`, a `Loaded` or a path.
+        custom_objects: the user's own layers and functions by name.
+        is_evaluated: whether the model is compiled anew or evaluated.
+    """
+
+    given: Any
+    custom_objects: Any
+    is_evaluated: bool
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Give a model to make a copy of.
+
+        A model that is compiled anew or evaluated is not the one that was handed in.
+
+        Raises:
+            ConfigError: if there is none.
+            ModelFileError: if the file cannot be loaded.
+        """
+        given = self.given
+        is_model = isinstance(given, keras.Model)
+        with current().replicating(given) if is_model else nullcontext():
+            if is_model:
+                yield to_read(given) if self.is_evaluated else given
+            elif isinstance(given, Loaded):
+                yield given.model
+            elif isinstance(given, str | Path):
+                yield load_model(given, self.custom_objects)
+            else:
+                raise ConfigError(
+                    "Expected a keras.Model or the path of a saved one. Received: "
+                    f"model_or_path={as_received(given)}."
+                )
+
+    def writer(self, output: Any) -> Writer:
+        """Return what writes the compressed model."""
+        if output is None:
+            return NoFile()
+        is_file = Path(output).suffix == ".keras"
+        return KerasFile(Path(output)) if is_file else Preset(Path(output))
+
+    def leave(self, result: CompressionResult, output: Any) -> None:
+        """Do what is left to do with a result: nothing."""
+
+    def size(self) -> FileSize:
+        """Return the size of the input file, or of the file that Keras writes."""
+        if isinstance(self.given, keras.Model):
+            return size_of(self.given, stored=True)
+        is_loaded = isinstance(self.given, Loaded)
+        return file_size(self.given.path if is_loaded else self.given)
+
+
+@dataclass(frozen=True)
+class InFiles:
+    """A model whose weights stay in files.
+
+    Args:
+        path: its file, or the folder of a preset, whose backbone it is.
+        output: beside which there is room for what its weights become.
+        custom_objects: the user's own layers and functions by name.
+    """
+
+    path: Path
+    output: Path
+    custom_objects: Any
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Give the model; a layer is lent its weights for as long as it computes.
+
+        Raises:
+            ModelFileError: if the file cannot be loaded, or changes within the scope.
+            OutputError: if there is no room for what weights become.
+        """
+        path = self.path
+        if is_preset(path):
+            path, files = weights_of(path), file_sizes(path)
+        else:
+            files = ()
+        with (
+            unchanged(files),
+            writing(self.output, "Nothing was written."),
+            held_folder(self.output.absolute().parent) as scratch,
+            offloaded_model(path, self.custom_objects, scratch) as model,
+        ):
+            yield model
+
+    def writer(self, output: Any) -> Writer:
+        """Return what writes the compressed model."""
+        if is_preset(self.path):
+            return Preset(Path(output), self.path)
+        return KerasFile(Path(output))
+
+    def leave(self, result: CompressionResult, output: Any) -> None:
+        """Have a result open its model from its file, when it is asked for."""
+        result.open_from(Path(output).absolute(), self.custom_objects)
+
+    def size(self) -> FileSize:
+        """Return the size of the file, or of all files of the preset."""
+        return file_size(self.path)
+
+
+def offloads(
+    low_memory: bool | None,  # noqa: FBT001 - three values
+    model_or_path: Any,
+    output: Any,
+    steps: Sequence[Technique] | None,
+    asks: Mapping[str, Any],
+) -> bool:
+    """Return whether the weights of a model stay in files while it is compressed.
+
+    Args:
+        low_memory: what the caller says: True, False, or None for what suits.
+        model_or_path: what it gives as the model.
+        output: the file to write, None for none.
+        steps: the techniques; None for a search.
+        asks: arguments of the caller by name, None for those not given.
+
+    Raises:
+        ConfigError: if `low_memory` is True, and they cannot.
+    """
+    OneOf((None, True, False)).check("compress", "low_memory", low_memory)
+    if low_memory is False or (low_memory is None and output is None):
+        return False
+    asked = [name for name, value in asks.items() if value is not None]
+    reason = _why_not(model_or_path, output, steps, asked)
+    if reason is None:
+        return (
+            low_memory is True or is_preset(model_or_path) or _is_large(model_or_path)
+        )
+    if low_memory:
+        raise ConfigError(
+            f"With low_memory=True no model is held in memory, and {reason}. Next: "
+            "leave low_memory out (--low-memory on the command line)."
+        )
+    if isinstance(model_or_path, str | Path) and _is_large(model_or_path):
+        warnings.warn(
+            f"The model in {str(model_or_path)!r} is held in memory as a whole, though "
+            f"its weights are large against the memory there is: {reason}.",
+            KerasMemWarning,
+            stacklevel=3,
+        )
+    return False
+
+
+def can_go_by_layers(
+    path: str | Path,
+    custom_objects: Any,
+    *,
+    must: bool,
+) -> bool:
+    """Return whether the model in a file can be evaluated layer by layer.
+
+    Args:
+        path: the file.
+        custom_objects: the user's own layers and functions by name.
+        must: whether it is an error if not, and no warning.
+
+    Raises:
+        ConfigError: if it must and cannot.
+        ModelFileError: if the file cannot be loaded.
+    """
+    with described_model(path, custom_objects) as model:
+        own, kind = keras.Model, type(model)
+        names = ("test_step", "compute_metrics", "get_metrics_result")
+        is_plain = all(getattr(kind, n) is getattr(own, n) for n in names)
+        if not model.compiled or (is_plain and takes_loss(model)):
+            return True
+        reason = (
+            f"The model {model.name!r} of class {kind.__name__} evaluates itself in a "
+            "way of its own, for which its weights have to be in memory."
+        )
+    if must:
+        raise ConfigError(
+            f"{reason} Next: low_memory=False (no --low-memory on the command line)."
+        )
+    warnings.warn(reason, KerasMemWarning, stacklevel=3)
+    return False
+
+
+_SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")
+"""Arguments for which the model runs on samples, layer by layer."""
+
+
+def _why_not(
+    path: Any, output: Any, steps: Sequence[Technique] | None, asked: Sequence[str]
+) -> str | None:
+    """Return why the weights cannot stay in files, None if they can."""
+    others = [name for name in asked if name not in _SAMPLES]
+    if others:
+        return f"{others[0]} takes one"
+    if not isinstance(path, str | Path):
+        return "there is one already: give the path of its file"
+    if output is None:
+        return "there is no file to write: give output="
+    if steps is None:
+        return "a search tries many"
+    for step in steps:
+        reason = _why_not_step(step)
+        if reason is not None:
+            return f"the step {step.name!r} takes all weights at once: {reason}"
+    if asked and is_preset(path):
+        return "samples go into the task of a preset, not into its backbone"
+    return _why_not_file(Path(path), Path(output))
+
+
+def _why_not_step(step: Technique) -> str | None:
+    if isinstance(step, Prune):
+        ranks = f"criterion={step.criterion!r}, pattern={step.pattern!r}"
+        return None if is_by_magnitude(step) else f"it ranks entries by {ranks}"
+    if isinstance(step, Quantize):
+        return "it rounds on samples" if step.takes_samples else None
+    return None if isinstance(step, Cluster) else "it makes other layers"
+
+
+def _why_not_file(path: Path, output: Path) -> str | None:
+    if is_preset(path):
+        if output.suffix == ".keras":
+            return "a preset becomes a preset: give a new folder as the output"
+        path = weights_of(path)
+    is_described = is_weights_alone(path) or can_be_described(path)
+    if path.exists() and not is_described:
+        return f"{str(path)!r} is no .keras file of Keras 3"
+    return None
+
+
+def _is_large(path: str | Path) -> bool:
+    """Return whether the weights of a file are large against the memory there is."""
+    path, most = Path(path), _SHARE * psutil.virtual_memory().available
+    if not path.is_file() or path.suffix not in (".keras", ".h5", ".json"):
+        return False
+    if stored_bytes(path) > most or not zipfile.is_zipfile(path):
+        return stored_bytes(path) > most
+    with opened_weights(path) as weights:
+        arrays = [] if weights is None else datasets(weights)
+    return sum(each.nbytes for each in arrays) > most

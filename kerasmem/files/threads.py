@@ -1,0 +1,116 @@
+"""Work on pieces of arrays that threads do ahead."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kerasmem.stages import Progress
+
+_MOST_THREADS = 8
+
+_AHEAD = 16
+"""Pieces that wait to be used. The same on every machine: what is written of them lies
+in a file in the order in which they are used, between whatever else is written."""
+
+
+class Threads:
+    """A scope of work that NumPy or a codec does, without Python's lock.
+
+    At its end all of it is done; after an error what had not begun never is.
+
+    Args:
+        ahead: most results that wait to be used, with what they are made of.
+    """
+
+    def __init__(self, ahead: int = _AHEAD) -> None:
+        self._ahead = ahead
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
+        self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
+
+    def __enter__(self) -> "Threads":
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self._waiting.clear()
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, then: Callable[[Any], None]
+    ) -> None:
+        """Call a function on another thread, and use its result on this one, later.
+
+        Args:
+            function: called with `args`.
+            *args: what it works on, unchanged until the scope ends.
+            then: called with its result, in the order of the calls of `run`.
+        """
+        self._waiting.append((self._pool.submit(function, *args), then))
+        if len(self._waiting) > self._ahead:
+            self._use_one()
+
+    def finish(self) -> None:
+        """Wait for all work that was given, and use its results."""
+        while self._waiting:
+            self._use_one()
+
+    def _use_one(self) -> None:
+        future, then = self._waiting.popleft()
+        then(future.result())
+
+
+PIECE = 1 << 20
+"""Entries of an array that one thread works on at a time."""
+
+_FEW_AHEAD = 5
+"""Pieces that wait to be used, with what is made of them."""
+
+Made = TypeVar("Made")
+
+
+def map_pieces(
+    function: Callable[[int, np.ndarray], Made],
+    array: np.ndarray,
+    progress: Progress | None = None,
+) -> Iterator[Made]:
+    """Yield `function(start, piece)` for each piece of an array, in order.
+
+    Args:
+        function: takes the place of the first entry, and entries that follow each
+            other, an array of one axis. Other threads call it.
+        array: of any shape.
+        progress: is told of the bytes of each piece; None for nobody.
+    """
+    flat, made = array.reshape(-1), deque[Made]()
+    if 0 < flat.size <= PIECE:
+        yield function(0, flat)
+        if progress is not None:
+            progress.add(flat.nbytes)
+        return
+    starts = iter(range(0, flat.size, PIECE))
+
+    def used() -> Iterator[Made]:
+        while made:
+            yield made.popleft()
+            if progress is not None:
+                progress.add(flat[next(starts) :][:PIECE].nbytes)
+
+    with Threads(ahead=_FEW_AHEAD) as threads:
+        for start in range(0, flat.size, PIECE):
+            threads.run(function, start, flat[start : start + PIECE], then=made.append)
+            yield from used()
+        threads.finish()
+        yield from used()
