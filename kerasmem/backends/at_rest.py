@@ -52,6 +52,7 @@ class Offloaded:
         self.access = mmap.ACCESS_COPY if values.adopts else mmap.ACCESS_READ
         self._lent: OrderedDict[int, tuple[MappedArray, Any, Any]] = OrderedDict()
         self._bytes_freed = 0
+        self._last: MappedArray | None = None
 
     def value(self, variable: Any, source: MappedArray) -> Any:
         """Return a tensor of what a variable has in a file, the same for a while."""
@@ -71,6 +72,13 @@ class Offloaded:
             source.release_around()
         self._lent[key] = source, tensor, weakref.ref(variable)
         return tensor
+
+    def array(self, source: MappedArray) -> np.ndarray:
+        """Return an array to read, over the file; that of the last call is released."""
+        if self._last is not None and self._last is not source:
+            self._last.release_around()
+        self._last = source
+        return source.aligned()
 
     def keeps(self, variable: Any) -> bool:
         """Return whether the value of a variable is one for a file."""

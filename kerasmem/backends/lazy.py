@@ -138,16 +138,18 @@ def first_value(variable: Any) -> Any:
     return _first(variable, state) if state.source is None else state.source
 
 
-def described_source(variable: Any) -> MappedArray | None:
-    """Return the array over a file that a described variable was assigned, if any."""
-    state = vars(variable).get(_STATE)
-    return state.source if state is not None and state.scope.is_described else None
-
-
 def source_at_rest(variable: Any) -> MappedArray | None:
     """Return the array over a file in which a variable has its value, if it does."""
     state = vars(variable).get(_STATE)
     return None if state is None or state.scope.at_rest is None else state.source
+
+
+def array_at_rest(variable: Any) -> np.ndarray | None:
+    """Return the value that a variable has in a file to read, None if it has none."""
+    state = vars(variable).get(_STATE)
+    if state is None or state.scope.at_rest is None or state.source is None:
+        return None
+    return state.scope.at_rest.array(state.source)
 
 
 def kept_at_rest(array: np.ndarray) -> np.ndarray:

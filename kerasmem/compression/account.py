@@ -5,6 +5,7 @@ A weight matches a regular expression if the weight's path holds it (`"dense_1/k
 (`"Embedding"`, `"Conv.D"`); a subclass counts as what it is a subclass of.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ _NOTABLE = 0.01
 """Share of the bytes of all weights."""
 
 _PIECE = 1 << 18
-"""Entries that are float64 at a time."""
+"""Entries that are compared at a time."""
 
 
 def account(
@@ -82,13 +83,25 @@ def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
         >>> sqnr_db(np.array([10.0, 0.0]), np.array([9.0, 0.0]))
         20.0
     """
+    return decibels(*powers(values, rounded))
+
+
+def powers(values: np.ndarray, rounded: np.ndarray) -> tuple[float, float]:
+    """Return the sums of squares of entries, and of what rounding changed in them."""
     signal = noise = 0.0
     flat, other = values.reshape(-1), rounded.reshape(-1)
     for start in range(0, flat.size, _PIECE):
-        exact = flat[start : start + _PIECE].astype(np.float64)
-        lost = exact - other[start : start + _PIECE]
-        signal, noise = signal + float(exact @ exact), noise + float(lost @ lost)
-    return decibels(signal, noise)
+        exact = flat[start : start + _PIECE].astype(np.float32, copy=False)
+        lost = exact - other[start : start + _PIECE].astype(np.float32, copy=False)
+        signal, noise = signal + _power(exact), noise + _power(lost)
+    return signal, noise
+
+
+def _power(values: np.ndarray) -> float:
+    power = float(values @ values)
+    if math.isfinite(power):
+        return power
+    return float(np.square(values, dtype=np.float64).sum())
 
 
 def decibels(signal: float, noise: float) -> float | None:

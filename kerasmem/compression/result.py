@@ -110,7 +110,7 @@ class CompressionResult:
         self.changes = notable_first(changes)
         self.coding: Coding = coding
         self.samples = samples
-        self._model = model
+        self._model: Any = model
         self._file: ResultFile | None = None
 
     def open_from(self, path: Path, custom_objects: Any) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
@@ -72,13 +72,26 @@ class Threads:
         then(future.result())
 
 
-PIECE = 1 << 20
+PIECE = 1 << 19
 """Entries of an array that one thread works on at a time."""
 
 _FEW_AHEAD = 5
 """Pieces that wait to be used, with what is made of them."""
 
+Item = TypeVar("Item")
 Made = TypeVar("Made")
+
+
+def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
+    """Yield `function(item)` of each item in turn, a few of them made ahead."""
+    made = deque[Made]()
+    with Threads(ahead=_FEW_AHEAD) as threads:
+        for item in items:
+            threads.run(function, item, then=made.append)
+            while made:
+                yield made.popleft()
+        threads.finish()
+        yield from made
 
 
 def map_pieces(
@@ -94,23 +107,13 @@ def map_pieces(
         array: of any shape.
         progress: is told of the bytes of each piece; None for nobody.
     """
-    flat, made = array.reshape(-1), deque[Made]()
-    if 0 < flat.size <= PIECE:
-        yield function(0, flat)
+    flat = array.reshape(-1)
+    starts = range(0, flat.size, PIECE)
+    if len(starts) == 1:
+        made = iter([function(0, flat)])
+    else:
+        made = in_order(lambda n: function(n, flat[n : n + PIECE]), starts)
+    for start, each in zip(starts, made, strict=True):
+        yield each
         if progress is not None:
-            progress.add(flat.nbytes)
-        return
-    starts = iter(range(0, flat.size, PIECE))
-
-    def used() -> Iterator[Made]:
-        while made:
-            yield made.popleft()
-            if progress is not None:
-                progress.add(flat[next(starts) :][:PIECE].nbytes)
-
-    with Threads(ahead=_FEW_AHEAD) as threads:
-        for start in range(0, flat.size, PIECE):
-            threads.run(function, start, flat[start : start + PIECE], then=made.append)
-            yield from used()
-        threads.finish()
-        yield from used()
+            progress.add(flat[start : start + PIECE].nbytes)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
+from kerasmem.backends.lazy import array_at_rest
 from kerasmem.errors import DataError, ModelError
 
 
@@ -20,8 +21,12 @@ def to_numpy(variable: Any) -> np.ndarray:
 
 
 def array_of(variable: Any) -> np.ndarray:
-    """Return the value of a `keras.Variable` to read, without a copy on a CPU."""
-    return current().read_only_array(variable.value)
+    """Return the value of a `keras.Variable` to read, without a copy on a CPU.
+
+    If it is in a file, it may be read until this is called for another variable.
+    """
+    array = array_at_rest(variable)
+    return current().read_only_array(variable.value) if array is None else array
 
 
 def nbytes(variable: Any) -> int:
@@ -93,7 +98,19 @@ def nonzero(variable: Any) -> int:
     """Return how many of the parameters that a variable holds are not zero."""
     if is_scale(variable):
         return 0
-    return int(np.count_nonzero(to_numpy(_represented(variable))))
+    represented = _represented(variable)
+    if represented is variable:
+        return int(np.count_nonzero(array_of(variable)))
+    shape = represented.shape
+    axis = next((n for n in range(len(shape)) if represented.has_parts(n)), None)
+    if axis is None:
+        return int(np.count_nonzero(to_numpy(represented)))
+    step = max(_PART * shape[axis] // max(math.prod(shape), 1), 1)
+    parts = (
+        represented.part(axis, start, min(start + step, shape[axis]), None)
+        for start in range(0, shape[axis], step)
+    )
+    return sum(int(np.count_nonzero(to_numpy(part))) for part in parts)
 
 
 def _represented(variable: Any) -> Any:
@@ -101,6 +118,8 @@ def _represented(variable: Any) -> Any:
 
 
 _REPRESENTED = "_kerasmem_represented"
+_PART = 1 << 20
+"""Entries of codes that are float at a time."""
 
 
 def check_finite(model: Any, before: Any) -> None:

@@ -10,7 +10,7 @@ import keras
 import pytest
 
 import kerasmem as km
-from kerasmem.compression import file_to_file
+from kerasmem.compression import presets, writers
 from kerasmem.errors import ConfigError, ModelFileError
 from kerasmem.records.regular import check_output, check_parent
 
@@ -143,13 +143,14 @@ def test_an_input_that_changes_while_it_is_read_is_refused(
         "config": preset / "config.json",
         "asset": preset / "tokenizer.json",
     }[source]
-    check = file_to_file.check
+    check = writers.check
 
     def check_and_change(*arguments):
         check(*arguments)
         change(changed)
 
-    monkeypatch.setattr(file_to_file, "check", check_and_change)
+    for module in (presets, writers):
+        monkeypatch.setattr(module, "check", check_and_change)
     path, name = (model_file, "o.keras") if source == "model" else (preset, "out")
     with pytest.raises(ModelFileError, match=f"{changed.name}' changed while it was"):
         compressed(path, tmp_path / name)

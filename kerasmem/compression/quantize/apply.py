@@ -16,8 +16,8 @@ from kerasmem.compression.account import (
     NO_KERNEL,
     account,
     check_every_pattern_matches,
+    decibels,
     matches,
-    sqnr_db,
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.config import CLOSELY
@@ -31,6 +31,7 @@ from kerasmem.compression.quantize.products import (
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import KerasMemWarning, ModelError
+from kerasmem.files.threads import in_order
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
 from kerasmem.graph.values import array_of
@@ -164,8 +165,15 @@ def losses(plan: WeightPlan, name: str = "quantize") -> list[WeightChange]:
 def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
     """Return a weight in fewer bits, and the change that this is."""
     values = finite(array_of(weight.variable), weight.path)
-    coded = place.encode(values)
-    ratio = sqnr_db(values, place.coding.decoded(coded, values.shape))
+    slices = place.slices(values.shape)
+
+    def encoded(part: tuple[slice, ...]) -> tuple[Coded, tuple[float, float]]:
+        return place.encode_and_compare(values[part])
+
+    several = in_order(encoded, slices) if len(slices) > 1 else map(encoded, slices)
+    parts, sums = zip(*several, strict=True)
+    coded = place.coding.joined(parts, values.shape)
+    ratio = decibels(*np.sum(sums, axis=0))
     detail = place.coding.describe(weight.variable.shape)
     if not values.any():
         detail += ", all zero"

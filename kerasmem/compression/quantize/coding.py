@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.compression.account import powers
 from kerasmem.compression.quantize.math import (
     affine_codes_of,
     codes_of,
@@ -191,8 +192,47 @@ class Coding:
         """
         if self.bits == 16:
             return Coded(self._halved(finite(values)))
-        rows, axes = self.rows(values.shape), self.scale_axes(values.shape)
-        inputs = None
+        options = {"closely": closely, "input_scales": input_scales}
+        _, codes, rest, inputs = self._laid_out_codes(values, scales, **options)
+        return self._packed(codes, rest, inputs, values.shape)
+
+    def encode_and_compare(
+        self, values: np.ndarray, scales: np.ndarray | None = None, **options: Any
+    ) -> tuple[Coded, tuple[float, float]]:
+        """Return what `encode` does, and what it loses.
+
+        Args:
+            values: the weight.
+            scales: as for `encode`.
+            **options: as for `encode`.
+
+        Returns:
+            NumPy arrays, and the sums of squares of the entries and of what is lost.
+        """
+        if self.bits == 16:
+            halved = self._halved(finite(values))
+            return Coded(halved), powers(values, halved)
+        exact, codes, rest, inputs = self._laid_out_codes(values, scales, **options)
+        wide = rest[0].astype(np.float32, copy=False)
+        if len(rest) > 1:
+            rounded = dequantize(codes, wide, rest[1])
+        else:
+            rounded = self.values_of(codes, wide)
+        if inputs is not None:
+            exact, rounded = exact * inputs, rounded * inputs
+        coded = self._packed(codes, rest, inputs, values.shape)
+        return coded, powers(exact, rounded)
+
+    def _laid_out_codes(
+        self,
+        values: np.ndarray,
+        scales: np.ndarray | None,
+        *,
+        closely: bool = False,
+        input_scales: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], np.ndarray | None]:
+        """Return values and codes, one in each byte; scales and zeros; input scales."""
+        axes, inputs = self.scale_axes(values.shape), None
         if self.by_input:
             if input_scales is None:
                 input_scales = np.ones(self.input_shape(values.shape), np.float32)
@@ -201,9 +241,38 @@ class Coding:
         codes, *rest = self._encoded(values, axes, scales, closely=closely)
         if self.scale_dtype != "float32":
             codes, *rest = self._with_short_scales(values, *rest)
+        return values, codes, rest, inputs
+
+    def _packed(
+        self,
+        codes: np.ndarray,
+        rest: list[np.ndarray],
+        inputs: np.ndarray | None,
+        shape: tuple[int, ...],
+    ) -> Coded:
+        rows = self.rows(shape)
         if rows is not None:
             codes = pack(codes, rows.axis, self.bits)
         return replace(Coded(codes, *rest), input_scales=inputs)
+
+    def free_axis(self, shape: tuple[int, ...]) -> int | None:
+        """Return an axis along which parts of a weight share no scale, None if none."""
+        if self.granularity == "tensor" and self.bits != 16:
+            return None
+        axes = () if self.bits == 16 else self.axes
+        return next((n for n in range(len(shape)) if n not in axes), None)
+
+    def joined(self, parts: Sequence[Coded], shape: tuple[int, ...]) -> Coded:
+        """Return the codes of a weight from those of parts along its `free_axis`."""
+        if len(parts) == 1:
+            return parts[0]
+        axis, rows = self.free_axis(shape), self.rows(shape)
+        if rows is not None and axis is not None:
+            axis = rows.stored_axis(axis)
+        inputs = parts[0].input_scales
+        several = (replace(part, input_scales=None).parts for part in parts)
+        whole = [np.concatenate(each, axis) for each in zip(*several, strict=True)]
+        return replace(Coded(*whole), input_scales=inputs)
 
     def decode(self, coded: Coded, rows: Rows | None, dtype: str = "float32") -> Any:
         """Return the weight that tensors stand for, or the part of it they are.

@@ -10,6 +10,7 @@ subclassed models.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -80,8 +81,23 @@ class Place:
 
     def encode(self, values: Any) -> Coded:
         """Return NumPy arrays that stand for a weight."""
+        return self.encode_and_compare(values)[0]
+
+    def encode_and_compare(self, values: Any) -> tuple[Coded, tuple[float, float]]:
+        """Return what `Coding.encode_and_compare` does."""
         known = {"closely": self.closely, "input_scales": self.input_scales}
-        return self.coding.encode(values, self.scales, **known)
+        return self.coding.encode_and_compare(values, self.scales, **known)
+
+    def slices(self, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
+        """Return the parts of a weight that can be encoded one by one."""
+        axis = None if self.scales is not None else self.coding.free_axis(shape)
+        if axis is None:
+            return [()]
+        count = min(shape[axis], math.ceil(math.prod(shape) / _SLICE))
+        step = math.ceil(shape[axis] / max(count, 1))
+        before = (slice(None),) * axis
+        starts = range(0, shape[axis], max(step, 1))
+        return [(*before, slice(start, start + step)) for start in starts]
 
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
@@ -96,6 +112,9 @@ class Place:
         """Return what `to_json` told."""
         return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
+
+_SLICE = 1 << 20
+"""Entries that are encoded at a time."""
 
 Codes = dict[int, Coded] | None
 """What weights become, by the ids of their variables; each is taken out."""
