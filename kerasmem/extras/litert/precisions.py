@@ -213,10 +213,19 @@ class Search:
             if not self._differs(first, order, safer):
                 continue
             other = self._protect(first, order, safer)
+            if safer == INT16:
+                if other.file.loss > self.judge.allowed:
+                    continue  # with its long biases it is nothing to go on from
+                dynamic = self._protect(first, order, DYNAMIC)
+                other = min(other, dynamic, key=self._bytes_if_allowed)
             if other.file.loss < best.file.loss:
                 # Less is lost, if still too much: go on from there.
                 best = first = other
         return best
+
+    def _bytes_if_allowed(self, choice: Found) -> float:
+        is_allowed = choice.file.loss <= self.judge.allowed
+        return len(choice.file.content) if is_allowed else math.inf
 
     def _differs(self, first: Found, order: Sequence[int], safer: str) -> bool:
         """Return whether a runtime has a precision at all: ONNX has no int16."""
