@@ -8,14 +8,13 @@ A weight matches a regular expression if the weight's path holds it (`"dense_1/k
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.errors import ConfigError, ModelError, did_you_mean
 from kerasmem.graph.kernels import is_depthwise, is_kernel
-from kerasmem.graph.layers import Weight, weights
+from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
 
 NO_KERNEL = "is no kernel or embedding table"
@@ -115,12 +114,12 @@ def matches(patterns: Iterable[str], weight: Weight) -> bool:
 
 
 def check_every_pattern_matches(
-    model: Any, all_weights: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
+    name: str, all_weights: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
 ) -> None:
     """Raise an error if no weight at all matches a regular expression.
 
     Args:
-        model: the model, for the text of the error.
+        name: of the model, for the text of the error.
         all_weights: all of its weights.
         by_field: regular expressions by the argument that they came in.
 
@@ -135,13 +134,14 @@ def check_every_pattern_matches(
                 )
                 near = did_you_mean(pattern, parts, most=3, cutoff=0.5)
                 raise ConfigError(
-                    f"No weight of the model {model.name!r} has a path that matches, "
+                    f"No weight of the model {name!r} has a path that matches, "
                     f"or a layer of this class.{near} Received: {field}={pattern!r}."
                 )
 
 
 def select(
-    model: Any,
+    name: str,
+    all_weights: Sequence[Weight],
     by_field: Mapping[str, Iterable[str]],
     why_not: Callable[[Weight], str | None],
     nothing: str,
@@ -149,7 +149,8 @@ def select(
     """Return the weights that a technique takes, and the others with the reason.
 
     Args:
-        model: a built model.
+        name: of the model, for the text of the error.
+        all_weights: the weights of the model.
         by_field: regular expressions by the argument that they came in.
         why_not: returns why a weight is left alone, None if it is taken.
         nothing: how the error ends if none is taken; `{count}` for all weights.
@@ -158,13 +159,12 @@ def select(
         ModelError: if none is taken.
         ConfigError: if no weight matches a regular expression.
     """
-    all_weights = list(weights(model))
-    check_every_pattern_matches(model, all_weights, by_field)
+    check_every_pattern_matches(name, all_weights, by_field)
     reasons = [(weight, why_not(weight)) for weight in all_weights]
     chosen = [weight for weight, reason in reasons if reason is None]
     if not chosen:
         ending = nothing.format(count=len(all_weights))
-        raise ModelError(f"The model {model.name!r} has nothing to {ending}")
+        raise ModelError(f"The model {name!r} has nothing to {ending}")
     return chosen, [(weight, why) for weight, why in reasons if why is not None]
 
 

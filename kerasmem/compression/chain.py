@@ -180,7 +180,8 @@ def run_steps(
     for number, step in enumerate(steps[done:], start=done + 1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, 2 * number):
-            compile_as(model, original)
+            if number > 1 or checkpoints:  # a fresh copy is compiled
+                compile_as(model, original)
             stage(step.name)
             model, of_step = apply_technique(step, model, context)
             fine_tune(model, step, context)

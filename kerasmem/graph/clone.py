@@ -160,9 +160,17 @@ def same_draws(copy: Any, model: Any) -> Any:
     return copy
 
 
-def compile_settings(model: Any, *, complete: bool = True) -> dict[str, Any] | None:
-    """Returns fresh arguments for `compile`; None if Keras did not record all."""
-    objects = live_objects(model)
+def compile_settings(
+    model: Any, *, complete: bool = True, objects: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Returns fresh arguments for `compile`; None if Keras did not record all.
+
+    Args:
+        model: a Keras model.
+        complete: False for what Keras recorded, if it is not all.
+        objects: `live_objects` of the model, where they are known.
+    """
+    objects = live_objects(model) if objects is None else objects
     with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
     if not config:
@@ -185,9 +193,10 @@ def settings_of(
 
 def compile_as(new: Any, model: Any) -> None:
     """Compile `new` as `model` is, with a fresh optimizer; or not, as `model`."""
-    settings = compile_settings(model, complete=False)
+    objects = live_objects(model)
+    settings = compile_settings(model, complete=False, objects=objects)
     if settings is not None:
-        with keras.saving.custom_object_scope(live_objects(model)):
+        with keras.saving.custom_object_scope(objects):
             if not compile_with(new, settings):
                 set_compiled_attributes(new, compiled_attributes(model))
 

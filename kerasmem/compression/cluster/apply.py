@@ -18,7 +18,7 @@ from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
 from kerasmem.files.threads import PIECE, map_pieces
 from kerasmem.graph.kernels import is_embedding, reduced_axes
-from kerasmem.graph.layers import Weight
+from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
@@ -128,7 +128,8 @@ def chosen(
         return why_left_alone(weight, include, config.exclude)
 
     return select(
-        model,
+        model.name,
+        list(weights(model)),
         {"include": config.include, "exclude": config.exclude},
         why_not,
         "cluster: none of its {count} weights is a float kernel or embedding table "

@@ -45,7 +45,7 @@ def factorize(
     """
     everything = list(weights(model))
     patterns = {"include": config.include, "exclude": config.exclude}
-    check_every_pattern_matches(model, everything, patterns)
+    check_every_pattern_matches(model.name, everything, patterns)
     in_graph = {id(layer) for layer in operations(model)}
     tied = readers(model)
     chains: dict[int, Chain] = {}

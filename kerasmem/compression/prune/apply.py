@@ -43,7 +43,7 @@ def prune_weights(
     masks = choose_masks(plan, config, matters, plan.sparsities)
     for variable, mask in zip(plan.variables, masks, strict=True):
         zero_out(variable, mask)
-    return model, changes(model, plan, [1 - mask.mean() for mask in masks])
+    return model, changes(plan, [1 - mask.mean() for mask in masks])
 
 
 def choose_masks(
@@ -147,7 +147,7 @@ def prune_by_magnitude(model: Any, config: Prune) -> list[WeightChange]:
         counts = _remove(members, removed)
         for n, each, count in zip(group, members, counts, strict=True):
             shares[n] = count / each.size if each.size else 0.0
-    return changes(model, plan, shares)
+    return changes(plan, shares)
 
 
 class _Scores:

@@ -100,7 +100,7 @@ class Gradual:
     def changes(self) -> list[WeightChange]:
         """Return every weight of the model: how sparse it is, or why it is not."""
         shares = [1 - mask.mean() for mask in self._current_masks]
-        return changes(self._model, self.plan, shares)
+        return changes(self.plan, shares)
 
     def model_sparsity(self) -> float:
         """Return the share of all parameters of the model that is masked."""

@@ -151,9 +151,11 @@ def make_plan(model: Any, config: Prune) -> Plan:
         ModelError: if there are none.
         ConfigError: if a pattern of `include`, `exclude` or `ratios` matches no weight.
     """
-    last = output_layers(model, list(weights(model)))
+    all_weights = list(weights(model))
+    last = output_layers(model, all_weights)
     chosen, left_alone = select(
-        model,
+        model.name,
+        all_weights,
         config.patterns_by_field(),
         lambda weight: _why_not(weight, config, last),
         "prune: none of its {count} weights is a float kernel or embedding table that "
@@ -297,26 +299,21 @@ def _makers(traced: Trace, with_kernel: set[int]) -> set[int]:
     return last
 
 
-def changes(model: Any, plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
-    """Return one change per weight of the model, with its share of zeros or why not.
+def changes(plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
+    """Return one change per weight of a model, with its share of zeros or why not.
 
     Args:
-        model: the model.
-        plan: which of its weights are pruned.
+        plan: which of the weights are pruned.
         shares: the share of zeros in each of them, 0 to 1.
     """
-    details = {id(weight.variable): reason for weight, reason in plan.left_alone}
-    pruned: set[int] = set()
-    for variable, share in zip(plan.variables, shares, strict=True):
-        details[id(variable)] = f"{share:.1%} zero" if share else _NOTHING_GOES
-        if share:
-            pruned.add(id(variable))
+    pruned = [
+        (weight, f"{share:.1%} zero" if share else _NOTHING_GOES)
+        for weight, share in zip(plan.chosen, shares, strict=True)
+    ]
+    zeros = [*map(bool, shares), *(False for _ in plan.left_alone)]
     return [
-        account(
-            weight,
-            "prune",
-            details[id(weight.variable)],
-            changed=id(weight.variable) in pruned,
+        account(weight, "prune", detail, changed=changed)
+        for (weight, detail), changed in zip(
+            (*pruned, *plan.left_alone), zeros, strict=True
         )
-        for weight in weights(model)
     ]

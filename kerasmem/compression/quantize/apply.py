@@ -205,11 +205,11 @@ def weight_plan(
         ModelError: if all are left alone.
         ConfigError: if a regular expression means no weight.
     """
-    all_weights = list(weights(model))
-    check_every_pattern_matches(
-        model, all_weights, {"include": config.include, "exclude": config.exclude}
-    )
     plan = planned(model, config, exclude, scales, inputs)
+    all_weights = [weight for weight, _ in plan]
+    check_every_pattern_matches(
+        model.name, all_weights, {"include": config.include, "exclude": config.exclude}
+    )
     if not any(isinstance(place, Place) for _, place in plan):
         again = (
             " It was quantized before: km.dequantize gives a model of floats again."

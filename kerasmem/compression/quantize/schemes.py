@@ -78,7 +78,7 @@ def check_ready(config: Quantize, context: Context) -> Quantize:
     # A step before this one may make other layers.
     if not context.earlier and not is_aware(original):
         fields = {"include": config.include, "exclude": config.exclude}
-        check_every_pattern_matches(original, list(weights(original)), fields)
+        check_every_pattern_matches(original.name, list(weights(original)), fields)
     return config
 
 

@@ -56,7 +56,7 @@ def quantize_static(
     _check_graph(model)
     check_has_ranges(config, data, known)
     all_weights = list(weights(model))
-    check_every_pattern_matches(model, all_weights, {"exclude": config.exclude})
+    check_every_pattern_matches(model.name, all_weights, {"exclude": config.exclude})
     excluded = {w.place for w in all_weights if matches(config.exclude, w)}
     folded, folds = fold_batch_norm(model)
     if config.bias_correction:
