@@ -38,10 +38,6 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
 _FAR_WORSE = 0.02
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
-
-
 @command(
     "compress",
     "Make a saved model smaller, and prove what it costs.",
@@ -101,7 +97,7 @@ def _names(text: str) -> tuple[str, ...]:
     ),
     option(
         "--measure",
-        type=_names,
+        type=lambda text: tuple(text.split(",")),
         default=("file", "weights", "metrics"),
         metavar="NAMES",
         help="what to measure of both models, with commas: file, weights, metrics, "

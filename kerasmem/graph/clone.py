@@ -163,13 +163,7 @@ def same_draws(copy: Any, model: Any) -> Any:
 def compile_settings(
     model: Any, *, complete: bool = True, objects: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Returns fresh arguments for `compile`; None if Keras did not record all.
-
-    Args:
-        model: a Keras model.
-        complete: False for what Keras recorded, if it is not all.
-        objects: `live_objects` of the model, where they are known.
-    """
+    """Returns fresh arguments for `compile`; None if Keras did not record all."""
     objects = live_objects(model) if objects is None else objects
     with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None

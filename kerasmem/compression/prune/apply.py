@@ -216,7 +216,7 @@ class _Scores:
     def remove(self, threshold: int, end: int) -> None:
         """Set entries to zero: below a threshold, and before `end` at it."""
 
-        def kept(start: int, values: np.ndarray) -> np.ndarray:
+        def zeroed(start: int, values: np.ndarray) -> np.ndarray:
             bits, ties = self.bits(values), max(end - start, 0)
             goes = bits < threshold
             goes[:ties] |= bits[:ties] == threshold
@@ -224,7 +224,7 @@ class _Scores:
 
         array, place = array_of(self.variable), 0
         pruned = np.empty(array.size, array.dtype)
-        for piece in map_pieces(kept, array):
+        for piece in map_pieces(zeroed, array):
             pruned[place : place + piece.size] = piece
             place += piece.size
         self.variable.assign(pruned.reshape(array.shape))

@@ -223,9 +223,9 @@ class Search:
                 best = first = other
         return best
 
-    def _bytes_if_allowed(self, choice: Found) -> float:
-        is_allowed = choice.file.loss <= self.judge.allowed
-        return len(choice.file.content) if is_allowed else math.inf
+    def _bytes_if_allowed(self, option: Found) -> float:
+        is_allowed = option.file.loss <= self.judge.allowed
+        return len(option.file.content) if is_allowed else math.inf
 
     def _differs(self, first: Found, order: Sequence[int], safer: str) -> bool:
         """Return whether a runtime has a precision at all: ONNX has no int16."""
