@@ -22,6 +22,7 @@ import numpy as np
 from kerasmem.backends.heap import trim_heap
 from kerasmem.backends.lazy import LazyValues, source_at_rest
 from kerasmem.backends.mapped import MappedArray
+from kerasmem.errors import OutputError
 
 MOST_LENT_BYTES = 32 << 20
 """Of the values that are in memory at a time; one that is larger is there alone."""
@@ -92,11 +93,17 @@ class Offloaded:
         found = np.ascontiguousarray(found)
         if found.size < _LEAST_KEPT or found.dtype.hasobject:
             return None
-        region, start, place = self._room(found.nbytes)
-        left, at = found.reshape(-1).view(np.uint8).data, place
-        while left:  # one call writes 2 GiB at most
-            count = os.pwrite(self._file.fileno(), left, at)
-            left, at = left[count:], at + count
+        try:
+            region, start, place = self._room(found.nbytes)
+            left, at = found.reshape(-1).view(np.uint8).data, place
+            while left:  # one call writes 2 GiB at most
+                count = os.pwrite(self._file.fileno(), left, at)
+                left, at = left[count:], at + count
+        except OSError as error:
+            raise OutputError(
+                f"Could not write the new weights to a temporary file: {error}. "
+                "Nothing was written."
+            ) from error
         return MappedArray.of(region, place - start, found.shape, found.dtype)
 
     def close(self) -> None:

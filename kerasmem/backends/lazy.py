@@ -194,13 +194,6 @@ class _State:
 
 
 _STATE, _VALUE = "_kerasmem_lazy", "_value"
-_RANDOM = (
-    keras.initializers.RandomNormal,
-    keras.initializers.RandomUniform,
-    keras.initializers.TruncatedNormal,
-    keras.initializers.VarianceScaling,
-)
-"""Of variables that have such numbers at first, a layer asks for the shape alone."""
 _SETTLING, _ONE_THREAD = threading.RLock(), threading.RLock()
 _AT_REST: list["Offloaded | None"] = []
 """Of each scope that is open, the innermost last."""
@@ -225,8 +218,6 @@ class _Lazy:
         if state is not None and state.scope.is_open and state.source is None:
             # Only shapes are asked for: it may be assigned a value yet.
             held = vars(self).get(_VALUE)
-            if held is None and isinstance(state.initializer, _RANDOM):
-                return keras.ops.zeros(self._shape, self._dtype)
             return _first(self, state) if held is None else held
         _settle(self)
         return self._value if _STATE in vars(self) else vars(self)[_VALUE]

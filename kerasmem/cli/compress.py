@@ -97,7 +97,7 @@ _FAR_WORSE = 0.02
     ),
     option(
         "--measure",
-        type=lambda text: tuple(text.split(",")),
+        type=lambda text: tuple(text.replace(" ", "").split(",")),
         default=("file", "weights", "metrics"),
         metavar="NAMES",
         help="what to measure of both models, with commas: file, weights, metrics, "

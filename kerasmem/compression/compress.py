@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends.seeding import seeded
-from kerasmem.checks import OneOf, Whole
+from kerasmem.checks import OneOf, Whole, invalid
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.judge import (
     chance_of,
@@ -244,10 +244,14 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         stage("writing the file")
         # Left last: the output may take the place of the file that is read.
         place = scope.enter_context(writer.place())
-        sizes = source.size(), writer.write(outcome.model, place, coding)
+        after = None
+        if FILE in measured or output is not None:
+            after = writer.write(outcome.model, place, coding)
+        sizes = source.size() if FILE in measured else None, after
         stage("measuring both models")
         judged = (validation_data, batch_size)
-        report = _report(original, outcome, judged, sizes, measured)
+        with _data_errors():
+            report = _report(original, outcome, judged, sizes, measured)
         changes = tuple(outcome.changes)
         result = CompressionResult(outcome.model, report, changes, coding, few)
         job.judge(result)  # before a file takes the place of another
@@ -262,10 +266,23 @@ def _figures(measure: Any) -> tuple[str, ...]:
     Raises:
         ConfigError: if it is none of `FIGURES`.
     """
-    names = (measure,) if isinstance(measure, str) else tuple(measure)
+    names = (measure,) if isinstance(measure, str) else measure
+    if not isinstance(names, Sequence):
+        raise invalid("compress", "measure", measure, "some of " + ", ".join(FIGURES))
     for name in names:
         OneOf(FIGURES).check("compress", "measure", name)
-    return names
+    return tuple(names)
+
+
+@contextmanager
+def _data_errors() -> Iterator[None]:
+    """Raise a `DataError` for an `OSError` of data, which is none of the output."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"The data could not be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 @contextmanager
@@ -370,7 +387,7 @@ def _report(
     original: Any,
     outcome: Outcome,
     judged: tuple[Any, int],
-    sizes: tuple[FileSize, FileSize],
+    sizes: Sequence[FileSize | None],
     measured: Sequence[str],
 ) -> CompressionReport:
     data, batch_size = judged

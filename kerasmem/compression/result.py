@@ -145,11 +145,10 @@ class CompressionResult:
         ]
         changed = len({c.weight for c in self.changes if c.changed})
         warning = self.report.warning
-        first = f"{warning}; " if warning else ""
+        words = f"{changed} weight{'' if changed == 1 else 's'} changed"
+        facts = "; ".join(filter(None, (warning, ", ".join(parts), words)))
         return (
-            f"<CompressionResult of {self._name!r}: {first}{', '.join(parts)}; "
-            f"{changed} weight{'' if changed == 1 else 's'} changed, see .report and "
-            ".changes>"
+            f"<CompressionResult of {self._name!r}: {facts}, see .report and .changes>"
         )
 
     def __str__(self) -> str:

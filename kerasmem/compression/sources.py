@@ -3,7 +3,7 @@
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,12 +143,13 @@ class InFiles:
             path, files = weights_of(path), file_sizes(path)
         else:
             files = ()
-        with (
-            unchanged(files),
-            writing(self.output, "Nothing was written."),
-            held_folder(self.output.absolute().parent) as scratch,
-            offloaded_model(path, self.custom_objects, scratch) as model,
-        ):
+        with ExitStack() as scope:
+            scope.enter_context(unchanged(files))
+            with writing(self.output, "Nothing was written."):
+                room = held_folder(self.output.absolute().parent)
+                scratch = scope.enter_context(room)
+                model = offloaded_model(path, self.custom_objects, scratch)
+                model = scope.enter_context(model)
             yield model
 
     def writer(self, output: Any) -> Writer:

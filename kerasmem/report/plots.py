@@ -178,7 +178,11 @@ def _draw_sizes(axes: Any, sizes: Mapping[str, int], color: str) -> None:
 
 
 def comparison_plot(report: CompressionReport) -> Plot:
-    """Return bars of what is left of a model after compression, metrics in words."""
+    """Return bars of what is left of a model after compression, metrics in words.
+
+    Raises:
+        ConfigError: if there is nothing to draw.
+    """
     before, after = report.before, report.after
     file = file_label((before, after))
     pairs = [
@@ -194,6 +198,11 @@ def comparison_plot(report: CompressionReport) -> Plot:
         ("time of a batch", before.latency_ms, after.latency_ms, format_ms),
     ]
     known = [pair for pair in pairs if pair[1] and pair[2] is not None]
+    if not known:
+        raise ConfigError(
+            "The report has no size or time to plot. Next: measure one of them, such "
+            'as km.compress(measure=("file", "weights")).'
+        )
     shares = [100 * new / old for _, old, new, _ in known]
     texts = [f"{text(old)} → {text(new)}" for _, old, new, text in known]
     metrics = [

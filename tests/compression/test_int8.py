@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from kerasmem.compression.compress import compress
 from kerasmem.compression.measure import measure
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.owners import quantized_variables
@@ -228,3 +229,12 @@ def test_weights_with_nan_are_an_error():
 def test_an_unknown_scheme_is_an_error():
     with pytest.raises(ConfigError, match=r"one of int8, .* Received: scheme='int5'"):
         Quantize("int5")
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("scheme", ["int8", "int4", "float16"])
+def test_a_kernel_without_entries_is_stored(scheme):
+    empty = L.EinsumDense("ab,bc->ac", output_shape=(0,))
+    model = keras.Sequential([keras.Input((8,)), empty, L.Dense(40)])
+    small = compress(model, Quantize(scheme, exclude="^dense")).model
+    assert small(np.ones((2, 8))).shape == (2, 40)

@@ -228,3 +228,50 @@ def test_a_result_is_saved_within_a_scope_of_custom_objects(form, tmp_path):
         both = [model.predict(x, verbose=0) for model in (again, result.model)]
         np.testing.assert_allclose(*both, rtol=1e-5)
     assert "raised" not in keras.saving.get_custom_objects()
+
+
+@pytest.mark.one_backend
+def test_a_result_without_figures_can_be_shown(model):
+    result = km.compress(model, km.Prune(0.5), measure=())
+    assert "sequential'" not in repr(result) or ": ;" not in repr(result)
+    assert "1 weight changed" in repr(result)
+    assert "What it costs" in result.model_card()
+    with pytest.raises(ConfigError, match="no size or time to plot"):
+        result.plot()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("measured", [None, 5])
+def test_what_is_measured_is_names(model, measured):
+    with pytest.raises(ConfigError, match=r"`measure` of compress .*some of file"):
+        km.compress(model, km.Prune(0.5), measure=measured)
+
+
+class Broken(keras.utils.PyDataset):
+    """Cannot read its second batch."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index:
+            raise FileNotFoundError("img7.png")
+        return X[:8], Y[:8]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_data_that_cannot_be_read_is_no_fault_of_the_output(
+    model, tmp_path, low_memory
+):
+    model.save(tmp_path / "m.keras")
+    options = {"output": tmp_path / "a.keras", "low_memory": low_memory}
+    with pytest.raises(Exception, match=r"img7.png") as found:
+        km.compress(
+            tmp_path / "m.keras",
+            km.Prune(0.5),
+            validation_data=Broken(),
+            **options,
+        )
+    assert not isinstance(found.value, OutputError)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.keras"]

@@ -91,7 +91,7 @@ class Place:
     def slices(self, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
         """Return the parts of a weight that can be encoded one by one."""
         axis = None if self.scales is not None else self.coding.free_axis(shape)
-        if axis is None:
+        if axis is None or 0 in shape:
             return [()]
         count = min(shape[axis], math.ceil(math.prod(shape) / _SLICE))
         step = math.ceil(shape[axis] / max(count, 1))
