@@ -235,6 +235,6 @@ def test_an_unknown_scheme_is_an_error():
 @pytest.mark.parametrize("scheme", ["int8", "int4", "float16"])
 def test_a_kernel_without_entries_is_stored(scheme):
     empty = L.EinsumDense("ab,bc->ac", output_shape=(0,))
-    model = keras.Sequential([keras.Input((8,)), empty, L.Dense(40)])
-    small = compress(model, Quantize(scheme, exclude="^dense")).model
-    assert small(np.ones((2, 8))).shape == (2, 40)
+    model = keras.Sequential([keras.Input((8,)), L.Dense(8), empty])
+    small = compress(model, Quantize(scheme)).model
+    assert small(np.ones((2, 8))).shape == (2, 0)
