@@ -3,6 +3,8 @@
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -21,8 +23,8 @@ from kerasmem.files.archive import (
     shards_of,
     stored_bytes,
 )
-from kerasmem.files.datasets import Dataset, datasets, form_of
-from kerasmem.files.preset import is_preset, weight_files
+from kerasmem.files.datasets import Dataset, arrays_in, datasets, form_of
+from kerasmem.files.preset import is_preset, weight_files, weights_of
 from kerasmem.records import FileContents, StoredTensor
 from kerasmem.units import KIB
 
@@ -179,6 +181,58 @@ def file_size(path: str | Path) -> FileSize:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
     size = sum(each.file_bytes for each in state)
     return FileSize(stored_bytes(path), size if size >= KIB else 0)
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """The variables of an optimizer: its slots, its step counter, its learning rate.
+
+    Args:
+        entries: number of their entries, 0 if the file holds none.
+        bytes: what they take in RAM.
+        is_fresh: whether it has made no step, as in the files that `km.save_model`
+            writes: its slots are there, with nothing learned.
+    """
+
+    entries: int
+    bytes: int
+    is_fresh: bool
+
+
+def optimizer_state(path: str | Path) -> OptimizerState | None:
+    """Return what the file of a model holds of its optimizer.
+
+    Returns:
+        The state, or None for a file whose weights lie elsewhere than usual, or the
+        folder of a SavedModel.
+
+    Raises:
+        ModelFileError: if it is damaged.
+    """
+    path = weights_of(Path(path)) if is_preset(path) else Path(path)
+    if path.is_dir():
+        return None
+    try:
+        if h5py.is_hdf5(path) or is_weights_alone(path):
+            with ExitStack() as scope:
+                shards = (h5py.File(each, "r") for each in shards_of(path))
+                return _state([scope.enter_context(each) for each in shards])
+        with opened_weights(path) as file:
+            return None if file is None else _state([file])
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def _state(files: list[h5py.File]) -> OptimizerState:
+    found = [file.get(name) for file in files for name in _OPTIMIZERS]
+    groups = [group for group in found if isinstance(group, h5py.Group)]
+    arrays = [array for group in groups for array in arrays_in(group).values()]
+    counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
+    return OptimizerState(
+        entries=sum(array.size for array in arrays),
+        bytes=sum(array.nbytes for array in arrays),
+        is_fresh=bool(counters) and not any(counter[()] for counter in counters),
+    )
 
 
 def _archived(

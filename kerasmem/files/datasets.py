@@ -152,15 +152,10 @@ def form_of(weights: h5py.File, each: Dataset) -> tuple[tuple[int, ...], Any] | 
     return coded_form(weights[each.name][:FORM_BYTES].tobytes())
 
 
-def inflates(path: Path, weights: h5py.File) -> bool:
-    """Return whether the weights of a file may be far larger than the file.
-
-    Args:
-        path: the file.
-        weights: those in it.
-    """
+def inflates(weights: h5py.File, file_bytes: int) -> bool:
+    """Return whether the weights in a file of so many bytes may be far larger."""
     whole = max(sum(_declared_bytes(weights).values()), int(weights.id.get_filesize()))
-    return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
+    return whole > max(_LARGE_BYTES, _MOST_TIMES * file_bytes)
 
 
 def check_declared(path: Path, weights: h5py.File) -> None:
