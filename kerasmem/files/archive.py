@@ -100,6 +100,19 @@ def data_start(file: BinaryIO, member: zipfile.ZipInfo) -> int:
     return member.header_offset + 30 + name + extra
 
 
+def weights_member(path: Path) -> tuple[zipfile.ZipInfo, int] | None:
+    """Return the member with the weights of a `.keras` archive, and where it begins.
+
+    Raises:
+        ModelFileError: if the member is not where it should be.
+    """
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        if WEIGHTS not in archive.namelist():
+            return None
+        member = archive.getinfo(WEIGHTS)
+        return member, data_start(file, member)
+
+
 @contextmanager
 def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     """Give the HDF5 file of the weights in a `.keras` archive, None if it has none.
@@ -110,18 +123,17 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     Raises:
         ModelFileError: if the weights are damaged.
     """
+    found = weights_member(path)
+    if found is None:
+        yield None
+        return
+    member, start = found
     with ExitStack() as scope:
-        archive = scope.enter_context(zipfile.ZipFile(path))
-        if WEIGHTS not in archive.namelist():
-            yield None
-            return
-        member = archive.getinfo(WEIGHTS)
         if member.compress_type == zipfile.ZIP_STORED:
             file = scope.enter_context(path.open("rb"))
-            start = data_start(file, member)
         else:
             file, start = scope.enter_context(_room(path.parent)), 0
-            with archive.open(member) as reader:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as reader:
                 _unpack(reader, file, member.file_size)
         content = Window(file, start, member.file_size)
         yield scope.enter_context(h5py.File(content, "r"))

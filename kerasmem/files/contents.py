@@ -16,20 +16,20 @@ from kerasmem.files.archive import (
     DAMAGED,
     WEIGHTS,
     check_archive,
-    data_start,
     file_sizes,
     is_weights_alone,
     opened_weights,
     shards_of,
     stored_bytes,
+    weights_member,
 )
 from kerasmem.files.datasets import Dataset, arrays_in, datasets, form_of
 from kerasmem.files.preset import is_preset, weight_files, weights_of
 from kerasmem.records import FileContents, StoredTensor
 from kerasmem.units import KIB
 
-_PIECE, _EXACT = 1 << 12, 16
-"""Bytes of a deflated stream that are read at once, and near a mark."""
+_EXACT, _STEPS = 16, 1 << 16
+"""Least bytes of a deflated stream that are read at once, and most steps through it."""
 
 _OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h5 file
 
@@ -49,22 +49,13 @@ def deflated_places(
         The number of deflated bytes by each mark, from 0 to `size`.
     """
     ahead, places = sorted(set(marks), reverse=True), dict[int, int]()
-    inflate, inflated, read = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
+    inflate, inflated = zlib.decompressobj(-zlib.MAX_WBITS), 0
+    step = max(_EXACT, size // _STEPS)
     file.seek(start)
-    while ahead and read < size:
-        piece, before = file.read(min(_PIECE, size - read)), inflate.copy()
-        grown = inflated + len(inflate.decompress(piece))
-        if grown < ahead[-1]:
-            inflated, read = grown, read + len(piece)
-            continue
-        # A mark is in this piece: inflate it again in small steps.
-        inflate = before
-        for begin in range(0, len(piece), _EXACT):
-            while ahead and ahead[-1] <= inflated:
-                places[ahead.pop()] = read
-            part = piece[begin : begin + _EXACT]
-            inflated += len(inflate.decompress(part))
-            read += len(part)
+    for read in range(0, size, step):
+        while ahead and ahead[-1] <= inflated:
+            places[ahead.pop()] = read
+        inflated += len(inflate.decompress(file.read(min(step, size - read))))
     # The other marks are at the end of the stream or behind it.
     return places | dict.fromkeys(ahead, size)
 
@@ -239,18 +230,17 @@ def _archived(
     path: Path, prefixes: tuple[str, ...] = ("",)
 ) -> tuple[StoredTensor, ...]:
     """Returns the arrays of an archive whose paths start with one of `prefixes`."""
+    found = weights_member(path)
     with opened_weights(path) as weights:
-        if weights is None:
+        if found is None or weights is None:
             return ()
-        with zipfile.ZipFile(path) as archive:
-            member = archive.getinfo(WEIGHTS)
+        member, start = found
         if member.compress_type != zipfile.ZIP_DEFLATED:
             return _plain(weights, prefixes)
         arrays = _starting(weights, prefixes)
         extents = [extent for each in arrays for extent in each.extents]
         marks = [mark for start, size in extents for mark in (start, start + size)]
         with path.open("rb") as file:
-            start = data_start(file, member)
             places = deflated_places(file, start, member.compress_size, marks)
         of_place = places.__getitem__
         return tuple(_tensor(weights, each, of_place, "deflated") for each in arrays)

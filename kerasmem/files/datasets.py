@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import opened_weights, stored_bytes
+from kerasmem.files.archive import OPTIMIZER, opened_weights, stored_bytes
 from kerasmem.files.chunks import type_of
 from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES, coded_form
 from kerasmem.units import MIB
@@ -69,6 +69,11 @@ def arrays_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
 def datasets(file: h5py.File) -> list[Dataset]:
     """Return the arrays in a file, each once, in the order of their paths."""
     return [_described(name, item) for name, item in arrays_in(file).items()]
+
+
+def weights_in(file: h5py.File) -> list[Dataset]:
+    """Return the arrays in a file that are not the optimizer's."""
+    return [each for each in datasets(file) if not each.name.startswith(OPTIMIZER)]
 
 
 def whole_array(

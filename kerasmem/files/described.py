@@ -17,12 +17,11 @@ from kerasmem.backends.mapped import MappedArray
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import (
     CONFIG,
-    OPTIMIZER,
     is_weights_alone,
     opened_weights,
     shards_of,
 )
-from kerasmem.files.datasets import Dataset, bounded_weights, datasets, form_of
+from kerasmem.files.datasets import Dataset, bounded_weights, form_of, weights_in
 from kerasmem.files.load import (
     check_model_file,
     load_model,
@@ -167,9 +166,7 @@ def _described_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         if weights is None:
             raise ModelFileError("it has no weights.")
         arrays = {
-            each.name: _described_array(weights, each)
-            for each in datasets(weights)
-            if not each.name.startswith(OPTIMIZER)
+            each.name: _described_array(weights, each) for each in weights_in(weights)
         }
     with (
         skeleton(path, [*arrays], lambda name, _: arrays[name]) as found,

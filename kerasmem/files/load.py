@@ -4,7 +4,7 @@ import os
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import h5py
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import patch_method
 from kerasmem.errors import (
     KerasMemError,
     KerasMemWarning,
@@ -349,9 +350,10 @@ def save_beside(model: Any, file: os.stat_result) -> None:
         model: whose weights lie in the file.
         file: what the system tells of it.
     """
-    save = model.save
 
-    def save_safely(filepath: Any, *overwrite: bool, **options: Any) -> None:
+    def save_safely(
+        save: Callable[..., None], filepath: Any, *overwrite: bool, **options: Any
+    ) -> None:
         if not _is_it(filepath, file):
             save(filepath, *overwrite, **options)
             return
@@ -360,7 +362,7 @@ def save_beside(model: Any, file: os.stat_result) -> None:
         with replacing(filepath) as written:
             save(written, *overwrite, **options)
 
-    object.__setattr__(model, "save", save_safely)
+    patch_method(model, "save", save_safely)
 
 
 def _is_it(path: Any, file: os.stat_result) -> bool:

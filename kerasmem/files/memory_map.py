@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from kerasmem.backends import current
@@ -22,12 +23,12 @@ from kerasmem.errors import ConfigError, ModelFileError
 from kerasmem.files.archive import (
     CONFIG,
     DAMAGED,
-    OPTIMIZER,
     WEIGHTS,
-    data_start,
+    Window,
     opened_weights,
+    weights_member,
 )
-from kerasmem.files.datasets import Dataset, datasets, whole_array
+from kerasmem.files.datasets import Dataset, datasets, weights_in, whole_array
 from kerasmem.files.skeleton import is_coded, skeleton
 from kerasmem.records.plain import read_json
 
@@ -77,24 +78,24 @@ def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.nd
         ModelFileError: if the weights cannot be mapped.
     """
     try:
+        found = weights_member(path)
+        if found is None:
+            raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
         if not is_mappable(path):
-            raise _compressed(path)
-        with opened_weights(path) as weights, path.open("rb") as file:
-            if weights is None:
-                raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
-            stored = [
-                each
-                for each in datasets(weights)
-                if not each.name.startswith(OPTIMIZER)
-            ]
-            arrays = {
-                each.name: np.asarray(whole_array(weights[each.name], weights))
-                for each in stored
-                if not each.plain
-            }
-            with zipfile.ZipFile(path) as archive:
-                member = archive.getinfo(WEIGHTS)
-            start, size = data_start(file, member), member.file_size
+            raise ModelFileError(
+                f"The weights in {str(path)!r} are compressed, so that they cannot be "
+                "used where they lie. Write the file anew, as large as its weights: "
+                "km.save_model(km.load_model(path), path, coding='stored')."
+            )
+        start, size = found[1], found[0].file_size
+        with path.open("rb") as file:
+            with h5py.File(Window(file, start, size), "r") as weights:
+                stored = weights_in(weights)
+                arrays = {
+                    each.name: np.asarray(whole_array(weights[each.name], weights))
+                    for each in stored
+                    if not each.plain
+                }
             whole = mmap.mmap(file.fileno(), 0, access=access)
     except ModelFileError:
         raise
@@ -135,11 +136,3 @@ def _check_within(path: Path, dataset: Dataset, size: int) -> None:
                 f"{str(path)!r} is damaged: the weight {dataset.name!r} does not lie "
                 "within it."
             )
-
-
-def _compressed(path: Path) -> ModelFileError:
-    return ModelFileError(
-        f"The weights in {str(path)!r} are compressed, so that they cannot be used "
-        "where they lie. Write the file anew, as large as its weights: "
-        "km.save_model(km.load_model(path), path, coding='stored')."
-    )

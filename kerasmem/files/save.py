@@ -134,10 +134,10 @@ def check(model: Any, path: Path, written: WrittenModel) -> None:
 def _check_content(path: Path, written: WrittenModel) -> None:
     """Read an archive, and compare it with what went there."""
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
+        for name in {*archive.namelist()} - {WEIGHTS}:
             try:
                 with archive.open(name) as reader:
-                    while name != WEIGHTS and reader.read(_PIECE):
+                    while reader.read(_PIECE):
                         pass
             except zipfile.BadZipFile as error:
                 raise OutputError(

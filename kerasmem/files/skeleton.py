@@ -20,6 +20,7 @@ import h5py
 import keras
 import numpy as np
 
+from kerasmem.backends.patching import patch_method
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import CONFIG, WEIGHTS
 from kerasmem.files.weights import uncoded
@@ -121,9 +122,9 @@ def _unwrapped(
     if not isinstance(model, keras.Model):
         raise ModelFileError("There is no model in a file of coded weights.")
 
-    def load_own_variables(store: Any) -> None:
+    def load(load_own_variables: Callable[[Any], None], store: Any) -> None:
         # The model is the first to load. All others read from the same store.
-        object.__delattr__(model, "load_own_variables")
+        unpatch()
         sizes = (math.prod(variable.shape) for variable in model.variables)
         most_bytes = max(_FREE_BYTES, _WIDEST * max(sizes, default=0))
 
@@ -132,7 +133,7 @@ def _unwrapped(
 
         original = type(store)
         store.__class__ = type("Reading", (original,), {"__getitem__": get})
-        model.load_own_variables(store)
+        load_own_variables(store)
 
-    object.__setattr__(model, "load_own_variables", load_own_variables)
+    unpatch = patch_method(model, "load_own_variables", load)
     return model

@@ -26,6 +26,7 @@ from kerasmem.backends.lazy import (
     lazy_variables,
     source_at_rest,
 )
+from kerasmem.backends.patching import patch_method
 from kerasmem.errors import KerasMemError, OutputError
 from kerasmem.files.archive import CONFIG, WEIGHTS, opened_weights
 from kerasmem.files.chunks import WrittenArray
@@ -101,8 +102,8 @@ def write_model(
             fields = {"into": file, "written": written}
             store.__class__ = type("HandingOver", (_HandingOver, type(store)), fields)
 
-        with _before_saving(model, prepare):
-            save_by_keras(model, rest)
+        scope.callback(_prepare_saving(model, prepare))
+        save_by_keras(model, rest)
         with opened_weights(rest) as other:
             if other is not None:
                 written.words.update(file.put_rest(other))
@@ -225,30 +226,15 @@ def _path(store: Any, key: str) -> str:
     return name.removeprefix("/")
 
 
-@contextmanager
-def _before_saving(model: Any, prepare: Callable[[Any], None]) -> Iterator[None]:
-    """Return a scope in which something is done to the store before Keras uses it.
+def _prepare_saving(model: Any, prepare: Callable[[Any], None]) -> Callable[[], None]:
+    """Have `prepare` called with the store before Keras uses it; return the undo."""
 
-    Args:
-        model: that Keras saves in the scope.
-        prepare: takes the store.
-    """
-    save_own_variables, name = model.save_own_variables, "save_own_variables"
-
-    def save(store: Any) -> None:
+    def save(save_own_variables: Callable[[Any], None], store: Any) -> None:
         # The model is the first to be saved. All others write to the same store.
         prepare(store)
         save_own_variables(store)
 
-    own = vars(model).get(name)
-    object.__setattr__(model, name, save)
-    try:
-        yield
-    finally:
-        if own is None:
-            object.__delattr__(model, name)
-        else:
-            object.__setattr__(model, name, own)
+    return patch_method(model, "save_own_variables", save)
 
 
 def _entries(value: Any) -> tuple[Any, Iterator[np.ndarray]]:
@@ -290,7 +276,8 @@ def save_stored(model: Any, path: Path) -> None:
         store.h5_file = h5py.File(store.io_file, "w")
         store.make(store._h5_entry_path, told)
 
-    with fresh_optimizer(model), _before_saving(model, prepare):
+    with fresh_optimizer(model), ExitStack() as scope:
+        scope.callback(_prepare_saving(model, prepare))
         save_by_keras(model, path)
     if weights.exists():
         with zipfile.ZipFile(path, "a") as archive:
@@ -307,10 +294,8 @@ def save_by_keras(model: Any, path: Path) -> None:
     try:
         with full_configs(sublayers(model)):
             model.save(path)
-    except KerasMemError:
+    except (KerasMemError, OSError):  # of the disk, and told as that
         raise
-    except OSError:
-        raise  # of the disk, and told as that
     except Exception as error:  # what a class of the user's own raises has no limit
         raise OutputError(
             f"Keras cannot save the model {model.name!r}: {first_reason(error)}"
@@ -349,11 +334,11 @@ def _save_slots_unread(model: Any) -> None:
     if optimizer is None or type(optimizer).save_own_variables is not base:
         return
 
-    def save_own_variables(store: Any) -> None:
+    def save(_: Any, store: Any) -> None:
         for number, variable in enumerate(optimizer.variables):
             store[str(number)] = variable
 
-    object.__setattr__(optimizer, save_own_variables.__name__, save_own_variables)
+    patch_method(optimizer, "save_own_variables", save)
 
 
 class _Shape:
