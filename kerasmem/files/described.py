@@ -7,21 +7,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
-
 from kerasmem.backends import current
 from kerasmem.backends.at_rest import offloaded
 from kerasmem.backends.lazy import lazy_variables
-from kerasmem.backends.mapped import MappedArray
 from kerasmem.errors import ModelFileError
 from kerasmem.files.archive import (
     CONFIG,
     is_weights_alone,
-    opened_weights,
     shards_of,
 )
-from kerasmem.files.datasets import Dataset, bounded_weights, form_of, weights_in
+from kerasmem.files.datasets import bounded_weights
 from kerasmem.files.load import (
     check_model_file,
     load_model,
@@ -29,10 +24,9 @@ from kerasmem.files.load import (
     model_of,
     say_without_loss,
 )
-from kerasmem.files.memory_map import is_mappable, mapped_weights
 from kerasmem.files.plain import check_has_model, made_whole
 from kerasmem.files.preset import is_preset, made_of_configs, weights_of
-from kerasmem.files.skeleton import skeleton
+from kerasmem.files.skeleton import described_weights, is_mappable, mapped_weights
 from kerasmem.records.regular import unchanged
 
 
@@ -148,7 +142,7 @@ def _plain(path: Path, folder: Path) -> Iterator[Path]:
 def _described(path: Path, objects: dict[str, Any], scope: ExitStack) -> Any | None:
     try:
         with ExitStack() as trial, loading(path):
-            file, known = trial.enter_context(_described_weights(path))
+            file, known = trial.enter_context(described_weights(path))
             known |= objects
             model, why = model_of(path, file, known, compile=True, slots=False)
             scope.push(trial.pop_all())
@@ -157,37 +151,6 @@ def _described(path: Path, objects: dict[str, Any], scope: ExitStack) -> Any | N
     if why is not None:
         say_without_loss(path, why)
     return model
-
-
-@contextmanager
-def _described_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Give the skeleton of a file whose weights only have a shape and a type."""
-    with opened_weights(path) as weights:
-        if weights is None:
-            raise ModelFileError("it has no weights.")
-        arrays = {
-            each.name: _described_array(weights, each) for each in weights_in(weights)
-        }
-    with (
-        skeleton(path, [*arrays], lambda name, _: arrays[name]) as found,
-        lazy_variables(current().lazy_values(), described=True),
-    ):
-        yield found
-
-
-def _described_array(weights: h5py.File, each: Dataset) -> np.ndarray:
-    if each.dtype.hasobject:  # words
-        return np.asarray(weights[each.name][()])
-    return described_array(*(form_of(weights, each) or (each.shape, each.dtype)))
-
-
-def described_array(
-    shape: tuple[int, ...], dtype: np.dtype, name: str | None = None
-) -> MappedArray:
-    """Return an array of a shape and a type that takes no memory, and has a name."""
-    array = np.broadcast_to(np.zeros((), dtype), shape).view(MappedArray)
-    array.name = name
-    return array
 
 
 def can_be_described(path: Path) -> bool:

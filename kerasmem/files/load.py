@@ -5,13 +5,12 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
-import numpy as np
 
 from kerasmem.backends.patching import patch_method
 from kerasmem.errors import (
@@ -29,24 +28,17 @@ from kerasmem.files.archive import (
     Weights,
     check_archive,
     is_weights_alone,
-    opened_weights,
 )
 from kerasmem.files.atomic import replacing
-from kerasmem.files.chunks import type_of
 from kerasmem.files.contents import optimizer_state
 from kerasmem.files.datasets import (
-    arrays_in,
     bounded_weights,
     check_declared,
     check_heaps,
-    inflates,
-    whole_array,
 )
-from kerasmem.files.memory_map import mapped_weights
 from kerasmem.files.plain import made_whole
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
-from kerasmem.files.skeleton import is_coded, skeleton
-from kerasmem.files.weights import uncoded
+from kerasmem.files.skeleton import mapped_weights, streamed_weights
 from kerasmem.optional import feature
 from kerasmem.records.plain import read_json
 
@@ -113,7 +105,7 @@ def load_model(
             return load_model(whole, objects, compile=compile)
     if check_model_file(path):
         return feature("load_legacy")(path, objects, compile=compile).layer
-    with loading(path), _streamed(path) as (file, known):
+    with loading(path), streamed_weights(path) as (file, known):
         model, why = model_of(path, file, {**known, **objects}, compile=compile)
     if why is not None:
         say_without_loss(path, why)
@@ -147,32 +139,6 @@ def _mapped_model(
         say_without_loss(path, why)
     save_beside(model, path.stat())
     return model
-
-
-@contextmanager
-def _streamed(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Give the file that Keras loads a model from, and custom objects for that.
-
-    It is `path` itself unless that is a `.keras` file whose weights inflate. Then they
-    are read one by one.
-    """
-    with ExitStack() as scope:
-        is_archive = path.suffix == ".keras"
-        weights = scope.enter_context(opened_weights(path)) if is_archive else None
-        if weights is None or not inflates(weights, path.stat().st_size):
-            scope.close()
-            yield path, {}
-            return
-        with zipfile.ZipFile(path) as archive:
-            coded = is_coded(read_json(archive.read(CONFIG)))
-
-        def read(name: str, most_bytes: int) -> np.ndarray:
-            dataset = weights[name]
-            array = np.asarray(whole_array(dataset, weights, most_bytes))
-            array = array.view(type_of(dataset))
-            return uncoded(array, most_bytes) if coded else array
-
-        yield scope.enter_context(skeleton(path, [*arrays_in(weights)], read))
 
 
 @contextmanager

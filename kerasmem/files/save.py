@@ -31,9 +31,8 @@ from kerasmem.errors import OutputError
 from kerasmem.files.archive import OPTIMIZER, WEIGHTS, opened_weights
 from kerasmem.files.atomic import replacing
 from kerasmem.files.chunks import not_read_back
-from kerasmem.files.described import described_array
 from kerasmem.files.load import first_reason
-from kerasmem.files.skeleton import skeleton
+from kerasmem.files.skeleton import described_array, skeleton
 from kerasmem.files.weights import CODINGS, Coding, check_weights, same_bits
 from kerasmem.files.write import WrittenModel, write_model
 from kerasmem.graph.clone import live_objects

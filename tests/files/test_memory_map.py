@@ -16,7 +16,7 @@ from kerasmem.backends.lazy import lazy_variables
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import KerasMemWarning, ModelFileError, OutputError
-from kerasmem.files.memory_map import mapped_arrays
+from kerasmem.files.skeleton import mapped_arrays
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
