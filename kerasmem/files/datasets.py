@@ -239,7 +239,7 @@ def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]
         ModelFileError: by the layer that is one too many, or would get too many
             weights, before it has them.
     """
-    budget = _Budget(path)
+    budget = _Budget(functools.partial(_held_in, path))
     places = {(keras.Layer, "__init__"): budget.counting_layers}
     if not layers_alone:
         places[keras.Layer, "add_weight"] = budget.counting
@@ -256,8 +256,8 @@ def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]
 
 
 class _Budget:
-    def __init__(self, path: Path) -> None:
-        self._path, self._thread = path, threading.get_ident()
+    def __init__(self, held: Callable[[], tuple[int, int]]) -> None:
+        self._held, self._thread = held, threading.get_ident()
         self._allocated, self._most = 0, _FREE_ENTRIES
         self._layers, self._most_layers = 0, _FREE_LAYERS
         self._is_known = False
@@ -298,7 +298,7 @@ class _Budget:
         if self._fits():
             return
         if not self._is_known:
-            entries, arrays = _held_in(self._path)
+            entries, arrays = self._held()
             # Twice: of codes of 4 bits the file has half as many entries.
             self._most, self._is_known = 2 * entries + self._most, True
             self._most_layers += _LAYERS_AN_ARRAY * arrays

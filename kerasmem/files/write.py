@@ -102,8 +102,8 @@ def write_model(
             fields = {"into": file, "written": written}
             store.__class__ = type("HandingOver", (_HandingOver, type(store)), fields)
 
-        scope.callback(_prepare_saving(model, prepare))
-        save_by_keras(model, rest)
+        with _before_saving(model, prepare):
+            save_by_keras(model, rest)
         with opened_weights(rest) as other:
             if other is not None:
                 written.words.update(file.put_rest(other))
@@ -226,15 +226,30 @@ def _path(store: Any, key: str) -> str:
     return name.removeprefix("/")
 
 
-def _prepare_saving(model: Any, prepare: Callable[[Any], None]) -> Callable[[], None]:
-    """Have `prepare` called with the store before Keras uses it; return the undo."""
+@contextmanager
+def _before_saving(model: Any, prepare: Callable[[Any], None]) -> Iterator[None]:
+    """Return a scope in which something is done to the store before Keras uses it.
 
-    def save(save_own_variables: Callable[[Any], None], store: Any) -> None:
+    Args:
+        model: that Keras saves in the scope.
+        prepare: takes the store.
+    """
+    save_own_variables, name = model.save_own_variables, "save_own_variables"
+
+    def save(store: Any) -> None:
         # The model is the first to be saved. All others write to the same store.
         prepare(store)
         save_own_variables(store)
 
-    return patch_method(model, "save_own_variables", save)
+    own = vars(model).get(name)
+    object.__setattr__(model, name, save)
+    try:
+        yield
+    finally:
+        if own is None:
+            object.__delattr__(model, name)
+        else:
+            object.__setattr__(model, name, own)
 
 
 def _entries(value: Any) -> tuple[Any, Iterator[np.ndarray]]:
@@ -276,8 +291,7 @@ def save_stored(model: Any, path: Path) -> None:
         store.h5_file = h5py.File(store.io_file, "w")
         store.make(store._h5_entry_path, told)
 
-    with fresh_optimizer(model), ExitStack() as scope:
-        scope.callback(_prepare_saving(model, prepare))
+    with fresh_optimizer(model), _before_saving(model, prepare):
         save_by_keras(model, path)
     if weights.exists():
         with zipfile.ZipFile(path, "a") as archive:
