@@ -76,6 +76,11 @@ def weights_in(file: h5py.File) -> list[Dataset]:
     return [each for each in datasets(file) if not each.name.startswith(OPTIMIZER)]
 
 
+def attribute_text(value: Any) -> str:
+    """Return the text in an attribute of an HDF5 file, which may be bytes."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
 def whole_array(
     dataset: Any, file: h5py.File, most_bytes: int | None = None
 ) -> np.ndarray:

@@ -32,6 +32,7 @@ from kerasmem.files.archive import (
 from kerasmem.files.atomic import replacing
 from kerasmem.files.contents import optimizer_state
 from kerasmem.files.datasets import (
+    attribute_text,
     bounded_weights,
     check_declared,
     check_heaps,
@@ -335,11 +336,6 @@ def _is_it(path: Any, file: os.stat_result) -> bool:
     if not (isinstance(path, str | os.PathLike) and Path(path).exists()):
         return False
     return os.path.samestat(Path(path).stat(), file)
-
-
-def attribute_text(value: Any) -> str:
-    """Return the text in an attribute of an HDF5 file, which may be bytes."""
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 @keras.saving.register_keras_serializable("kerasmem")

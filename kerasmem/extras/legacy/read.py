@@ -16,13 +16,8 @@ from kerasmem.extras.legacy.flat import fill_by_layer, read_saved_model
 from kerasmem.extras.legacy.graph import make
 from kerasmem.extras.legacy.keras_archive import read_archive
 from kerasmem.files.archive import DAMAGED
-from kerasmem.files.datasets import bounded_weights, whole_array
-from kerasmem.files.load import (
-    attribute_text,
-    check_model_file,
-    first_reason,
-    say_without_loss,
-)
+from kerasmem.files.datasets import attribute_text, bounded_weights, whole_array
+from kerasmem.files.load import check_model_file, first_reason, say_without_loss
 from kerasmem.graph.clone import objects_in_scope
 from kerasmem.records.plain import read_json
 
