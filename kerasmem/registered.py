@@ -5,16 +5,16 @@ from kerasmem.compression.factorize import inside
 from kerasmem.compression.quantize import layer
 from kerasmem.compression.quantize.aware import quantizers
 from kerasmem.extras.legacy import static_layers
-from kerasmem.files import coded_model, keras_2
+from kerasmem.files import load, skeleton
 
 __all__ = [
-    "coded_model",
     "inside",
-    "keras_2",
     "layer",
     "layers",
+    "load",
     "optimizers",
     "quantizers",
+    "skeleton",
     "static_layers",
 ]
 

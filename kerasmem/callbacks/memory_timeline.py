@@ -13,8 +13,7 @@ from kerasmem.callbacks.attachment import is_fitting
 from kerasmem.callbacks.run_log import Guard, RunLog
 from kerasmem.checks import invalid
 from kerasmem.errors import ProfilerUnavailableError
-from kerasmem.files.run_dir import run_name
-from kerasmem.files.timelines import add_timelines
+from kerasmem.files.run_dir import add_timelines, run_name
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
 from kerasmem.report.plots import Plot, timeline_plot

@@ -32,8 +32,7 @@ _ORDERS = ("model", "weights", "outputs")
 def inspect(options: Namespace) -> Outcome:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.files import inspect_file
-    from kerasmem.files.contents import file_size
-    from kerasmem.files.optimizer import optimizer_state
+    from kerasmem.files.contents import file_size, optimizer_state
     from kerasmem.report.memory import contents_table, layer_table
 
     found, peak = _layers(options)

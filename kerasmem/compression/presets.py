@@ -18,12 +18,10 @@ from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.layer import QuantizedBlock, part_as_block
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ConfigError
-from kerasmem.files.archive import WEIGHTS as MEMBER
+from kerasmem.files.archive import CONFIG, WEIGHTS
 from kerasmem.files.preset import (
-    CONFIG,
     TASK,
     TASK_WEIGHTS,
-    WEIGHTS,
     check_new_folder,
     config_of,
     is_preset,
@@ -151,7 +149,7 @@ def _write_backbone(
     check(backbone, whole, write_model(backbone, whole, coding))
     with zipfile.ZipFile(whole) as archive:
         form = json.loads(archive.read(CONFIG))
-        with archive.open(MEMBER) as source, (folder / WEIGHTS).open("wb") as target:
+        with archive.open(WEIGHTS) as source, (folder / WEIGHTS).open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
     whole.unlink()
     write_configs(folder, configs, form)

@@ -12,9 +12,9 @@ from kerasmem.compression.quantize.keras_form import keras_int8
 from kerasmem.errors import OutputError
 from kerasmem.files.atomic import new_folder, replacing
 from kerasmem.files.load import load_model
-from kerasmem.files.memory_map import is_mappable
 from kerasmem.files.preset import check_new_folder
 from kerasmem.files.save import Coding, save_model
+from kerasmem.files.skeleton import is_mappable
 from kerasmem.optional import feature
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.records.regular import check_outside, identity

@@ -2,11 +2,9 @@
 
 import io
 import lzma
-import os
 import shutil
 import struct
 import tempfile
-import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from kerasmem.records.regular import check_links, read_regular
 from kerasmem.stages import Progress
 from kerasmem.units import MIB
 
-WEIGHTS = "model.weights.h5"
+WEIGHTS, CONFIG = "model.weights.h5", "config.json"
 OPTIMIZER = "optimizer/"
 """With this the paths begin of what an optimizer has in it."""
 
@@ -48,29 +46,6 @@ _END_BY_VERSION = {0: 40, 1: 44, 2: 28, 3: 28}
 """Where an HDF5 file has its size, by the version behind its first 8 bytes."""
 
 _PIECE = 1 << 20
-
-
-_PREAD: Any = getattr(os, "pread", None)
-_ONE_READER = threading.RLock()
-"""Where the system has no `pread`, as Windows: who reads moves the file's place."""
-
-
-def read_at(file: int, size: int, place: int) -> bytes:
-    """Return bytes of a file, fewer at its end; any thread may.
-
-    Args:
-        file: its descriptor.
-        size: number of bytes.
-        place: the first one.
-    """
-    if _PREAD is not None:
-        return _PREAD(file, size, place)
-    with _ONE_READER:
-        before = os.lseek(file, 0, os.SEEK_CUR)
-        os.lseek(file, place, os.SEEK_SET)
-        content = os.read(file, size)
-        os.lseek(file, before, os.SEEK_SET)
-        return content
 
 
 class Window(io.RawIOBase):
@@ -105,9 +80,8 @@ class Window(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer as far as the part goes, and return how far."""
         room = memoryview(buffer).cast("B")[: max(self._size - self._at, 0)]
-        with _ONE_READER:
-            self._file.seek(self._start + self._at)
-            count = self._file.readinto(room)  # pyright: ignore[reportAttributeAccessIssue]
+        self._file.seek(self._start + self._at)
+        count = self._file.readinto(room)  # pyright: ignore[reportAttributeAccessIssue]
         self._at += count
         return count
 
@@ -126,6 +100,19 @@ def data_start(file: BinaryIO, member: zipfile.ZipInfo) -> int:
     return member.header_offset + 30 + name + extra
 
 
+def weights_member(path: Path) -> tuple[zipfile.ZipInfo, int] | None:
+    """Return the member with the weights of a `.keras` archive, and where it begins.
+
+    Raises:
+        ModelFileError: if the member is not where it should be.
+    """
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        if WEIGHTS not in archive.namelist():
+            return None
+        member = archive.getinfo(WEIGHTS)
+        return member, data_start(file, member)
+
+
 @contextmanager
 def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     """Give the HDF5 file of the weights in a `.keras` archive, None if it has none.
@@ -136,18 +123,17 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     Raises:
         ModelFileError: if the weights are damaged.
     """
+    found = weights_member(path)
+    if found is None:
+        yield None
+        return
+    member, start = found
     with ExitStack() as scope:
-        archive = scope.enter_context(zipfile.ZipFile(path))
-        if WEIGHTS not in archive.namelist():
-            yield None
-            return
-        member = archive.getinfo(WEIGHTS)
         if member.compress_type == zipfile.ZIP_STORED:
             file = scope.enter_context(path.open("rb"))
-            start = data_start(file, member)
         else:
             file, start = scope.enter_context(_room(path.parent)), 0
-            with archive.open(member) as reader:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as reader:
                 _unpack(reader, file, member.file_size)
         content = Window(file, start, member.file_size)
         yield scope.enter_context(h5py.File(content, "r"))
@@ -197,12 +183,15 @@ _UNREADABLE = (
     struct.error,
     RuntimeError,  # a password
 )
-_MEMBERS = {"config.json", "metadata.json"}
+_MEMBERS = {CONFIG, "metadata.json"}
 _SMALL_BYTES, _MOST_TIMES_OF_SMALL = 16 * MIB, 16
 """Of all members but the weights, which are compared with the model one by one."""
 
 
-def check_archive(path: Path, weights: Literal["all", "stored", "none"] = "all") -> str:
+Weights = Literal["all", "stored", "none"]
+
+
+def check_archive(path: Path, weights: Weights = "all") -> str:
     """Read a `.keras` archive through, and compare its checksums.
 
     Args:

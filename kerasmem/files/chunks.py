@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,11 @@ def write_array(
     shape, dtype = form
     if not shape or math.prod(shape) * dtype.itemsize < _LEAST_BYTES:
         return write_whole(group, name, form, blocks)
-    written = WrittenArray(shape, dtype)
-    chunks = chunks_of(shape, dtype.itemsize)
-    width, size = dtype.itemsize, math.prod(chunks) * dtype.itemsize
-    places = list(_places(shape, chunks))
-    pieces = _cut(blocks, [entries * width for _, entries in places], name)
+    written, width = WrittenArray(shape, dtype), dtype.itemsize
+    chunks = chunks_of(shape, width)
+    pieces = _pieces(name, form, blocks)
     first = next(pieces)
-    shuffle = better_shuffled(first, width)
+    shuffle = better_shuffled(first[1], width)
     made = group.create_dataset(
         name,
         shape,
@@ -120,20 +119,50 @@ def write_array(
     )
     note_type(made, dtype)
     # Keras would take so large an array without a piece for a trap.
-    keeps_zeros = math.prod(shape) * width > MOST_UNSTORED_BYTES
+    keeps_zeros = written.nbytes > MOST_UNSTORED_BYTES
     pack = partial(_packed, keeps_zeros=keeps_zeros)
+    form_of_piece = width if shuffle else 1, math.prod(chunks) * width
     unfiltered = 0b11 if shuffle else 0b1
-    for number, (place, _) in enumerate(places):
-        piece = first if number == 0 else next(pieces)
-        threads.run(
-            pack,
-            piece,
-            width if shuffle else 1,
-            size,
-            then=partial(_write, made, written.sums, place, unfiltered),
+    for place, piece in chain([first], pieces):
+        write = partial(_write, made, written.sums, place, unfiltered)
+        threads.run(pack, piece, *form_of_piece, then=write)
+    return written
+
+
+def write_plain(
+    group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
+) -> WrittenArray:
+    """Write an array in one piece, as it is; nothing of one that is all zero.
+
+    See `write_array`.
+    """
+    shape, dtype = form
+    if not (shape and math.prod(shape)):
+        return write_whole(group, name, form, blocks)
+    written = WrittenArray(shape, dtype)
+    made = group.create_dataset(name, shape, type_in_file(dtype))
+    note_type(made, dtype)
+    lengths = chunks_of(shape, dtype.itemsize)
+    crc, zeros = 0, list[tuple[Place, int]]()
+    is_stored = written.nbytes > MOST_UNSTORED_BYTES
+
+    def put(place: Place, piece: np.ndarray) -> None:
+        entries = piece.view(made.dtype)
+        made[_slices(place, lengths)] = entries.reshape(
+            np.minimum(lengths, np.subtract(shape, place))
         )
-    for _ in pieces:
-        raise other_length(name)
+
+    for place, piece in _pieces(name, form, blocks):
+        crc = checksum(piece, crc)
+        if not (is_stored or piece.any()):
+            zeros.append((place, piece.size))
+            continue
+        # HDF5 makes room for the whole array, and leaves in it what was there.
+        for before, size in zeros:
+            put(before, np.zeros(size, np.uint8))
+        is_stored, zeros = True, []
+        put(place, piece)
+    written.sums.append(crc)
     return written
 
 
@@ -188,7 +217,7 @@ def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
         return
     lengths = chunks_of(dataset.shape, dataset.dtype.itemsize)
     for place, _ in _places(dataset.shape, lengths):
-        yield dataset[tuple(map(slice, place, np.add(place, lengths)))]
+        yield dataset[_slices(place, lengths)]
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -222,13 +251,17 @@ def _places(
             yield (*outer, start, *behind), entries
 
 
-def _cut(
-    blocks: Iterable[np.ndarray], lengths: list[int], name: str
-) -> Iterator[np.ndarray]:
-    """Give the bytes of blocks anew, in pieces of so many, and any that are left."""
-    source = map(bytes_of, blocks)
-    rest = np.empty(0, np.uint8)
-    for length in lengths:
+def _slices(place: Place, lengths: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(map(slice, place, np.add(place, lengths)))
+
+
+def _pieces(
+    name: str, form: Form, blocks: Iterable[np.ndarray]
+) -> Iterator[tuple[Place, np.ndarray]]:
+    """Give the first place and the bytes of every piece of an array, in their order."""
+    (shape, dtype), source, rest = form, map(bytes_of, blocks), _NOTHING
+    for place, entries in _places(shape, chunks_of(shape, dtype.itemsize)):
+        length = entries * dtype.itemsize
         parts, size = [rest], rest.size
         while size < length:
             part = next(source, None)
@@ -238,9 +271,10 @@ def _cut(
             size += part.size
         full = [part for part in parts if part.size]
         rest = full[0] if len(full) == 1 else np.concatenate(full)
-        yield rest[:length]
+        yield place, rest[:length]
         rest = rest[length:]
-    yield from (part for part in (rest, *source) if part.size)
+    if rest.size or any(part.size for part in source):
+        raise other_length(name)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

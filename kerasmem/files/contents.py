@@ -3,6 +3,8 @@
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -14,20 +16,20 @@ from kerasmem.files.archive import (
     DAMAGED,
     WEIGHTS,
     check_archive,
-    data_start,
     file_sizes,
     is_weights_alone,
     opened_weights,
     shards_of,
     stored_bytes,
+    weights_member,
 )
-from kerasmem.files.datasets import Dataset, datasets, form_of
-from kerasmem.files.preset import is_preset, weight_files
+from kerasmem.files.datasets import Dataset, arrays_in, datasets, form_of
+from kerasmem.files.preset import is_preset, weight_files, weights_of
 from kerasmem.records import FileContents, StoredTensor
 from kerasmem.units import KIB
 
-_PIECE, _EXACT = 1 << 12, 16
-"""Bytes of a deflated stream that are read at once, and near a mark."""
+_EXACT, _STEPS = 16, 1 << 16
+"""Least bytes of a deflated stream that are read at once, and most steps through it."""
 
 _OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h5 file
 
@@ -47,22 +49,13 @@ def deflated_places(
         The number of deflated bytes by each mark, from 0 to `size`.
     """
     ahead, places = sorted(set(marks), reverse=True), dict[int, int]()
-    inflate, inflated, read = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
+    inflate, inflated = zlib.decompressobj(-zlib.MAX_WBITS), 0
+    step = max(_EXACT, size // _STEPS)
     file.seek(start)
-    while ahead and read < size:
-        piece, before = file.read(min(_PIECE, size - read)), inflate.copy()
-        grown = inflated + len(inflate.decompress(piece))
-        if grown < ahead[-1]:
-            inflated, read = grown, read + len(piece)
-            continue
-        # A mark is in this piece: inflate it again in small steps.
-        inflate = before
-        for begin in range(0, len(piece), _EXACT):
-            while ahead and ahead[-1] <= inflated:
-                places[ahead.pop()] = read
-            part = piece[begin : begin + _EXACT]
-            inflated += len(inflate.decompress(part))
-            read += len(part)
+    for read in range(0, size, step):
+        while ahead and ahead[-1] <= inflated:
+            places[ahead.pop()] = read
+        inflated += len(inflate.decompress(file.read(min(step, size - read))))
     # The other marks are at the end of the stream or behind it.
     return places | dict.fromkeys(ahead, size)
 
@@ -181,22 +174,73 @@ def file_size(path: str | Path) -> FileSize:
     return FileSize(stored_bytes(path), size if size >= KIB else 0)
 
 
+@dataclass(frozen=True)
+class OptimizerState:
+    """The variables of an optimizer: its slots, its step counter, its learning rate.
+
+    Args:
+        entries: number of their entries, 0 if the file holds none.
+        bytes: what they take in RAM.
+        is_fresh: whether it has made no step, as in the files that `km.save_model`
+            writes: its slots are there, with nothing learned.
+    """
+
+    entries: int
+    bytes: int
+    is_fresh: bool
+
+
+def optimizer_state(path: str | Path) -> OptimizerState | None:
+    """Return what the file of a model holds of its optimizer.
+
+    Returns:
+        The state, or None for a file whose weights lie elsewhere than usual, or the
+        folder of a SavedModel.
+
+    Raises:
+        ModelFileError: if it is damaged.
+    """
+    path = weights_of(Path(path)) if is_preset(path) else Path(path)
+    if path.is_dir():
+        return None
+    try:
+        if h5py.is_hdf5(path) or is_weights_alone(path):
+            with ExitStack() as scope:
+                shards = (h5py.File(each, "r") for each in shards_of(path))
+                return _state([scope.enter_context(each) for each in shards])
+        with opened_weights(path) as file:
+            return None if file is None else _state([file])
+    except DAMAGED as error:
+        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+
+
+def _state(files: list[h5py.File]) -> OptimizerState:
+    found = [file.get(name) for file in files for name in _OPTIMIZERS]
+    groups = [group for group in found if isinstance(group, h5py.Group)]
+    arrays = [array for group in groups for array in arrays_in(group).values()]
+    counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
+    return OptimizerState(
+        entries=sum(array.size for array in arrays),
+        bytes=sum(array.nbytes for array in arrays),
+        is_fresh=bool(counters) and not any(counter[()] for counter in counters),
+    )
+
+
 def _archived(
     path: Path, prefixes: tuple[str, ...] = ("",)
 ) -> tuple[StoredTensor, ...]:
     """Returns the arrays of an archive whose paths start with one of `prefixes`."""
+    found = weights_member(path)
     with opened_weights(path) as weights:
-        if weights is None:
+        if found is None or weights is None:
             return ()
-        with zipfile.ZipFile(path) as archive:
-            member = archive.getinfo(WEIGHTS)
+        member, start = found
         if member.compress_type != zipfile.ZIP_DEFLATED:
             return _plain(weights, prefixes)
         arrays = _starting(weights, prefixes)
         extents = [extent for each in arrays for extent in each.extents]
         marks = [mark for start, size in extents for mark in (start, start + size)]
         with path.open("rb") as file:
-            start = data_start(file, member)
             places = deflated_places(file, start, member.compress_size, marks)
         of_place = places.__getitem__
         return tuple(_tensor(weights, each, of_place, "deflated") for each in arrays)

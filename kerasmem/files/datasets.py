@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import opened_weights, stored_bytes
+from kerasmem.files.archive import OPTIMIZER, opened_weights, stored_bytes
 from kerasmem.files.chunks import type_of
 from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES, coded_form
 from kerasmem.units import MIB
@@ -69,6 +69,16 @@ def arrays_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
 def datasets(file: h5py.File) -> list[Dataset]:
     """Return the arrays in a file, each once, in the order of their paths."""
     return [_described(name, item) for name, item in arrays_in(file).items()]
+
+
+def weights_in(file: h5py.File) -> list[Dataset]:
+    """Return the arrays in a file that are not the optimizer's."""
+    return [each for each in datasets(file) if not each.name.startswith(OPTIMIZER)]
+
+
+def attribute_text(value: Any) -> str:
+    """Return the text in an attribute of an HDF5 file, which may be bytes."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def whole_array(
@@ -152,15 +162,10 @@ def form_of(weights: h5py.File, each: Dataset) -> tuple[tuple[int, ...], Any] | 
     return coded_form(weights[each.name][:FORM_BYTES].tobytes())
 
 
-def inflates(path: Path, weights: h5py.File) -> bool:
-    """Return whether the weights of a file may be far larger than the file.
-
-    Args:
-        path: the file.
-        weights: those in it.
-    """
+def inflates(weights: h5py.File, file_bytes: int) -> bool:
+    """Return whether the weights in a file of so many bytes may be far larger."""
     whole = max(sum(_declared_bytes(weights).values()), int(weights.id.get_filesize()))
-    return whole > max(_LARGE_BYTES, _MOST_TIMES * path.stat().st_size)
+    return whole > max(_LARGE_BYTES, _MOST_TIMES * file_bytes)
 
 
 def check_declared(path: Path, weights: h5py.File) -> None:
@@ -239,7 +244,7 @@ def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]
         ModelFileError: by the layer that is one too many, or would get too many
             weights, before it has them.
     """
-    budget = _Budget(path)
+    budget = _Budget(functools.partial(_held_in, path))
     places = {(keras.Layer, "__init__"): budget.counting_layers}
     if not layers_alone:
         places[keras.Layer, "add_weight"] = budget.counting
@@ -256,8 +261,8 @@ def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]
 
 
 class _Budget:
-    def __init__(self, path: Path) -> None:
-        self._path, self._thread = path, threading.get_ident()
+    def __init__(self, held: Callable[[], tuple[int, int]]) -> None:
+        self._held, self._thread = held, threading.get_ident()
         self._allocated, self._most = 0, _FREE_ENTRIES
         self._layers, self._most_layers = 0, _FREE_LAYERS
         self._is_known = False
@@ -298,7 +303,7 @@ class _Budget:
         if self._fits():
             return
         if not self._is_known:
-            entries, arrays = _held_in(self._path)
+            entries, arrays = self._held()
             # Twice: of codes of 4 bits the file has half as many entries.
             self._most, self._is_known = 2 * entries + self._most, True
             self._most_layers += _LAYERS_AN_ARRAY * arrays

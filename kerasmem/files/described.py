@@ -11,29 +11,28 @@ from kerasmem.backends import current
 from kerasmem.backends.at_rest import offloaded
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import is_weights_alone, shards_of
-from kerasmem.files.coded_model import CONFIG
+from kerasmem.files.archive import (
+    CONFIG,
+    is_weights_alone,
+    shards_of,
+)
 from kerasmem.files.datasets import bounded_weights
 from kerasmem.files.load import (
     check_model_file,
     load_model,
     loading,
-    made_whole,
     model_of,
     say_without_loss,
 )
-from kerasmem.files.memory_map import MappedWeights, is_mappable
-from kerasmem.files.plain import check_has_model, write_plain
+from kerasmem.files.plain import check_has_model, made_whole
 from kerasmem.files.preset import is_preset, made_of_configs, weights_of
+from kerasmem.files.skeleton import described_weights, is_mappable, mapped_weights
 from kerasmem.records.regular import unchanged
 
 
 @contextmanager
 def described_model(
-    path: str | Path,
-    custom_objects: dict[str, Any] | None = None,
-    *,
-    compile: bool = True,  # noqa: A002 - as in Keras
+    path: str | Path, custom_objects: dict[str, Any] | None = None
 ) -> Iterator[Any]:
     """Give the model in a file to look at, not to run, within the scope.
 
@@ -44,28 +43,19 @@ def described_model(
     Args:
         path: as for `load_model`.
         custom_objects: the user's own layers and functions by name.
-        compile: False to leave loss, metrics and optimizer out.
 
     Raises:
         ModelFileError: as by `load_model`.
     """
-    path = Path(path)
-    if is_preset(path):
-        path = weights_of(path)
-    if is_weights_alone(path):
-        with (
-            made_whole(path, Path(tempfile.gettempdir())) as whole,
-            described_model(whole, custom_objects, compile=compile) as model,
-        ):
-            yield model
-        return
-    if not can_be_described(path):
-        yield load_model(path, custom_objects, compile=compile)
-        return
+    path = weights_of(Path(path)) if is_preset(path) else Path(path)
     with ExitStack() as scope:
-        model = _described(path, custom_objects or {}, scope, compile=compile)
+        if is_weights_alone(path):
+            path = scope.enter_context(made_whole(path, Path(tempfile.gettempdir())))
+        model = None
+        if can_be_described(path):
+            model = _described(path, custom_objects or {}, scope)
         if model is None:  # a layer wants its weights, or something is wrong with it
-            model = load_model(path, custom_objects, compile=compile)
+            model = load_model(path, custom_objects)
         yield model
 
 
@@ -116,10 +106,9 @@ def offloaded_model(
     """
     values = current().lazy_values()
     with _plain(path, folder) as plain, offloaded(values, folder) as files:
-        mapped = MappedWeights(plain, at_rest=files)
-        with mapped.skeleton() as (file, objects), loading(path):
-            known = {**objects, **(custom_objects or {})}
-            model, why = model_of(plain, file, known, compile=True, slots=False)
+        with mapped_weights(plain, files) as (file, known), loading(path):
+            objects = {**known, **(custom_objects or {})}
+            model, why = model_of(plain, file, objects, compile=True, slots=False)
         if why is not None:
             say_without_loss(path, why)
         with lazy_variables(values, at_rest=files, assigned=False):
@@ -137,36 +126,25 @@ def _plain(path: Path, folder: Path) -> Iterator[Path]:
     Raises:
         ModelFileError: if it cannot be read, or changes within the scope.
     """
-    if is_weights_alone(path):
+    is_alone = is_weights_alone(path)
+    if is_alone:
         check_has_model(path)
         files = {path, path.with_name(CONFIG), *shards_of(path)}
-        with unchanged(files), made_whole(path, folder) as whole:
-            yield whole
-        return
-    check_model_file(path, memory_map=False)
-    with unchanged([path]):
-        if is_mappable(path):
-            yield path
-            return
-        made = folder / "plain.keras"
-        write_plain(path, made)
-        yield made
+    else:
+        check_model_file(path)
+        files = {path}
+    with unchanged(files), ExitStack() as scope:
+        if is_alone or not is_mappable(path):
+            path = scope.enter_context(made_whole(path, folder))
+        yield path
 
 
-def _described(
-    path: Path,
-    custom_objects: dict[str, Any],
-    scope: ExitStack,
-    *,
-    compile: bool,  # noqa: A002 - as in Keras
-) -> Any | None:
+def _described(path: Path, objects: dict[str, Any], scope: ExitStack) -> Any | None:
     try:
-        with ExitStack() as trial:
-            mapped = MappedWeights(path, described=True)
-            file, objects = trial.enter_context(mapped.skeleton())
-            known = {**objects, **custom_objects}
-            with loading(path):
-                model, why = model_of(path, file, known, compile=compile, slots=False)
+        with ExitStack() as trial, loading(path):
+            file, known = trial.enter_context(described_weights(path))
+            known |= objects
+            model, why = model_of(path, file, known, compile=True, slots=False)
             scope.push(trial.pop_all())
     except ModelFileError:
         return None
@@ -183,5 +161,5 @@ def can_be_described(path: Path) -> bool:
     """
     if path.suffix != ".keras" or not path.is_file() or not zipfile.is_zipfile(path):
         return False
-    is_legacy = check_model_file(path, memory_map=True)
+    is_legacy = check_model_file(path, weights="none")
     return not is_legacy and current().lazy_values().why_not() is None

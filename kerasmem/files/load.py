@@ -4,7 +4,7 @@ import os
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import keras
 
+from kerasmem.backends.patching import patch_method
 from kerasmem.errors import (
     KerasMemError,
     KerasMemWarning,
@@ -21,14 +22,24 @@ from kerasmem.errors import (
     text_of,
     without_config,
 )
-from kerasmem.files.archive import DAMAGED, check_archive, is_weights_alone
-from kerasmem.files.atomic import held_folder, replacing
-from kerasmem.files.coded_model import CONFIG, openable
-from kerasmem.files.datasets import bounded_weights, check_declared, check_heaps
-from kerasmem.files.keras_2 import attribute_text
-from kerasmem.files.memory_map import MappedWeights
-from kerasmem.files.plain import write_plain
+from kerasmem.files.archive import (
+    CONFIG,
+    DAMAGED,
+    Weights,
+    check_archive,
+    is_weights_alone,
+)
+from kerasmem.files.atomic import replacing
+from kerasmem.files.contents import optimizer_state
+from kerasmem.files.datasets import (
+    attribute_text,
+    bounded_weights,
+    check_declared,
+    check_heaps,
+)
+from kerasmem.files.plain import made_whole
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
+from kerasmem.files.skeleton import mapped_weights, streamed_weights
 from kerasmem.optional import feature
 from kerasmem.records.plain import read_json
 
@@ -81,72 +92,54 @@ def load_model(
         ...     km.load_model(Path(folder, "model.keras")).count_params()
         10
     """
-    path = Path(path)
-    if not memory_map:
-        model = _of_parts(path, custom_objects, compile=compile)
-        if model is not None:
-            return model
-    if check_model_file(path, memory_map=memory_map):
-        if memory_map:
-            raise _unmappable(path)
-        load_legacy = feature("load_legacy")
-        return load_legacy(path, custom_objects or {}, compile=compile).layer
-    mapped = MappedWeights(path) if memory_map else None
-    if compile and mapped is not None and mapped.learned:
-        warnings.warn(
-            f"The optimizer of {str(path)!r} starts anew: its state is never mapped.",
-            KerasMemWarning,
-            stacklevel=2,
-        )
-    opened = openable(path) if mapped is None else mapped.skeleton()
-    with loading(path), opened as (file, objects):
-        known = {**objects, **(custom_objects or {})}
-        model, why = model_of(path, file, known, compile=compile, slots=mapped is None)
-    if why is not None:
-        say_without_loss(path, why)
-    if mapped is not None:
-        save_beside(model, mapped.file)
-    return model
-
-
-def _of_parts(
-    path: Path,
-    custom_objects: dict[str, Any] | None,
-    *,
-    compile: bool,  # noqa: A002 - as in Keras
-) -> Any | None:
-    """Return the model of a preset, or of weights alone; None of any other file."""
+    path, objects = Path(path), custom_objects or {}
+    if memory_map:
+        return _mapped_model(path, objects, compile=compile)
     if path.is_dir() and is_preset(path):
         weight_files(path)
         if (path / TASK).is_file():
             with loading(path), bounded_weights(path):
-                return load_task(path, custom_objects or {}, compiled=compile)
+                return load_task(path, objects, compiled=compile)
         path = weights_of(path)
-    if not is_weights_alone(path):
-        return None
-    with made_whole(path, Path(tempfile.gettempdir())) as whole:
-        return load_model(whole, custom_objects, compile=compile)
+    if path.suffix != ".keras" and is_weights_alone(path):
+        with made_whole(path, Path(tempfile.gettempdir())) as whole:
+            return load_model(whole, objects, compile=compile)
+    if check_model_file(path):
+        return feature("load_legacy")(path, objects, compile=compile).layer
+    with loading(path), streamed_weights(path) as (file, known):
+        model, why = model_of(path, file, {**known, **objects}, compile=compile)
+    if why is not None:
+        say_without_loss(path, why)
+    return model
 
 
-@contextmanager
-def made_whole(path: Path, folder: Path) -> Iterator[Path]:
-    """Give a `.keras` file of the model whose weights are in a file of their own.
-
-    Args:
-        path: the file with the weights.
-        folder: with room for them.
-
-    Raises:
-        ModelFileError: with the name of the file, of what goes wrong in the scope too.
-    """
-    with held_folder(folder) as room:
-        whole = room / "model.keras"
-        try:
-            write_plain(path, whole)
-            yield whole
-        except ModelFileError as error:
-            text = str(error).replace(str(whole), str(path))
-            raise ModelFileError(text) from error
+def _mapped_model(
+    path: Path,
+    objects: dict[str, Any],
+    *,
+    compile: bool,  # noqa: A002 - as in Keras
+) -> Any:
+    is_other = path.is_dir() or (path.is_file() and path.suffix != ".keras")
+    if is_other or check_model_file(path, weights="none"):
+        raise ModelFileError(
+            "Weights are mapped from a .keras file of Keras 3 alone. Received: "
+            f"path={str(path)!r}. Next: km.save_model(km.load_model(path), "
+            "'model.keras', coding='stored')."
+        )
+    with mapped_weights(path) as (file, known), loading(path):
+        state = optimizer_state(path) if compile else None
+        objects = {**known, **objects}
+        model, why = model_of(path, file, objects, compile=compile, slots=False)
+    if state is not None and state.entries and not state.is_fresh:
+        warnings.warn(
+            f"The optimizer of {str(path)!r} starts anew: its state is never mapped.",
+            KerasMemWarning,
+            stacklevel=3,
+        )
+    if why is not None:
+        say_without_loss(path, why)
+    save_beside(model, path.stat())
+    return model
 
 
 @contextmanager
@@ -241,19 +234,21 @@ def _compile(model: Any, file: Path) -> None:
     model.compile(**keras.saving.deserialize_keras_object(config, safe_mode=True))
 
 
-def check_model_file(path: Path, *, memory_map: bool) -> bool:
+def check_model_file(path: Path, weights: Weights = "stored") -> bool:
     """Check that there may be a model in a file or folder.
+
+    Args:
+        path: the file or folder.
+        weights: as for `check_archive`.
 
     Returns:
         True if Keras 2 wrote the file, or it is the folder of a SavedModel.
 
     Raises:
-        ModelFileError: if it is missing or damaged, or its weights cannot be mapped.
+        ModelFileError: if it is missing or damaged.
     """
     if not (path.is_file() or path.is_dir()):
         raise ModelFileError(f"There is no file {str(path)!r}.")
-    if memory_map and (path.is_dir() or path.suffix != ".keras"):
-        raise _unmappable(path)
     if path.is_dir():
         if (path / "saved_model.pb").exists():
             return True
@@ -263,7 +258,7 @@ def check_model_file(path: Path, *, memory_map: bool) -> bool:
             "config.json."
         )
     if path.suffix == ".keras":
-        version = check_archive(path, weights="none" if memory_map else "stored")
+        version = check_archive(path, weights)
     elif path.suffix in (".h5", ".hdf5"):
         version = _checked_h5(path)
     else:
@@ -287,14 +282,6 @@ def _checked_h5(path: Path) -> str:
         raise
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
-
-
-def _unmappable(path: Path) -> ModelFileError:
-    return ModelFileError(
-        "Weights are mapped from a .keras file of Keras 3 alone. Received: "
-        f"path={str(path)!r}. Next: km.save_model(km.load_model(path), "
-        "'model.keras', coding='stored')."
-    )
 
 
 def first_reason(error: Exception) -> str:
@@ -330,9 +317,10 @@ def save_beside(model: Any, file: os.stat_result) -> None:
         model: whose weights lie in the file.
         file: what the system tells of it.
     """
-    save = model.save
 
-    def save_safely(filepath: Any, *overwrite: bool, **options: Any) -> None:
+    def save_safely(
+        save: Callable[..., None], filepath: Any, *overwrite: bool, **options: Any
+    ) -> None:
         if not _is_it(filepath, file):
             save(filepath, *overwrite, **options)
             return
@@ -341,10 +329,19 @@ def save_beside(model: Any, file: os.stat_result) -> None:
         with replacing(filepath) as written:
             save(written, *overwrite, **options)
 
-    object.__setattr__(model, "save", save_safely)
+    patch_method(model, "save", save_safely)
 
 
 def _is_it(path: Any, file: os.stat_result) -> bool:
     if not (isinstance(path, str | os.PathLike) and Path(path).exists()):
         return False
     return os.path.samestat(Path(path).stat(), file)
+
+
+@keras.saving.register_keras_serializable("kerasmem")
+def hard_sigmoid_of_keras_2(x: Any) -> Any:
+    """Return `clip(0.2 x + 0.5, 0, 1)`; that of Keras 3 has a slope of 1/6.
+
+    A converted model is saved with it, and opened where nothing legacy is imported.
+    """
+    return keras.ops.clip(0.2 * x + 0.5, 0.0, 1.0)

@@ -18,6 +18,7 @@ import keras
 
 from kerasmem.errors import InputError, ModelFileError
 from kerasmem.files.archive import (
+    CONFIG,
     DAMAGED,
     OPTIMIZER,
     WEIGHTS,
@@ -25,9 +26,10 @@ from kerasmem.files.archive import (
     opened_weights,
     shards_of,
 )
-from kerasmem.files.coded_model import CONFIG, is_coded
+from kerasmem.files.atomic import held_folder
 from kerasmem.files.datasets import check_declared, check_heaps, datasets
 from kerasmem.files.preset import backbone_config
+from kerasmem.files.skeleton import is_coded
 from kerasmem.files.weights import WeightsFile
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import check_links, read_regular
@@ -83,16 +85,29 @@ def _parts_of_weights(path: Path) -> Iterator[_Parts]:
         yield members, weights
 
 
-def write_plain(path: Path, target: Path) -> None:
-    """Write the `.keras` file of a model with nothing in it compressed or coded.
+@contextmanager
+def made_whole(path: Path, folder: Path) -> Iterator[Path]:
+    """Give the `.keras` file of a model with nothing in it compressed or coded.
 
     Args:
         path: a `.keras` file, or one with weights alone.
-        target: where to, in a folder with room for the weights.
+        folder: with room for the weights.
 
     Raises:
-        ModelFileError: if the weights are damaged, or far larger than the file.
+        ModelFileError: if the weights are damaged, or far larger than the file. Errors
+            of the scope get the name of the file, too.
     """
+    with held_folder(folder) as room:
+        whole = room / "model.keras"
+        try:
+            _write_plain(path, whole)
+            yield whole
+        except ModelFileError as error:
+            text = str(error).replace(str(whole), str(path))
+            raise ModelFileError(text) from error
+
+
+def _write_plain(path: Path, target: Path) -> None:
     file = target.with_suffix(".h5")
     opened = _parts_of_weights if is_weights_alone(path) else _parts_of_archive
     with opened(path) as (members, weights), zipfile.ZipFile(target, "w") as made:

@@ -16,13 +16,12 @@ import h5py
 import keras
 
 from kerasmem.errors import ConfigError, InputError, ModelFileError
-from kerasmem.files.archive import DAMAGED, shards_of
+from kerasmem.files.archive import CONFIG, DAMAGED, WEIGHTS, shards_of
 from kerasmem.files.datasets import check_declared, check_heaps
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import check_links, check_parent, read_regular
 
-CONFIG, TASK = "config.json", "task.json"
-WEIGHTS, SHARDED = "model.weights.h5", "model.weights.json"
+TASK, SHARDED = "task.json", "model.weights.json"
 TASK_WEIGHTS = "task.weights.h5"
 QUANTIZED = "kerasmem_quantized"
 

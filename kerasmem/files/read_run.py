@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kerasmem.errors import InputError
-from kerasmem.files.run_dir import file_name, run_name
-from kerasmem.files.timelines import timeline_text, timelines_in
+from kerasmem.files.run_dir import file_name, run_name, timeline_text, timelines_in
 from kerasmem.records import (
     Finding,
     GradientRecord,

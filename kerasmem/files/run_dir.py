@@ -1,4 +1,4 @@
-"""The folder of a run: names of its files, journals of a line each.
+"""The folder of a run: names of its files, journals of a line each, timelines.
 
 | file | what it is |
 |---|---|
@@ -10,13 +10,34 @@
 | `timeline-0000.json.gz` | the `Timeline`s of one window, one per line |
 
 Process 0 of a run writes these; process 1 writes `memory-p1.jsonl` and so on.
+
+A timeline is a gzipped line of JSON, small whatever the model.
+The largest blocks stay as they are. Of the others, those of one layer, phase and
+category that begin between the same two remaining events and end between the same two
+become one block, which begins with the last and ends with the first of its own there.
+So at every event of a block that stayed, and at every checkpoint in between, the blocks
+in use add up to the allocator's own figure, as before; in between they may add up to
+less. A small block that begins and ends between two of them is left out.
 """
 
+import gzip
+import io
 import os
+import zlib
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from heapq import nlargest
+from itertools import accumulate
 from pathlib import Path
 
-from kerasmem.records import PostMortem
-from kerasmem.records.regular import open_regular
+from kerasmem.errors import InputError, OutputError
+from kerasmem.files.atomic import replacing
+from kerasmem.records import Block, PostMortem, Timeline
+from kerasmem.records.regular import open_regular, read_regular
+from kerasmem.records.timeline import MOST_TEXT_BYTES
+from kerasmem.units import format_bytes
 
 
 class Journal:
@@ -90,3 +111,215 @@ def file_name(stem: str, suffix: str, process: int = 0) -> str:
 def run_name(folder: Path) -> str:
     """Return the name of a run's folder, with `?` for what is no text in it."""
     return folder.resolve().name.encode(errors="replace").decode()
+
+
+_CHECKPOINTS = 2000
+
+
+def folded(timeline: Timeline, most_blocks: int) -> Timeline:
+    """Return `timeline` with some `most_blocks` blocks, or itself if it has no more.
+
+    Args:
+        timeline: the timeline.
+        most_blocks: number of blocks aimed at; the large ones take half of it.
+    """
+    if len(timeline.blocks) <= most_blocks:
+        return timeline
+    large, small = _parted(timeline.blocks, most_blocks // 2)
+    borders = _borders(timeline, large, min(_CHECKPOINTS, most_blocks // 8))
+    merged, number = _merged(small, borders)
+    return _rebuilt(timeline, large, merged, timeline.folded + number)
+
+
+def _parted(blocks: tuple[Block, ...], number: int) -> tuple[list[Block], list[Block]]:
+    kept = set(nlargest(number, range(len(blocks)), lambda n: blocks[n].given_bytes))
+    return (
+        [block for n, block in enumerate(blocks) if n in kept],
+        [block for n, block in enumerate(blocks) if n not in kept],
+    )
+
+
+def _borders(timeline: Timeline, large: list[Block], checkpoints: int) -> list[int]:
+    """Return the numbers of the events that stay or are checkpoints, ascending."""
+    events = len(timeline.times_ns)
+    numbers = {number for block in large for number in _events_of(block)}
+    numbers.update(range(0, events, max(events // max(checkpoints, 1), 1)))
+    numbers.add(events - 1)
+    if timeline.peak_event is not None:
+        numbers.add(timeline.peak_event)
+    return sorted(numbers)
+
+
+def _events_of(block: Block) -> Iterable[int]:
+    return (n for n in (block.allocated_at, block.freed_at) if n is not None)
+
+
+def _merged(small: list[Block], borders: list[int]) -> tuple[list[Block], int]:
+    """Return the merged blocks, and how many blocks are in them or left out."""
+    groups: dict[tuple, list[Block]] = defaultdict(list)
+    for block in small:
+        begin = _gap(block.allocated_at, borders)
+        end = _gap(block.freed_at, borders)
+        if begin is None or begin != end:
+            what = (block.layer, block.phase, block.category)
+            groups[begin, end, *what].append(block)
+    merged = [_sum(group) for group in groups.values()]
+    alone = sum(len(group) == 1 for group in groups.values())
+    return merged, len(small) - alone
+
+
+def _gap(number: int | None, borders: list[int]) -> int | None:
+    # An event at a border belongs before it: at the border its bytes count.
+    return None if number is None else bisect_right(borders, number - 1)
+
+
+def _sum(group: list[Block]) -> Block:
+    if len(group) == 1:
+        return group[0]
+    return replace(
+        group[0],
+        requested_bytes=sum(block.requested_bytes for block in group),
+        given_bytes=sum(block.given_bytes for block in group),
+        allocated_at=max(
+            (b.allocated_at for b in group if b.allocated_at is not None), default=None
+        ),
+        freed_at=min(
+            (b.freed_at for b in group if b.freed_at is not None), default=None
+        ),
+        operation="",
+        shape="",
+        dtype="",
+    )
+
+
+def _rebuilt(
+    timeline: Timeline, large: list[Block], merged: list[Block], number: int
+) -> Timeline:
+    blocks = [*large, *merged]
+    events = sorted(number for block in blocks for number in _events_of(block))
+    place = {old: new for new, old in enumerate(events)}
+    changes = [0] * len(events)
+    for block in blocks:
+        if block.allocated_at is not None:
+            changes[place[block.allocated_at]] += block.given_bytes
+        if block.freed_at is not None:
+            changes[place[block.freed_at]] -= block.given_bytes
+    return replace(
+        timeline,
+        times_ns=tuple(timeline.times_ns[old] for old in events),
+        in_use_bytes=tuple(
+            timeline.opening_bytes + change for change in accumulate(changes)
+        ),
+        reserved_bytes=_at(events, timeline.reserved_bytes),
+        fragmentation=_at(events, timeline.fragmentation),
+        blocks=tuple(_moved(block, place) for block in blocks),
+        folded=number,
+    )
+
+
+def _at(events: list[int], series: tuple) -> tuple:
+    return tuple(series[old] for old in events) if series else ()
+
+
+def _moved(block: Block, place: dict[int, int]) -> Block:
+    return replace(
+        block,
+        allocated_at=None if block.allocated_at is None else place[block.allocated_at],
+        freed_at=None if block.freed_at is None else place[block.freed_at],
+    )
+
+
+LIMIT_BYTES = 5_000_000
+_MOST_BLOCKS = 130_000
+_FEWEST_BLOCKS = 100
+
+
+def add_timelines(
+    folder: Path, timelines: Sequence[Timeline], process: int = 0
+) -> Path:
+    """Write one window into a run's folder, under the next free number.
+
+    Args:
+        folder: made if it is not there.
+        timelines: of one window.
+        process: index of the process that trains.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        path = folder / file_name(f"timeline-{number:04}", ".json.gz", process)
+        if not path.exists():
+            break
+        number += 1
+    write_timelines(path, timelines)
+    return path
+
+
+def write_timelines(
+    path: Path, timelines: Sequence[Timeline], limit_bytes: int = LIMIT_BYTES
+) -> None:
+    """Write timelines into one file, whole or not at all.
+
+    Where they do not fit, the smallest blocks are put together (`folded`).
+
+    Raises:
+        OutputError: if the file cannot be written, or nothing fits in `limit_bytes`.
+    """
+    most = min(_MOST_BLOCKS, max((len(t.blocks) for t in timelines), default=0))
+    content, text_bytes = _compressed([folded(each, most) for each in timelines])
+    while len(content) > limit_bytes or text_bytes > MOST_TEXT_BYTES:
+        if most < _FEWEST_BLOCKS:
+            raise OutputError(
+                f"The timelines do not fit in the file. Received: {limit_bytes=}."
+            )
+        # A little less than in proportion, so that one more time mostly suffices.
+        over = max(len(content) / limit_bytes, text_bytes / MOST_TEXT_BYTES)
+        most = int(most * 0.9 / over)
+        content, text_bytes = _compressed([folded(each, most) for each in timelines])
+    with replacing(path, follow_link=False) as temporary:
+        temporary.write_bytes(content)
+
+
+def timeline_text(path: Path) -> bytes:
+    """Return the lines of JSON in a file of timelines.
+
+    Raises:
+        InputError: if it is damaged, or too large.
+        OSError: if the file cannot be read, or is a link.
+    """
+    try:
+        # Zeros behind the end are read as well, however many a sparse file has.
+        packed = io.BytesIO(read_regular(path, MOST_TEXT_BYTES))
+        with gzip.open(packed) as inflated:
+            content = inflated.read(MOST_TEXT_BYTES + 1)
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{path.name} is damaged: {error}.") from error
+    if len(content) > MOST_TEXT_BYTES:
+        raise InputError(
+            f"{path.name} is too large. Expected: {format_bytes(MOST_TEXT_BYTES)} of "
+            "text at most."
+        )
+    return content
+
+
+def timelines_in(text: bytes) -> list[Timeline]:
+    """Return the timelines in lines of JSON.
+
+    Raises:
+        InputError: if one is damaged, or no timeline.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [Timeline.from_json(line.decode("utf-8", "replace")) for line in lines]
+
+
+def _compressed(timelines: Sequence[Timeline]) -> tuple[bytes, int]:
+    """Return the bytes of a file of timelines, and how many bytes of text they are."""
+    lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines).encode()
+    # Without the time of day in it: the same timelines are the same file.
+    return gzip.compress(lines, compresslevel=6, mtime=0), len(lines)

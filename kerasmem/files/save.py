@@ -15,7 +15,6 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -29,15 +28,18 @@ from kerasmem.backends.mapped import MappedArray
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.checks import invalid
 from kerasmem.errors import OutputError
-from kerasmem.files.archive import OPTIMIZER
+from kerasmem.files.archive import OPTIMIZER, WEIGHTS, opened_weights
 from kerasmem.files.atomic import replacing
+from kerasmem.files.chunks import not_read_back
 from kerasmem.files.load import first_reason
-from kerasmem.files.memory_map import nothing, skeleton
-from kerasmem.files.weights import CODINGS, Coding, same_bits
-from kerasmem.files.write import WrittenModel, check_written, write_model
+from kerasmem.files.skeleton import described_array, skeleton
+from kerasmem.files.weights import CODINGS, Coding, check_weights, same_bits
+from kerasmem.files.write import WrittenModel, write_model
 from kerasmem.graph.clone import live_objects
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
+
+_PIECE = 1 << 20
 
 
 def save_model(
@@ -94,52 +96,58 @@ def save_model(
         check(model, file, made)
 
 
-def check(model: Any, path: Path, written: WrittenModel) -> None:
-    """Read what was written of a model back, and open it.
-
-    Args:
-        model: the one that was saved.
-        path: the file.
-        written: what went there.
-
-    Raises:
-        ModelError: if two classes of the model have one name.
-        OutputError: if the file is not as it was written, or cannot be opened.
-    """
-    check_written(path, written)
-    check_opens(model, path, written)
-
-
 _OPENED: WeakSet[type] = WeakSet()
 """Classes of the user's own of which this process has opened a file whole."""
 
 
-def check_opens(model: Any, path: Path, written: WrittenModel) -> None:
-    """Open a file, and look whether each weight is given what was saved of it.
+def check(model: Any, path: Path, written: WrittenModel) -> None:
+    """Read what was written of a model back, and open it.
 
     The weights stay in the file. Only where the model has a class of the user's own
     that this process has opened no file of, or it cannot be told without, it is loaded
     whole.
 
     Args:
-        model: the model that was saved; its own classes are those of the file.
+        model: the one that was saved; its own classes are those of the file.
         path: the file.
-        written: what was written of it.
+        written: what went there.
 
     Raises:
         ModelError: if two classes of the model have one name.
-        OutputError: if the file cannot be opened, or gives other weights.
+        OutputError: if the file is not as it was written, cannot be opened, or gives
+            other weights.
     """
+    _check_content(path, written)
     classes = {type(layer) for layer in sublayers(model)}
-    is_new = any(not _is_known(each) for each in classes)
     is_lazy = current().lazy_values().why_not() is None
     with (
         _apart(),
         keras.saving.custom_object_scope(live_objects(model, compiled=False)),
     ):
-        if is_new or not is_lazy or not _is_in_place(model, path, written):
+        is_known = is_lazy and all(map(_is_known, classes))
+        if not (is_known and _is_in_place(model, path, written)):
             _check_whole(model, path)
     _OPENED.update(classes)
+
+
+def _check_content(path: Path, written: WrittenModel) -> None:
+    """Read an archive, and compare it with what went there."""
+    with zipfile.ZipFile(path) as archive:
+        for name in {*archive.namelist()} - {WEIGHTS}:
+            try:
+                with archive.open(name) as reader:
+                    while reader.read(_PIECE):
+                        pass
+            except zipfile.BadZipFile as error:
+                raise OutputError(
+                    f"the member {name!r} was not read back as it was written"
+                ) from error
+    with opened_weights(path) as weights:
+        if weights is not None:
+            check_weights(weights, written.arrays, written.coding)
+            for name, words in written.words.items():
+                if not same_bits(words, weights[name][()]):
+                    raise not_read_back(name)
 
 
 def _is_known(cls: type) -> bool:
@@ -148,21 +156,13 @@ def _is_known(cls: type) -> bool:
 
 
 def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
-    try:
-        _check_places(model, path, written)
-    except OutputError:  # or a layer computes with its weights: the whole file tells
-        return False
-    return True
-
-
-def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
     """Open a file with names in place of weights, and compare who gets which."""
     arrays = {
-        name: partial(nothing, array.shape, array.dtype, name)
+        name: described_array(array.shape, array.dtype, name)
         for name, array in written.arrays.items()
         if not name.startswith(OPTIMIZER)
     }
-    arrays |= {name: partial(np.asarray, w) for name, w in written.words.items()}
+    arrays |= {name: np.asarray(words) for name, words in written.words.items()}
 
     def compare(weight: Any, opened: Any) -> bool:
         value = first_value(opened)
@@ -170,11 +170,15 @@ def _check_places(model: Any, path: Path, written: WrittenModel) -> None:
             return written.variables.get(value.name or "") is weight
         return _same_value(weight, opened)
 
-    with (
-        skeleton(path, arrays) as (small, objects),
-        lazy_variables(current().lazy_values(), described=True),
-    ):
-        _compare(model, _opened(small, objects), compare)
+    try:
+        with (
+            skeleton(path, [*arrays], lambda name, _: arrays[name]) as (file, objects),
+            lazy_variables(current().lazy_values(), described=True),
+        ):
+            _compare(model, _opened(file, objects), compare)
+    except OutputError:  # or a layer computes with its weights: the whole file tells
+        return False
+    return True
 
 
 def _same_value(weight: Any, opened: Any) -> bool:

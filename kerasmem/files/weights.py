@@ -4,7 +4,6 @@ Each array is deflated, coded, or left as it is. Of what was written the checksu
 kept, so that it can be compared with what is read, long after the weights are gone.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,27 +16,24 @@ from typing import Any, Literal, get_args
 import h5py
 import ml_dtypes
 import numpy as np
-from h5py import h5d, h5p, h5s, h5t
 
 from kerasmem.checks import OneOf
 from kerasmem.errors import ModelFileError
 from kerasmem.files.chunks import (
-    MOST_UNSTORED_BYTES,
     Form,
     WrittenArray,
     blocks_of,
-    bytes_of,
     checksum,
     is_as_written,
     new_file,
     new_group,
     not_read_back,
     note_type,
-    other_length,
     type_in_file,
     type_of,
     whole_of,
     write_array,
+    write_plain,
     write_whole,
 )
 from kerasmem.files.coding import (
@@ -53,14 +49,11 @@ from kerasmem.stages import Progress
 Coding = Literal["deflate", "entropy", "stored"]
 CODINGS = OneOf(get_args(Coding))
 
-_COMPARED_BYTES = 1 << 18
 _CODED_AHEAD = 2
 """Whole arrays that are coded at once."""
 
 ALIGNMENT_BYTES = 64
 """Where an array in a file begins that is to be mapped: what processors like best."""
-
-_ZEROS = np.zeros(1 << 20, np.uint8)
 
 
 class WeightsFile:
@@ -87,11 +80,10 @@ class WeightsFile:
         ahead = {"ahead": _CODED_AHEAD} if coding == "entropy" else {}
         self._threads = Threads(**ahead)
         self._groups: dict[str, h5py.Group] = {"": self._file}
-        self._plain_file = path.open("r+b", buffering=0)
         self._write = {
             "deflate": partial(write_array, self._threads),
             "entropy": self._coded,
-            "stored": self._plain,
+            "stored": write_plain,
         }[coding]
 
     def __enter__(self) -> "WeightsFile":
@@ -107,7 +99,6 @@ class WeightsFile:
             try:
                 self._threads.__exit__(error, value, traceback)
             finally:
-                self._plain_file.close()
                 self._file.close()
 
     def put(self, name: str, form: Form, blocks: Iterable[np.ndarray]) -> None:
@@ -207,53 +198,6 @@ class WeightsFile:
         self._threads.run(_encoded, array, then=write)
         return written
 
-    def _plain(
-        self, group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
-    ) -> WrittenArray:
-        """Write an array in one piece, as it is; nothing of one that is all zero."""
-        shape, dtype = form
-        size, crc, place = 0, 0, None
-        for block in map(bytes_of, blocks):
-            crc = checksum(block, crc)
-            if place is None and block.any():
-                place = self._room(group, name, form, zeros=size)
-            if place is not None:
-                self._write_at(place + size, block)
-            size += block.size
-        if size != math.prod(shape) * dtype.itemsize:
-            raise other_length(name)
-        if place is None and size > MOST_UNSTORED_BYTES:
-            self._room(group, name, form, zeros=size)
-        elif place is None:
-            group.create_dataset(name, shape, type_in_file(dtype))
-        note_type(group[name], dtype)
-        return WrittenArray(shape, dtype, [crc])
-
-    def _room(self, group: h5py.Group, name: str, form: Form, *, zeros: int) -> int:
-        """Make room for an array that begins with so many bytes of zeros.
-
-        Returns:
-            The byte of the file where it begins.
-        """
-        shape, dtype = form
-        how = h5p.create(h5p.DATASET_CREATE)
-        how.set_obj_track_times(False)
-        how.set_layout(h5d.CONTIGUOUS)
-        how.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-        how.set_fill_time(h5d.FILL_TIME_NEVER)
-        space = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
-        kind = h5t.py_create(type_in_file(dtype), logical=True)
-        place = h5d.create(group.id, name.encode(), kind, space, how).get_offset()
-        for start in range(0, zeros, _ZEROS.size):
-            self._write_at(place + start, _ZEROS[: zeros - start])
-        return place
-
-    def _write_at(self, place: int, content: np.ndarray) -> None:
-        self._plain_file.seek(place)
-        left = content.data
-        while left:
-            left = left[self._plain_file.write(left) :]
-
 
 @contextmanager
 def _errors_of_the_disk() -> Iterator[None]:
@@ -316,15 +260,8 @@ def same_bits(a: Any, b: Any) -> bool:
     first, second = (np.atleast_1d(np.ascontiguousarray(array)) for array in (a, b))
     if first.dtype.hasobject or second.dtype.hasobject:  # words
         return np.array_equal(first, second)
-    if first.shape != second.shape or first.dtype.itemsize != second.dtype.itemsize:
-        return False
-    # In pieces: what is equal is noted in as many bytes as are compared.
-    pieces = (
-        slice(start, start + _COMPARED_BYTES)
-        for start in range(0, first.nbytes, _COMPARED_BYTES)
-    )
-    ours, theirs = (each.reshape(-1).view(np.uint8) for each in (first, second))
-    return all(np.array_equal(ours[piece], theirs[piece]) for piece in pieces)
+    forms = ((each.shape, each.dtype.itemsize) for each in (first, second))
+    return len({*forms}) == 1 and checksum(first) == checksum(second)
 
 
 def check_weights(

@@ -10,10 +10,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import (
-    ExitStack,
-    contextmanager,
-)
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,20 +20,23 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.lazy import first_value, is_made_of_zeros, source_at_rest
+from kerasmem.backends.lazy import (
+    first_value,
+    is_made_of_zeros,
+    lazy_variables,
+    source_at_rest,
+)
+from kerasmem.backends.patching import patch_method
 from kerasmem.errors import KerasMemError, OutputError
-from kerasmem.files.archive import WEIGHTS, opened_weights
-from kerasmem.files.chunks import WrittenArray, not_read_back
-from kerasmem.files.coded_model import CONFIG, CodedModel
+from kerasmem.files.archive import CONFIG, WEIGHTS, opened_weights
+from kerasmem.files.chunks import WrittenArray
 from kerasmem.files.load import first_reason
-from kerasmem.files.optimizer import new_optimizer
+from kerasmem.files.skeleton import CodedModel
 from kerasmem.files.weights import (
     ALIGNMENT_BYTES,
     Coding,
     WeightsFile,
-    check_weights,
     is_numbers,
-    same_bits,
 )
 from kerasmem.graph.clone import fresh_optimizer
 from kerasmem.graph.full_configs import full_configs
@@ -116,39 +116,6 @@ def write_model(
     rest.unlink()
     weights.unlink()
     return written
-
-
-def check_written(path: Path, written: WrittenModel) -> None:
-    """Read an archive, and compare it with what went there.
-
-    Args:
-        path: what `write_model` wrote.
-        written: what it returned.
-
-    Raises:
-        OutputError: if anything is not read back as it was written.
-    """
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name != WEIGHTS:
-                _check_member(archive, name)
-    with opened_weights(path) as weights:
-        if weights is not None:
-            check_weights(weights, written.arrays, written.coding)
-            for name, words in written.words.items():
-                if not same_bits(words, weights[name][()]):
-                    raise not_read_back(name)
-
-
-def _check_member(archive: zipfile.ZipFile, name: str) -> None:
-    try:
-        with archive.open(name) as reader:
-            while reader.read(_PIECE):
-                pass
-    except zipfile.BadZipFile as error:
-        raise OutputError(
-            f"the member {name!r} was not read back as it was written"
-        ) from error
 
 
 def _write_member(
@@ -341,11 +308,69 @@ def save_by_keras(model: Any, path: Path) -> None:
     try:
         with full_configs(sublayers(model)):
             model.save(path)
-    except KerasMemError:
+    except (KerasMemError, OSError):  # of the disk, and told as that
         raise
-    except OSError:
-        raise  # of the disk, and told as that
     except Exception as error:  # what a class of the user's own raises has no limit
         raise OutputError(
             f"Keras cannot save the model {model.name!r}: {first_reason(error)}"
         ) from error
+
+
+@contextmanager
+def new_optimizer(model: Any, *, slots: bool) -> Iterator[None]:
+    """Return a scope in which a model has its optimizer as before the first step.
+
+    Args:
+        model: any model; one that is not compiled is left as it is.
+        slots: whether the optimizer has them.
+
+    Raises:
+        ModelError: if the optimizer's config does not describe it.
+    """
+    built_for = [*model.trainable_variables] if slots else None
+    if built_for and any(source_at_rest(v) is not None for v in built_for):
+        built_for = [*map(_Shape, built_for)]
+    values = current().lazy_values()
+    is_lazy = values.why_not() is None
+    with ExitStack() as scope:
+        # What Keras makes later is none of an optimizer.
+        with lazy_variables(values, described=True) if is_lazy else nullcontext():
+            scope.enter_context(fresh_optimizer(model, built_for=built_for))
+        if is_lazy:
+            _save_slots_unread(model)
+        yield
+
+
+def _save_slots_unread(model: Any) -> None:
+    """Have the new optimizer save its variables, not values that they have not yet."""
+    optimizer = model.optimizer if model.compiled else None
+    base = keras.optimizers.Optimizer.save_own_variables
+    if optimizer is None or type(optimizer).save_own_variables is not base:
+        return
+
+    def save(_: Any, store: Any) -> None:
+        for number, variable in enumerate(optimizer.variables):
+            store[str(number)] = variable
+
+    patch_method(optimizer, "save_own_variables", save)
+
+
+class _Shape:
+    """What an optimizer asks of a variable when it makes the slots of it."""
+
+    overwrite_with_gradient = False
+
+    def __init__(self, variable: Any) -> None:
+        self.shape, self.dtype = tuple(variable.shape), variable.dtype
+        self.name, self.path = variable.name, variable.path
+        self.trainable = True
+        self.overwrite_with_gradient = getattr(
+            variable, "overwrite_with_gradient", False
+        )
+        self._unique_id = id(self)  # by which TensorFlow's optimizer tells variables
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
+        return np.zeros((), dtype or "float32")
+
+    def __jax_array__(self) -> Any:
+        return keras.ops.zeros(())

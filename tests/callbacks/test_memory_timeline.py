@@ -18,7 +18,7 @@ from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Profile
 from kerasmem.callbacks import MemoryTimeline
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.read_run import read_run
-from kerasmem.files.timelines import timeline_text, timelines_in
+from kerasmem.files.run_dir import timeline_text, timelines_in
 from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.records import Finding
 from tests.timelines import (

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
+from kerasmem.files.load import hard_sigmoid_of_keras_2
 
 pytestmark = pytest.mark.usefixtures("new_interpreter")
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from kerasmem.errors import (
     ModelFileError,
     OutputError,
 )
-from kerasmem.files import archive, threads
+from kerasmem.files import threads
 from kerasmem.graph.values import to_numpy
 from kerasmem.stages import shown_by
 from tests.compression.two_ways import both
@@ -523,11 +523,3 @@ def test_an_interrupt_leaves_nothing_behind(written, tmp_path, share):
     assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]
     assert output.read_bytes() == b"old"
     assert {thread.name for thread in threading.enumerate()} <= threads
-
-
-def test_where_there_is_no_pread_the_file_is_read_all_the_same(
-    written, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(archive, "_PREAD", None)
-    for source in ("stored.keras", "deflate.keras"):
-        both(written / source, [km.Prune(0.4), Q("int8")], tmp_path)

@@ -20,7 +20,7 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.files.coding.stream import Writer
-from kerasmem.files.timelines import add_timelines
+from kerasmem.files.run_dir import add_timelines
 from tests.report.runs import small_run
 
 WEIGHTS = "model.weights.h5"

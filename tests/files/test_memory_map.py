@@ -16,7 +16,7 @@ from kerasmem.backends.lazy import lazy_variables
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import KerasMemWarning, ModelFileError, OutputError
-from kerasmem.files.memory_map import MappedWeights
+from kerasmem.files.skeleton import mapped_arrays
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, chain
 
@@ -203,7 +203,7 @@ def test_arrays_lie_where_processors_like_them_and_zeros_take_nothing(path):
     model = chain((30,), L.Dense(40), L.Dense(1000, kernel_initializer="zeros"))
     km.save_model(model, path, coding="stored")
     assert path.stat().st_size < 4 * 30 * 40 + 30_000
-    arrays = [made() for made in MappedWeights(path)._arrays.values()]
+    arrays = [*mapped_arrays(path).values()]
     full = [array for array in arrays if array.any()]
     assert [array.shape for array in full] == [(30, 40)]
     assert full[0].ctypes.data % 64 == 0
@@ -229,8 +229,8 @@ def test_entries_that_lie_at_odd_places_are_copied_to_better_ones(path):
 def test_what_is_written_to_an_array_stays_out_of_the_file(path):
     km.save_model(two_layers(), path, coding="stored")
     before = path.read_bytes()
-    for made in MappedWeights(path)._arrays.values():
-        made()[...] = 1
+    for array in mapped_arrays(path).values():
+        array[...] = 1
     assert path.read_bytes() == before
 
 
@@ -272,7 +272,7 @@ def test_weights_that_lie_nowhere_are_one_clear_line(path):
     for place in range(start, start + 4000, 97):
         path.write_bytes(whole[:place] + b"\xff\xff\xff\xff" + whole[place + 4 :])
         try:
-            MappedWeights(path)
+            mapped_arrays(path)
         except ModelFileError as error:
             told.append(str(error))
     assert len(told) > 5

@@ -10,8 +10,7 @@ import pytest
 
 from kerasmem.errors import InputError
 from kerasmem.files.read_run import read_run
-from kerasmem.files.run_dir import add_post_mortem
-from kerasmem.files.timelines import add_timelines
+from kerasmem.files.run_dir import add_post_mortem, add_timelines
 from kerasmem.records import Run
 from tests.report.runs import (
     countable_timeline,

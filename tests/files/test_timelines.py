@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.errors import OutputError
-from kerasmem.files.timelines import (
+from kerasmem.files.run_dir import (
     add_timelines,
     folded,
     timeline_text,

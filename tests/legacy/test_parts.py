@@ -8,7 +8,7 @@ import tensorflow as tf
 from kerasmem.extras.legacy.file import clustered, masked
 from kerasmem.extras.legacy.keras_archive import Part, snake_case
 from kerasmem.extras.legacy.layers import _NAMES, operator
-from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
+from kerasmem.files.load import hard_sigmoid_of_keras_2
 from kerasmem.graph.values import to_numpy
 
 X = np.random.default_rng(0).uniform(0.1, 0.9, (2, 3, 4)).astype("float32")

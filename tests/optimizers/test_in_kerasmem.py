@@ -6,7 +6,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.callbacks import GradientMonitor, Pruning
-from kerasmem.files.optimizer import optimizer_state
+from kerasmem.files.contents import optimizer_state
 from kerasmem.memory.estimate.variables import optimizer_slots
 from kerasmem.memory.timeline.watched import watched
 from kerasmem.optimizers import Adafactor, Adam8bit

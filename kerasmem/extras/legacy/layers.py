@@ -8,7 +8,7 @@ import keras
 
 from kerasmem.errors import ModelFileError
 from kerasmem.extras.legacy.file import inner_activation
-from kerasmem.files.keras_2 import hard_sigmoid_of_keras_2
+from kerasmem.files.load import hard_sigmoid_of_keras_2
 
 _ONE = (
     "math.abs math.ceil math.cos math.erf math.exp math.floor math.log math.log1p "

@@ -16,8 +16,7 @@ from kerasmem.extras.legacy.flat import fill_by_layer, read_saved_model
 from kerasmem.extras.legacy.graph import make
 from kerasmem.extras.legacy.keras_archive import read_archive
 from kerasmem.files.archive import DAMAGED
-from kerasmem.files.datasets import bounded_weights, whole_array
-from kerasmem.files.keras_2 import attribute_text
+from kerasmem.files.datasets import attribute_text, bounded_weights, whole_array
 from kerasmem.files.load import check_model_file, first_reason, say_without_loss
 from kerasmem.graph.clone import objects_in_scope
 from kerasmem.records.plain import read_json
@@ -66,7 +65,7 @@ def load_converted(path: str | Path) -> ConvertedLayer:
         ModelFileError: as `kerasmem.load_model`, and if Keras 3 wrote the file.
     """
     path = Path(path)
-    if not check_model_file(path, memory_map=False):
+    if not check_model_file(path):
         raise ModelFileError(
             f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
         )

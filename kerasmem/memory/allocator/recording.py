@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kerasmem.errors import ConfigError
 from kerasmem.files.read_run import read_run
-from kerasmem.files.timelines import add_timelines
+from kerasmem.files.run_dir import add_timelines
 from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy, rounded
 from kerasmem.records import Block, Timeline
 from kerasmem.units import format_bytes, parse_bytes

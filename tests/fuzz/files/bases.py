@@ -94,7 +94,7 @@ def _data(folder: Path) -> None:
 
 def write_run(folder: Path) -> None:
     """Write a run with records of every kind."""
-    from kerasmem.files.timelines import add_timelines
+    from kerasmem.files.run_dir import add_timelines
     from tests.report.runs import small_run
 
     run = small_run()

@@ -44,8 +44,7 @@ def use(room: Path, request: dict[str, Any]) -> None:
     """Read the run, and write what the call asks for."""
     from kerasmem.callbacks import log_run
     from kerasmem.files.read_run import read_run
-    from kerasmem.files.run_dir import add_post_mortem
-    from kerasmem.files.timelines import add_timelines
+    from kerasmem.files.run_dir import add_post_mortem, add_timelines
     from kerasmem.report.run import write_run_page
     from tests.report.runs import small_run
 
