@@ -220,6 +220,36 @@ def test_dynamic_inputs_have_a_scale_and_a_zero_point_per_row(name, blocks):
     assert np.abs(found - plain).max() > 10 * np.abs(found - expected).max()
 
 
+@pytest.mark.parametrize("rows", [(), (1,), (5,)])
+def test_dynamic_layers_follow_new_kernels_to_the_bit(rows):
+    layers = [chain((*rows, 40), L.Dense(30)) for _ in range(2)]
+    for model in layers:
+        in_place(Quantize("int8-dynamic"), model)
+    model, other = layers
+    x = one_sided("positive", (3, *rows, 40))
+    own, compiled = outputs(model, x), model.predict_on_batch(x)
+    before = model.get_weights()
+    model.set_weights(other.get_weights())
+    np.testing.assert_array_equal(outputs(model, x), outputs(other, x))
+    np.testing.assert_array_equal(model.predict_on_batch(x), other.predict_on_batch(x))
+    (kernel,) = quantized_variables(model)
+    kernel.assign(np.flip(to_numpy(kernel)))
+    np.testing.assert_array_equal(outputs(model, x), outputs(clone(model), x))
+    model.set_weights(before)
+    np.testing.assert_array_equal(outputs(model, x), own)
+    np.testing.assert_array_equal(model.predict_on_batch(x), compiled)
+
+
+def test_a_dynamic_layer_has_a_kernel_for_each_sample():
+    inputs = keras.Input(batch_shape=(3, 8))
+    model = keras.Model(inputs, L.EinsumDense("ab,abc->ac", (6,))(inputs))
+    x = one_sided("positive", (3, 8))
+    in_place(Quantize("int8-dynamic"), model)
+    codes, scales = inputs_by_hand(x, 1)
+    expected = outputs(km.dequantize(model), codes * scales)
+    np.testing.assert_allclose(outputs(model, x), expected, rtol=1e-5, atol=2e-5)
+
+
 def test_one_sided_inputs_lose_less_than_in_keras():
     model = chain((400,), L.Dense(30))
     x = one_sided("positive", (17, 400))

@@ -22,6 +22,7 @@ from kerasmem.compression.quantize.products import (
     has_rows_of_outputs,
     is_convolution,
     product,
+    row_axes,
     summed_axes,
 )
 from kerasmem.compression.quantize.rows import Rows
@@ -174,37 +175,35 @@ def _transposed_equation(layer: Any) -> str | None:
     return f"{output},{own}->{given}" if is_known else None
 
 
-def _unit(
-    layer: Any, inputs: Any, kernel: QuantizedVariable, *, summed: bool = False
-) -> tuple[int, ...]:
+def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
     """Return the least shape of inputs that multiplies the scales of a kernel.
 
     Args:
         layer: one of which `is_product` was true, no convolution.
         inputs: its inputs.
         kernel: its kernel.
-        summed: True for the least shape that multiplies its codes.
     """
     rank = len(inputs.shape)
     if not isinstance(layer, keras.layers.EinsumDense):
-        return *(1,) * (rank - 1), kernel.shape[0] if summed else 1
+        return (1,) * rank
     given, own, _ = einsum_parts(layer.equation)
-    skip = () if summed else kernel.coding.axes
-    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in skip}
+    axes = kernel.coding.axes
+    sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in axes}
     letters = given.replace("...", "." * (rank - len(given.replace("...", ""))))
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
-def _sums_floats(layer: Any) -> bool:
+def _sums_floats(layer: Any, rank: int) -> bool:
     """Return whether integers are summed as float32.
 
     No backend convolves int8 on every device, and torch has no int8 sum along an axis
-    that a kernel does not have.
+    that a kernel does not have. A kernel with all axes of its inputs leaves no axis for
+    the row of ones of `_sum_of_codes`.
     """
     if not isinstance(layer, keras.layers.EinsumDense):
         return is_convolution(layer)
     given, own, output = einsum_parts(layer.equation)
-    return not set(given) <= {*own, *output}
+    return not set(given) <= {*own, *output} or not row_axes(layer, rank)
 
 
 def _kernel_scales(
@@ -238,6 +237,37 @@ def _of_rows(layer: Any, values: Any, kernel: QuantizedVariable) -> Any:
     return product(layer, values, keras.ops.ones(shape, "float32"))
 
 
+def _sum_of_codes(
+    layer: Any, codes: Any, kernel: QuantizedVariable, zeros: Any | None
+) -> Any:
+    """Return the layer's product of the codes of its inputs and of its kernel.
+
+    Args:
+        layer: one of which `is_product` is true.
+        codes: of its inputs, in the type to multiply in.
+        kernel: its kernel.
+        zeros: zero points of rows of inputs, to be taken off; None for none.
+    """
+    ops = keras.ops
+
+    def floats(coded: Coded, _: Rows | None) -> Any:
+        return ops.cast(coded.codes, keras.backend.standardize_dtype(codes.dtype))
+
+    blocks = _blocks(layer, kernel)
+    if zeros is None:
+        return _in_blocks(layer, codes, kernel, blocks, floats)
+    # A row of ones sums the kernel's codes in the same pass over them. It is longest,
+    # and adds least, along the longest axis; one of open length may be short.
+    rows = row_axes(layer, len(codes.shape))
+    before, after = max(rows, key=lambda pair: codes.shape[pair[0]] or 2)
+    fill = [(0, int(axis == before)) for axis in range(len(codes.shape))]
+    ones = ops.pad(codes, fill, constant_values=1)
+    total = _in_blocks(layer, ones, kernel, blocks, floats)
+    skip = (slice(None),) * after
+    total, sums = total[(*skip, slice(-1))], total[(*skip, slice(-1, None))]
+    return total - ops.cast(_of_rows(layer, zeros, kernel), total.dtype) * sums
+
+
 def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     """Return the layer's product of rounded inputs and the codes of its kernel.
 
@@ -256,7 +286,7 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
     scales, zeros = kernel.activation_scale, 0.0
-    dtype = "float32" if _sums_floats(layer) else "int8"
+    dtype = "float32" if _sums_floats(layer, len(exact.shape)) else "int8"
     is_shifted = scales is None and dtype == "int8"
     if scales is None:
         codes, zeros, scales = input_codes(exact, summed_axes(layer, exact))
@@ -265,16 +295,7 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
         codes = ops.clip(ops.round(exact / scales), -LIMIT, LIMIT)
     codes = ops.cast(codes if is_shifted else codes - zeros, dtype)
 
-    def floats(coded: Coded, _: Rows | None) -> Any:
-        return ops.cast(coded.codes, dtype)
-
-    blocks = _blocks(layer, kernel)
-    total = _in_blocks(layer, codes, kernel, blocks, floats)
-    if is_shifted:
-        # XLA multiplies two rows of ones faster than one, or than it adds codes up.
-        ones = ops.ones((2, *_unit(layer, inputs, kernel, summed=True)[1:]), dtype)
-        sums = _in_blocks(layer, ones, kernel, blocks, floats)[:1]
-        total = total - ops.cast(_of_rows(layer, zeros, kernel), total.dtype) * sums
+    total = _sum_of_codes(layer, codes, kernel, zeros if is_shifted else None)
     both = scales * _kernel_scales(layer, inputs, kernel)
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 

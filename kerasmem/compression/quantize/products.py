@@ -114,3 +114,22 @@ def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
         for place, letter in enumerate(given)
         if letter != "." and letter not in output
     )
+
+
+def row_axes(layer: Any, rank: int) -> list[tuple[int, int]]:
+    """Return the axes that the kernel lacks: each of the inputs, and of the output.
+
+    Args:
+        layer: a Dense or EinsumDense that sums no axis which its kernel lacks.
+        rank: of its inputs.
+    """
+    if not isinstance(layer, keras.layers.EinsumDense):
+        return [(axis, axis) for axis in range(rank - 1)]
+    given, kernel, output = einsum_parts(layer.equation)
+    dots = "0123456789"[: rank - len(given.replace("...", ""))]
+    given, output = given.replace("...", dots), output.replace("...", dots)
+    return [
+        (axis, output.index(letter))
+        for axis, letter in enumerate(given)
+        if letter not in kernel
+    ]
