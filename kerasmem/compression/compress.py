@@ -38,6 +38,7 @@ from kerasmem.compression.sources import (
     InFiles,
     InMemory,
     can_go_by_layers,
+    compile_anew,
     offloads,
 )
 from kerasmem.compression.technique import Context, Technique
@@ -63,10 +64,9 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.save import Coding
 from kerasmem.files.weights import CODINGS
-from kerasmem.graph.clone import compile_as, compile_settings
-from kerasmem.graph.from_config import compile_with
+from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import has_own_step
-from kerasmem.graph.outputs import as_loss, warn_if_unfit
+from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
 
@@ -227,7 +227,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     writer = source.writer(output)
     with ExitStack() as scope, seeded(seed), source.opened() as original:
         if original is not model_or_path:
-            _compile_anew(original, loss, metrics)
+            compile_anew(original, loss, metrics)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)
@@ -244,10 +244,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         stage("writing the file")
         # Left last: the output may take the place of the file that is read.
         place = scope.enter_context(writer.place())
-        after = None
+        sizes: list[FileSize | None] = [None, None]
+        if FILE in measured:
+            sizes[0] = source.size()
         if FILE in measured or output is not None:
-            after = writer.write(outcome.model, place, coding)
-        sizes = source.size() if FILE in measured else None, after
+            sizes[1] = writer.write(outcome.model, place, coding)
         stage("measuring both models")
         judged = (validation_data, batch_size)
         with _data_errors():
@@ -298,21 +299,6 @@ def _labels_named(is_unlabeled: bool) -> Iterator[None]:  # noqa: FBT001
             f"{type(error).__name__}: {first_line(text_of(error))} Next: give "
             "data=(x, y) if the model's loss or `train_step` takes labels."
         ) from error
-
-
-def _compile_anew(model: Any, loss: Any, metrics: Any) -> None:
-    """Compile `model` anew, with a loss and metrics of the caller's if given."""
-    settings = compile_settings(model) or {}
-    if loss is not None:
-        settings["loss"] = as_loss(loss)
-    if metrics is not None:
-        settings["metrics"] = metrics
-    if settings.get("loss") is not None:
-        compile_with(model, {"optimizer": "adam", **settings})
-    elif metrics is not None:
-        raise ConfigError(
-            f"The model {model.name!r} has no loss. Give loss= beside metrics=."
-        )
 
 
 def _check_loss(name: str, is_compiled: bool, epochs: int) -> None:  # noqa: FBT001

@@ -114,7 +114,12 @@ class CompressionResult:
         self._file: ResultFile | None = None
 
     def open_from(self, path: Path, custom_objects: Any) -> None:
-        """Let go of the model, and open it from its file when it is asked for."""
+        """Let go of the model, and open it from its file when it is asked for.
+
+        Args:
+            path: of the file, or of the folder of the preset.
+            custom_objects: the user's own layers and functions by name.
+        """
         name, model_file = self._model.name, identity(path)
         self._file = ResultFile(path, name, custom_objects, model_file)
         self._model = None

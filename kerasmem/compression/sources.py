@@ -38,8 +38,9 @@ from kerasmem.files.described import (
 )
 from kerasmem.files.load import load_model
 from kerasmem.files.preset import is_preset, weights_of
-from kerasmem.graph.clone import to_read
-from kerasmem.graph.outputs import takes_loss
+from kerasmem.graph.clone import compile_settings, to_read
+from kerasmem.graph.from_config import compile_with
+from kerasmem.graph.outputs import as_loss, takes_loss
 from kerasmem.records.regular import unchanged
 
 _SHARE = 1 / 6
@@ -165,6 +166,21 @@ class InFiles:
     def size(self) -> FileSize:
         """Return the size of the file, or of all files of the preset."""
         return file_size(self.path)
+
+
+def compile_anew(model: Any, loss: Any, metrics: Any) -> None:
+    """Compile `model` anew, with a loss and metrics of the caller's if given."""
+    settings = compile_settings(model) or {}
+    if loss is not None:
+        settings["loss"] = as_loss(loss)
+    if metrics is not None:
+        settings["metrics"] = metrics
+    if settings.get("loss") is not None:
+        compile_with(model, {"optimizer": "adam", **settings})
+    elif metrics is not None:
+        raise ConfigError(
+            f"The model {model.name!r} has no loss. Give loss= beside metrics=."
+        )
 
 
 def offloads(
