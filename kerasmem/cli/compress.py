@@ -84,7 +84,7 @@ _FAR_WORSE = 0.02
     option(
         "--low-memory",
         action="store_true",
-        help="from file to file, few weights in memory at a time; by itself where the "
+        help="leave weights in files, one in memory at a time; by itself where the "
         "model is large against the memory there is, for --prune, --quantize and "
         "clustering; with --data layer by layer",
     ),
@@ -124,7 +124,7 @@ def compress(options: Namespace) -> Outcome:
     alone = tokens = None
     with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
         if by_file:
-            say(f"compressing {options.model} from file to file")
+            say(f"compressing {options.model}, its weights in files")
             train, test = _samples(options) if options.data else (None, None)
             result = _compressed(options, job, (None, train, test))
         else:

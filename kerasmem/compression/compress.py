@@ -35,11 +35,8 @@ from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
 from kerasmem.compression.sources import (
-    InFiles,
-    InMemory,
-    can_go_by_layers,
     compile_anew,
-    offloads,
+    source_of,
 )
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.errors import (
@@ -214,16 +211,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     asks["measure='latency'"] = True if LATENCY in measured else None
     named = getattr(job, "steps", None)
     stage(OPENING)
-    in_files = offloads(low_memory, model_or_path, output, named, asks)
-    if in_files and validation_data is not None:
-        must = low_memory is True
-        in_files = can_go_by_layers(model_or_path, custom_objects, must=must)
-    if in_files:
-        source = InFiles(Path(model_or_path), Path(output or ""), custom_objects)
-    else:
-        asked = [name for name, value in asks.items() if value is not None]
-        evaluated = isinstance(job, Request) or bool(asked)
-        source = InMemory(model_or_path, custom_objects, evaluated)
+    source = source_of(model_or_path, output, custom_objects, low_memory, named, asks)
     writer = source.writer(output)
     with ExitStack() as scope, seeded(seed), source.opened() as original:
         if original is not model_or_path:

@@ -183,6 +183,38 @@ def compile_anew(model: Any, loss: Any, metrics: Any) -> None:
         )
 
 
+def source_of(
+    model_or_path: Any,
+    output: Any,
+    custom_objects: Any,
+    low_memory: bool | None,  # noqa: FBT001 - three values
+    steps: Sequence[Technique] | None,
+    asks: Mapping[str, Any],
+) -> InMemory | InFiles:
+    """Return what is compressed.
+
+    Args:
+        model_or_path: the model, or the path of a saved one.
+        output: the file to write, None for none.
+        custom_objects: the user's own layers and functions by name.
+        low_memory: as for `offloads`.
+        steps: the techniques; None for a search.
+        asks: arguments of the caller by name, None for those not given.
+
+    Raises:
+        ConfigError: if `low_memory` is True, and the weights cannot stay in files.
+        ModelFileError: if the file cannot be loaded.
+    """
+    in_files = offloads(low_memory, model_or_path, output, steps, asks)
+    if in_files and asks["validation_data"] is not None:
+        must = low_memory is True
+        in_files = can_go_by_layers(model_or_path, custom_objects, must=must)
+    if in_files:
+        return InFiles(Path(model_or_path), Path(output), custom_objects)
+    is_evaluated = steps is None or any(v is not None for v in asks.values())
+    return InMemory(model_or_path, custom_objects, is_evaluated)
+
+
 def offloads(
     low_memory: bool | None,  # noqa: FBT001 - three values
     model_or_path: Any,
