@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kerasmem.checks import invalid
 from kerasmem.compression.measure import size_of
-from kerasmem.compression.presets import write_compressed, write_preset
+from kerasmem.compression.presets import is_of_hub, write_compressed, write_preset
 from kerasmem.files.atomic import new_folder, replacing
 from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.preset import check_new_folder
@@ -71,6 +72,9 @@ class Preset:
     def write(self, model: Any, place: Path, coding: Coding) -> FileSize:
         """Write the preset, and return the size of all its files."""
         if self.source is None:
+            if not is_of_hub(model):
+                path = str(self.path)
+                raise invalid("compress", "output", path, "a file that ends in .keras")
             write_preset(model, place, coding)
         else:
             write_compressed(model, place, coding, self.source)
