@@ -146,10 +146,10 @@ def source_at_rest(variable: Any) -> MappedArray | None:
 
 def array_at_rest(variable: Any) -> np.ndarray | None:
     """Return the value that a variable has in a file to read, None if it has none."""
-    state = vars(variable).get(_STATE)
-    if state is None or state.scope.at_rest is None or state.source is None:
+    source = source_at_rest(variable)
+    if source is None:
         return None
-    return state.scope.at_rest.array(state.source)
+    return vars(variable)[_STATE].scope.at_rest.array(source)
 
 
 def kept_at_rest(array: np.ndarray) -> np.ndarray:

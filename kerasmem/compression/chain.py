@@ -13,6 +13,7 @@ from kerasmem.backends import current
 from kerasmem.compression import batch_norm
 from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_metric
+from kerasmem.compression.measure import METRICS
 from kerasmem.compression.recipe import (
     apply_technique,
     as_preset,
@@ -124,7 +125,7 @@ class Chain:
     @property
     def figures(self) -> tuple[str, ...]:
         """The figures that `judge` needs."""
-        return () if self._max_drop is None else ("metrics",)
+        return () if self._max_drop is None else (METRICS,)
 
     def judge(self, result: Any) -> None:
         """Raise `AccuracyDropError` if the metric got worse by too much."""

@@ -34,10 +34,7 @@ from kerasmem.compression.presets import check_output_of
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
 from kerasmem.compression.search import Request
-from kerasmem.compression.sources import (
-    compile_anew,
-    source_of,
-)
+from kerasmem.compression.sources import compile_anew, source_of
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.errors import (
     ConfigError,

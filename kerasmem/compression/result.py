@@ -7,12 +7,12 @@ from typing import Any
 
 from kerasmem.checks import OneOf
 from kerasmem.compression.account import notable_first
-from kerasmem.compression.presets import copy_files, is_of_hub, write_preset
+from kerasmem.compression.presets import copy_files, is_of_hub
 from kerasmem.compression.quantize.keras_form import keras_int8
+from kerasmem.compression.writers import Preset
 from kerasmem.errors import OutputError
-from kerasmem.files.atomic import new_folder, replacing
+from kerasmem.files.atomic import replacing
 from kerasmem.files.load import load_model
-from kerasmem.files.preset import check_new_folder
 from kerasmem.files.save import Coding, save_model
 from kerasmem.files.skeleton import is_mappable
 from kerasmem.optional import feature
@@ -70,9 +70,8 @@ class ResultFile:
             with replacing(path) as copy:
                 shutil.copyfile(self.path, copy)
             return
-        check_new_folder(path)
         check_outside(path, self.path)
-        with new_folder(path) as folder:
+        with Preset(path).place() as folder:
             copy_files(self.path, folder)
 
 
@@ -195,9 +194,9 @@ class CompressionResult:
         if file is not None and is_file == (file.path.suffix == ".keras"):
             file.copy_to(path)
         elif not is_file and is_of_hub(self.model):
-            check_new_folder(path)
-            with new_folder(path) as folder:
-                write_preset(self.model, folder, self.coding)
+            preset = Preset(path)
+            with preset.place() as folder:
+                preset.write(self.model, folder, self.coding)
         else:
             save_model(self.model, path, coding=self.coding)
 

@@ -117,3 +117,19 @@ def map_pieces(
         yield each
         if progress is not None:
             progress.add(flat[start : start + PIECE].nbytes)
+
+
+def map_entries(
+    function: Callable[[int, np.ndarray], np.ndarray], array: np.ndarray
+) -> np.ndarray:
+    """Return an array of the same shape and type, made piece by piece.
+
+    Args:
+        function: as for `map_pieces`; returns as many entries as it takes.
+        array: of any shape.
+    """
+    entries, place = np.empty(array.size, array.dtype), 0
+    for piece in map_pieces(function, array):
+        entries[place : place + piece.size] = piece
+        place += piece.size
+    return entries.reshape(array.shape)

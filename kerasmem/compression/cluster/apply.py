@@ -16,7 +16,7 @@ from kerasmem.compression.cluster.kmeans import (
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
-from kerasmem.files.threads import PIECE, map_pieces
+from kerasmem.files.threads import PIECE, map_entries, map_pieces
 from kerasmem.graph.kernels import is_embedding, reduced_axes
 from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import array_of
@@ -87,11 +87,7 @@ def _nearest_of_few(
     line = _line(values)
     has_zeros = config.keep_zeros and bool((line.values == 0).any())
     row = centroids(line, config.n, config.start, rng, with_zero=has_zeros)
-    few, place = np.empty(values.size, values.dtype), 0
-    for piece in map_pieces(lambda _, some: row[nearest(some, row)], values):
-        few[place : place + piece.size] = piece
-        place += piece.size
-    return few.reshape(values.shape)
+    return map_entries(lambda _, some: row[nearest(some, row)], values)
 
 
 def _line(values: np.ndarray) -> Line:

@@ -18,7 +18,7 @@ from kerasmem.compression.prune.scores import (
 )
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import working_copy
-from kerasmem.files.threads import map_pieces
+from kerasmem.files.threads import map_entries, map_pieces
 from kerasmem.graph.values import array_of, nbytes, to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
@@ -222,12 +222,7 @@ class _Scores:
             goes[:ties] |= bits[:ties] == threshold
             return np.where(goes, np.zeros((), values.dtype), values)
 
-        array, place = array_of(self.variable), 0
-        pruned = np.empty(array.size, array.dtype)
-        for piece in map_pieces(zeroed, array):
-            pruned[place : place + piece.size] = piece
-            place += piece.size
-        self.variable.assign(pruned.reshape(array.shape))
+        self.variable.assign(map_entries(zeroed, array_of(self.variable)))
 
 
 def _remove(members: Sequence[_Scores], removed: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -106,16 +106,10 @@ def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
         ModelError: if one holds NaN or infinity.
     """
     changes, codes = [], dict[int, Coded]()
-    total = sum(w.nbytes for w, place in plan if isinstance(place, Place))
-    progress = Progress("quantize", total)
-    for weight, place in plan:
-        if isinstance(place, str):
-            changes.append(account(weight, "quantize", place, changed=False))
-            continue
-        coded, change = _encoded(weight, place)
-        codes[id(weight.variable)] = coded.map(kept_at_rest)
+    for weight, coded, change in _encoded_weights(plan, "quantize"):
         changes.append(change)
-        progress.add(weight.nbytes)
+        if coded is not None:
+            codes[id(weight.variable)] = coded.map(kept_at_rest)
     # Only now: a weight that cannot be stored leaves the model as it was.
     replace_weights(model, plan, codes)
     return changes
@@ -151,15 +145,21 @@ def losses(plan: WeightPlan, name: str = "quantize") -> list[WeightChange]:
     Raises:
         ModelError: if a weight holds NaN or infinity.
     """
+    return [change for *_, change in _encoded_weights(plan, f"trying {name}")]
+
+
+def _encoded_weights(
+    plan: WeightPlan, stage: str
+) -> Iterator[tuple[Weight, Coded | None, WeightChange]]:
+    """Give each weight of a plan in fewer bits, None if it is left alone."""
     total = sum(w.nbytes for w, place in plan if isinstance(place, Place))
-    progress, changes = Progress(f"trying {name}", total), list[WeightChange]()
+    progress = Progress(stage, total)
     for weight, place in plan:
         if isinstance(place, str):
-            changes.append(account(weight, "quantize", place, changed=False))
+            yield weight, None, account(weight, "quantize", place, changed=False)
             continue
-        changes.append(_encoded(weight, place)[1])
+        yield weight, *_encoded(weight, place)
         progress.add(weight.nbytes)
-    return changes
 
 
 def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:

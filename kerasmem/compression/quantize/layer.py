@@ -81,12 +81,15 @@ class Place:
 
     def encode(self, values: Any) -> Coded:
         """Return NumPy arrays that stand for a weight."""
-        return self.encode_and_compare(values)[0]
+        return self.coding.encode(values, self.scales, **self._options)
 
     def encode_and_compare(self, values: Any) -> tuple[Coded, tuple[float, float]]:
         """Return what `Coding.encode_and_compare` does."""
-        known = {"closely": self.closely, "input_scales": self.input_scales}
-        return self.coding.encode_and_compare(values, self.scales, **known)
+        return self.coding.encode_and_compare(values, self.scales, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"closely": self.closely, "input_scales": self.input_scales}
 
     def slices(self, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
         """Return the parts of a weight that can be encoded one by one."""

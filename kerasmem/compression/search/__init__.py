@@ -13,6 +13,7 @@ from kerasmem.backends import current
 from kerasmem.checks import Real
 from kerasmem.compression.chain import Outcome
 from kerasmem.compression.judge import check_metric, drop_of
+from kerasmem.compression.measure import ACTIVATIONS, LATENCY, METRICS
 from kerasmem.compression.search.judging import split
 from kerasmem.compression.search.parallel import (
     ParallelTrials,
@@ -167,9 +168,9 @@ class Request:
     @property
     def figures(self) -> tuple[str, ...]:
         """The figures that `judge` needs, and those of the target."""
-        own = {"latency_ms": "latency", "activation_bytes": "activations"}
+        own = {"latency_ms": LATENCY, "activation_bytes": ACTIVATIONS}
         limited = [name for cost, name in own.items() if cost in self.target.costs]
-        return (*limited, *(() if self.max_drop is None else ("metrics",)))
+        return (*limited, *(() if self.max_drop is None else (METRICS,)))
 
     def judge(self, result: Any) -> None:
         """Raise `TargetError`, with what is reachable and the result."""
