@@ -59,7 +59,7 @@ def test_the_monitors_write_columns_and_three_epochs_of_figures(printed):
 @pytest.mark.one_backend
 def test_the_saved_model_is_eight_times_smaller_and_as_good_when_reloaded(printed):
     text = printed("compress_a_saved_model.py")
-    (ratio,) = numbers(rf"(?m)^│ file without  .*│ +{NUMBER}x │ measured +│$", text)
+    (ratio,) = numbers(rf"(?m)^│ file without .*│ +{NUMBER}x │ measured +│$", text)
     assert ratio >= 8
     before, after = numbers(rf"(?m)^│ accuracy +│ +{NUMBER} │ +{NUMBER} │", text)
     assert after > before - 0.05

@@ -172,7 +172,10 @@ def test_compress_takes_ranges_from_samples_without_labels(folder, kerasmem, sam
 
 @pytest.mark.one_backend
 def test_compress_measures_in_batches_of_the_size_it_was_told(folder, kerasmem):
-    line = "compress model.keras -o small.keras --prune 0.5 --data data.npz --json"
+    line = (
+        "compress model.keras -o small.keras --prune 0.5 --data data.npz --json "
+        "--measure latency"
+    )
     sizes = {
         kerasmem(f"{line} {option}").json["report"]["after"]["latency_batch_size"]
         for option in ("", "--batch-size 7")
