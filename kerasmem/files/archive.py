@@ -123,11 +123,11 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
     Raises:
         ModelFileError: if the weights are damaged.
     """
-    found = weights_member(path)
-    if found is None:
+    member_and_start = weights_member(path)
+    if member_and_start is None:
         yield None
         return
-    member, start = found
+    member, start = member_and_start
     with ExitStack() as scope:
         if member.compress_type == zipfile.ZIP_STORED:
             file = scope.enter_context(path.open("rb"))
@@ -284,11 +284,11 @@ def _check_place(name: str) -> None:
 
 def _check_bomb(members: list[zipfile.ZipInfo], large: int, times: int) -> None:
     size = sum(member.file_size for member in members)
-    stored = sum(member.compress_size for member in members)
-    if size > max(large, times * stored):
+    compressed_size = sum(member.compress_size for member in members)
+    if size > max(large, times * compressed_size):
         raise ModelFileError(
-            f"would take {size} bytes, of which the file has {stored}. No model does "
-            "that: it is not opened."
+            f"would take {size} bytes, of which the file has {compressed_size}. No "
+            "model does that: it is not opened."
         )
 
 
@@ -309,8 +309,8 @@ def shards_of(path: Path) -> list[Path]:
     if not path.name.endswith(_SHARDED):
         return [path]
     try:
-        found = read_json(read_regular(path, MOST_BYTES, follow_link=True))
-        parts = [*found["weight_map"].values()]
+        weight_index = read_json(read_regular(path, MOST_BYTES, follow_link=True))
+        parts = [*weight_index["weight_map"].values()]
         lists = (part if isinstance(part, list) else [part] for part in parts)
         names = dict.fromkeys(str(name) for each in lists for name in each)
     except (InputError, OSError, LookupError, TypeError, AttributeError) as error:

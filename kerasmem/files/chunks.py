@@ -104,12 +104,12 @@ def write_array(
     shape, dtype = form
     if not shape or math.prod(shape) * dtype.itemsize < _LEAST_BYTES:
         return write_whole(group, name, form, blocks)
-    written, width = WrittenArray(shape, dtype), dtype.itemsize
+    record, width = WrittenArray(shape, dtype), dtype.itemsize
     chunks = chunks_of(shape, width)
     pieces = _pieces(name, form, blocks)
     first = next(pieces)
     shuffle = better_shuffled(first[1], width)
-    made = group.create_dataset(
+    dataset = group.create_dataset(
         name,
         shape,
         type_in_file(dtype),
@@ -117,16 +117,16 @@ def write_array(
         compression="gzip",
         shuffle=shuffle,
     )
-    note_type(made, dtype)
+    note_type(dataset, dtype)
     # Keras would take so large an array without a piece for a trap.
-    keeps_zeros = written.nbytes > MOST_UNSTORED_BYTES
+    keeps_zeros = record.nbytes > MOST_UNSTORED_BYTES
     pack = partial(_packed, keeps_zeros=keeps_zeros)
     form_of_piece = width if shuffle else 1, math.prod(chunks) * width
-    unfiltered = 0b11 if shuffle else 0b1
+    filter_mask = 0b11 if shuffle else 0b1
     for place, piece in chain([first], pieces):
-        write = partial(_write, made, written.sums, place, unfiltered)
+        write = partial(_write, dataset, record.sums, place, filter_mask)
         threads.run(pack, piece, *form_of_piece, then=write)
-    return written
+    return record
 
 
 def write_plain(
@@ -139,16 +139,16 @@ def write_plain(
     shape, dtype = form
     if not (shape and math.prod(shape)):
         return write_whole(group, name, form, blocks)
-    written = WrittenArray(shape, dtype)
-    made = group.create_dataset(name, shape, type_in_file(dtype))
-    note_type(made, dtype)
+    record = WrittenArray(shape, dtype)
+    dataset = group.create_dataset(name, shape, type_in_file(dtype))
+    note_type(dataset, dtype)
     lengths = chunks_of(shape, dtype.itemsize)
     crc, zeros = 0, list[tuple[Place, int]]()
-    is_stored = written.nbytes > MOST_UNSTORED_BYTES
+    is_stored = record.nbytes > MOST_UNSTORED_BYTES
 
     def put(place: Place, piece: np.ndarray) -> None:
-        entries = piece.view(made.dtype)
-        made[_slices(place, lengths)] = entries.reshape(
+        entries = piece.view(dataset.dtype)
+        dataset[_slices(place, lengths)] = entries.reshape(
             np.minimum(lengths, np.subtract(shape, place))
         )
 
@@ -162,8 +162,8 @@ def write_plain(
             put(before, np.zeros(size, np.uint8))
         is_stored, zeros = True, []
         put(place, piece)
-    written.sums.append(crc)
-    return written
+    record.sums.append(crc)
+    return record
 
 
 def _write(
@@ -296,8 +296,8 @@ def write_whole(
     """Write an array in one piece, as it is; see `write_array`."""
     shape, dtype = form
     content = whole_of(name, form, blocks)
-    made = group.create_dataset(name, data=content)
-    note_type(made, dtype)
+    dataset = group.create_dataset(name, data=content)
+    note_type(dataset, dtype)
     return WrittenArray(shape, dtype, [checksum(content)])
 
 

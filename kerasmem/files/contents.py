@@ -49,13 +49,13 @@ def deflated_places(
         The number of deflated bytes by each mark, from 0 to `size`.
     """
     ahead, places = sorted(set(marks), reverse=True), dict[int, int]()
-    inflate, inflated = zlib.decompressobj(-zlib.MAX_WBITS), 0
+    inflate, output_size = zlib.decompressobj(-zlib.MAX_WBITS), 0
     step = max(_EXACT, size // _STEPS)
     file.seek(start)
     for read in range(0, size, step):
-        while ahead and ahead[-1] <= inflated:
+        while ahead and ahead[-1] <= output_size:
             places[ahead.pop()] = read
-        inflated += len(inflate.decompress(file.read(min(step, size - read))))
+        output_size += len(inflate.decompress(file.read(min(step, size - read))))
     # The other marks are at the end of the stream or behind it.
     return places | dict.fromkeys(ahead, size)
 
@@ -131,8 +131,8 @@ def _files(folder: Path) -> FileContents:
 def _contents(
     path: Path, tensors: tuple[StoredTensor, ...], sizes: dict[str, int]
 ) -> FileContents:
-    whole, taken = stored_bytes(path), sum(each.file_bytes for each in tensors)
-    structure = sizes.pop(WEIGHTS, whole if not sizes else taken) - taken
+    whole, tensor_bytes = stored_bytes(path), sum(each.file_bytes for each in tensors)
+    structure = sizes.pop(WEIGHTS, whole if not sizes else tensor_bytes) - tensor_bytes
     by_size = sorted(tensors, key=lambda each: -each.file_bytes)
     return FileContents(whole, tuple(by_size), {**sizes, _STRUCTURE: structure})
 
@@ -215,8 +215,8 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
 
 
 def _state(files: list[h5py.File]) -> OptimizerState:
-    found = [file.get(name) for file in files for name in _OPTIMIZERS]
-    groups = [group for group in found if isinstance(group, h5py.Group)]
+    slots = [file.get(name) for file in files for name in _OPTIMIZERS]
+    groups = [group for group in slots if isinstance(group, h5py.Group)]
     arrays = [array for group in groups for array in arrays_in(group).values()]
     counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
     return OptimizerState(
@@ -230,11 +230,11 @@ def _archived(
     path: Path, prefixes: tuple[str, ...] = ("",)
 ) -> tuple[StoredTensor, ...]:
     """Returns the arrays of an archive whose paths start with one of `prefixes`."""
-    found = weights_member(path)
+    member_and_start = weights_member(path)
     with opened_weights(path) as weights:
-        if found is None or weights is None:
+        if member_and_start is None or weights is None:
             return ()
-        member, start = found
+        member, start = member_and_start
         if member.compress_type != zipfile.ZIP_DEFLATED:
             return _plain(weights, prefixes)
         arrays = _starting(weights, prefixes)

@@ -56,14 +56,14 @@ class Dataset:
 
 def arrays_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
     """Return the arrays in a group by their paths, each once, and by no link."""
-    found: dict[str, h5py.Dataset] = {}
+    arrays: dict[str, h5py.Dataset] = {}
 
     def keep(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset):
-            found[name] = item
+            arrays[name] = item
 
     group.visititems(keep)
-    return found
+    return arrays
 
 
 def datasets(file: h5py.File) -> list[Dataset]:
@@ -182,11 +182,11 @@ def check_declared(path: Path, weights: h5py.File) -> None:
     most = max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size)
     if sum(sizes.values()) > most:
         largest = max(sizes, key=sizes.__getitem__)
-        stored = weights[largest].id.get_storage_size()
+        storage_size = weights[largest].id.get_storage_size()
         raise ModelFileError(
             f"The weights in {str(path)!r} would take {sum(sizes.values())} bytes: "
-            f"{largest!r} {sizes[largest]}, of which the file has {stored}. It is not "
-            "opened."
+            f"{largest!r} {sizes[largest]}, of which the file has {storage_size}. "
+            "It is not opened."
         )
 
 

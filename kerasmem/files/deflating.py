@@ -64,14 +64,17 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
     """
     planes = shuffled(piece, width)
     how = [_how(plane) for plane in planes]
-    coded = [place for place, each in enumerate(how) if each is not _stored]
-    if not coded:
+    deflated_planes = [place for place, each in enumerate(how) if each is not _stored]
+    if not deflated_planes:
         return None
     if _deflated not in how:
         blocks = [block(plane) for block, plane in zip(how, planes, strict=True)]
         blocks.append(_END)
     else:  # what repeats may do so in all planes
-        blocks = [_stored(planes[: coded[0]]), _deflated(planes[coded[0] :])]
+        blocks = [
+            _stored(planes[: deflated_planes[0]]),
+            _deflated(planes[deflated_planes[0] :]),
+        ]
     adler = deflate.adler32(planes.reshape(-1).data).to_bytes(4, "big")
     stream = b"".join([b"\x78\x01", *blocks, adler])
     return stream if len(stream) < piece.size else None

@@ -106,8 +106,8 @@ def offloaded_model(
     """
     values = current().lazy_values()
     with _plain(path, folder) as plain, offloaded(values, folder) as files:
-        with mapped_weights(plain, files) as (file, known), loading(path):
-            objects = {**known, **(custom_objects or {})}
+        with mapped_weights(plain, files) as (file, own_objects), loading(path):
+            objects = {**own_objects, **(custom_objects or {})}
             model, why = model_of(plain, file, objects, compile=True, slots=False)
         if why is not None:
             say_without_loss(path, why)
@@ -142,9 +142,9 @@ def _plain(path: Path, folder: Path) -> Iterator[Path]:
 def _described(path: Path, objects: dict[str, Any], scope: ExitStack) -> Any | None:
     try:
         with ExitStack() as trial, loading(path):
-            file, known = trial.enter_context(described_weights(path))
-            known |= objects
-            model, why = model_of(path, file, known, compile=True, slots=False)
+            file, all_objects = trial.enter_context(described_weights(path))
+            all_objects |= objects
+            model, why = model_of(path, file, all_objects, compile=True, slots=False)
             scope.push(trial.pop_all())
     except ModelFileError:
         return None

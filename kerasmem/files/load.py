@@ -106,8 +106,8 @@ def load_model(
             return load_model(whole, objects, compile=compile)
     if check_model_file(path):
         return feature("load_legacy")(path, objects, compile=compile).layer
-    with loading(path), streamed_weights(path) as (file, known):
-        model, why = model_of(path, file, {**known, **objects}, compile=compile)
+    with loading(path), streamed_weights(path) as (file, own_objects):
+        model, why = model_of(path, file, {**own_objects, **objects}, compile=compile)
     if why is not None:
         say_without_loss(path, why)
     return model
@@ -126,9 +126,9 @@ def _mapped_model(
             f"path={str(path)!r}. Next: km.save_model(km.load_model(path), "
             "'model.keras', coding='stored')."
         )
-    with mapped_weights(path) as (file, known), loading(path):
+    with mapped_weights(path) as (file, own_objects), loading(path):
         state = optimizer_state(path) if compile else None
-        objects = {**known, **objects}
+        objects = {**own_objects, **objects}
         model, why = model_of(path, file, objects, compile=compile, slots=False)
     if state is not None and state.entries and not state.is_fresh:
         warnings.warn(
@@ -326,8 +326,8 @@ def save_beside(model: Any, file: os.stat_result) -> None:
             return
         if False in (*overwrite, options.get("overwrite")):
             raise OutputError(f"The weights of the model lie in {str(filepath)!r}.")
-        with replacing(filepath) as written:
-            save(written, *overwrite, **options)
+        with replacing(filepath) as new_file:
+            save(new_file, *overwrite, **options)
 
     patch_method(model, "save", save_safely)
 

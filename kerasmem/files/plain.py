@@ -109,22 +109,30 @@ def made_whole(path: Path, folder: Path) -> Iterator[Path]:
 
 def _write_plain(path: Path, target: Path) -> None:
     file = target.with_suffix(".h5")
-    opened = _parts_of_weights if is_weights_alone(path) else _parts_of_archive
-    with opened(path) as (members, weights), zipfile.ZipFile(target, "w") as made:
+    open_parts = _parts_of_weights if is_weights_alone(path) else _parts_of_archive
+    with (
+        open_parts(path) as (members, weights),
+        zipfile.ZipFile(target, "w") as archive,
+    ):
         config = _config(path, members)
         backbone = backbone_config(config)
         if backbone is not config:
             members[CONFIG] = json.dumps(backbone).encode()
-        coded = is_coded(config)
-        if coded:
-            inner, compiled = config["config"]["model"], config.get("compile_config")
-            inner |= {} if compiled is None else {"compile_config": compiled}
+        has_codes = is_coded(config)
+        if has_codes:
+            inner, compile_config = (
+                config["config"]["model"],
+                config.get("compile_config"),
+            )
+            inner |= (
+                {} if compile_config is None else {"compile_config": compile_config}
+            )
             members[CONFIG] = json.dumps(inner).encode()
         for name, content in members.items():
-            made.writestr(name, content)
+            archive.writestr(name, content)
         if weights:
-            _write_weights(path, file, weights, coded=coded)
-            made.write(file, WEIGHTS)
+            _write_weights(path, file, weights, coded=has_codes)
+            archive.write(file, WEIGHTS)
             file.unlink()
 
 

@@ -86,25 +86,25 @@ def config_of(file: Path) -> dict[str, Any]:
         ModelFileError: if it is no object of JSON, or that of no Keras model.
     """
     try:
-        found = read_json(read_regular(file, MOST_BYTES, follow_link=True))
-        if not isinstance(found, dict):
+        content = read_json(read_regular(file, MOST_BYTES, follow_link=True))
+        if not isinstance(content, dict):
             raise InputError("it is no object.")
     except InputError as error:
         text = f"The config {str(file)!r} is damaged: {error}"
         raise ModelFileError(text) from error
-    if not isinstance(found.get("config"), dict):
+    if not isinstance(content.get("config"), dict):
         raise ModelFileError(
             f"{str(file)!r} is no config of a Keras model. Expected: what "
             "`save_to_preset` of KerasHub wrote. A checkpoint of another library has "
             "to be loaded by KerasHub's `from_preset`, and saved, first."
         )
-    return found
+    return content
 
 
 def backbone_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of the backbone that a preset's weights are those of."""
-    found = config.get(QUANTIZED)
-    return config if found is None else found
+    quantized_config = config.get(QUANTIZED)
+    return config if quantized_config is None else quantized_config
 
 
 def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> Any:
@@ -182,19 +182,19 @@ def write_configs(folder: Path, source: Mapping[str, Any], backbone: Any) -> Non
         source: configs of the float preset by the names of their files.
         backbone: the serialized form of the new backbone.
     """
-    told = dict(backbone)
+    backbone_entry = dict(backbone)
     for key in ("build_config", "compile_config"):
-        told.pop(key, None)
+        backbone_entry.pop(key, None)
     config = dict(source[CONFIG])
     config.pop(QUANTIZED, None)
-    if told.get("registered_name") == _FLOAT:
-        config = {**told["config"][_LAYER], QUANTIZED: told}
+    if backbone_entry.get("registered_name") == _FLOAT:
+        config = {**backbone_entry["config"][_LAYER], QUANTIZED: backbone_entry}
     else:
-        config = told
+        config = backbone_entry
     _write(folder / CONFIG, config)
     if TASK in source:
         task = dict(source[TASK])
-        task["config"] = {**task["config"], "backbone": told}
+        task["config"] = {**task["config"], "backbone": backbone_entry}
         _write(folder / TASK, task)
 
 

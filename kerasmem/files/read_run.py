@@ -72,12 +72,12 @@ def _without_collections() -> Iterator[None]:
     Millions of records without a circle among them are looked through again and again
     while they are made: a third of the time.
     """
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
@@ -157,16 +157,16 @@ def _records(
     budget: _Budget,
 ) -> dict[int, tuple[_Record, ...]]:
     """Return the records in a file of lines, by the process that wrote it."""
-    found: dict[int, tuple[_Record, ...]] = {}
+    by_process: dict[int, tuple[_Record, ...]] = {}
     for process, file in sorted(_files(folder, stem, ".jsonl")):
         try:
-            parsed = [_parsed(line, parse) for line in _lines(file, budget)]
+            records = [_parsed(line, parse) for line in _lines(file, budget)]
         except OSError as error:
             notes.append(_left_out(file, error))
             continue
-        _note(file, parsed, notes)
-        found[process] = tuple(record for record in parsed if record is not None)
-    return found
+        _note(file, records, notes)
+        by_process[process] = tuple(record for record in records if record is not None)
+    return by_process
 
 
 def _lines(file: Path, budget: _Budget) -> Iterator[bytes]:
@@ -181,7 +181,7 @@ def _lines(file: Path, budget: _Budget) -> Iterator[bytes]:
 
 def _timelines(folder: Path, notes: list[str], budget: _Budget) -> tuple[Timeline, ...]:
     """Return every window; of a later process the allocator's name tells which."""
-    found: list[Timeline] = []
+    windows: list[Timeline] = []
     for process, file in sorted(_files(folder, r"timeline-\d+", ".json.gz")):
         if budget.nbytes <= 0:
             budget.left_out.append(file.name)
@@ -196,8 +196,8 @@ def _timelines(folder: Path, notes: list[str], budget: _Budget) -> tuple[Timelin
             notes.append(_left_out(file, error))
             continue
         owner = f" of process {process}" if process else ""
-        found += [replace(t, allocator=f"{t.allocator}{owner}") for t in timelines]
-    return tuple(found)
+        windows += [replace(t, allocator=f"{t.allocator}{owner}") for t in timelines]
+    return tuple(windows)
 
 
 def _files(folder: Path, stem: str, suffix: str) -> Iterator[tuple[int, Path]]:

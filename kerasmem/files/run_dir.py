@@ -127,15 +127,15 @@ def folded(timeline: Timeline, most_blocks: int) -> Timeline:
         return timeline
     large, small = _parted(timeline.blocks, most_blocks // 2)
     borders = _borders(timeline, large, min(_CHECKPOINTS, most_blocks // 8))
-    merged, number = _merged(small, borders)
-    return _rebuilt(timeline, large, merged, timeline.folded + number)
+    sums, number = _merged(small, borders)
+    return _rebuilt(timeline, large, sums, timeline.folded + number)
 
 
 def _parted(blocks: tuple[Block, ...], number: int) -> tuple[list[Block], list[Block]]:
-    kept = set(nlargest(number, range(len(blocks)), lambda n: blocks[n].given_bytes))
+    largest = set(nlargest(number, range(len(blocks)), lambda n: blocks[n].given_bytes))
     return (
-        [block for n, block in enumerate(blocks) if n in kept],
-        [block for n, block in enumerate(blocks) if n not in kept],
+        [block for n, block in enumerate(blocks) if n in largest],
+        [block for n, block in enumerate(blocks) if n not in largest],
     )
 
 
@@ -163,9 +163,9 @@ def _merged(small: list[Block], borders: list[int]) -> tuple[list[Block], int]:
         if begin is None or begin != end:
             what = (block.layer, block.phase, block.category)
             groups[begin, end, *what].append(block)
-    merged = [_sum(group) for group in groups.values()]
+    sums = [_sum(group) for group in groups.values()]
     alone = sum(len(group) == 1 for group in groups.values())
-    return merged, len(small) - alone
+    return sums, len(small) - alone
 
 
 def _gap(number: int | None, borders: list[int]) -> int | None:
@@ -295,9 +295,9 @@ def timeline_text(path: Path) -> bytes:
     """
     try:
         # Zeros behind the end are read as well, however many a sparse file has.
-        packed = io.BytesIO(read_regular(path, MOST_TEXT_BYTES))
-        with gzip.open(packed) as inflated:
-            content = inflated.read(MOST_TEXT_BYTES + 1)
+        stream = io.BytesIO(read_regular(path, MOST_TEXT_BYTES))
+        with gzip.open(stream) as reader:
+            content = reader.read(MOST_TEXT_BYTES + 1)
     except (EOFError, zlib.error) as error:
         raise InputError(f"{path.name} is damaged: {error}.") from error
     if len(content) > MOST_TEXT_BYTES:

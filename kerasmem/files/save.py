@@ -92,8 +92,8 @@ def save_model(
         raise invalid("save_model", "path", str(path), "a file that ends in .keras")
     CODINGS.check("save_model", "coding", coding)
     with replacing(path) as file:
-        made = write_model(model, file, coding, include_optimizer=include_optimizer)
-        check(model, file, made)
+        record = write_model(model, file, coding, include_optimizer=include_optimizer)
+        check(model, file, record)
 
 
 _OPENED: WeakSet[type] = WeakSet()
@@ -220,21 +220,21 @@ def _compare(model: Any, opened: Any, is_same: Callable[[Any, Any], bool]) -> No
     ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
     if len(ours) > len(theirs):
         ours = [pair for pair in ours if not _is_merged(*pair)]
-    by_path = {found.path: found for _, found in theirs}
+    by_path = {other.path: other for _, other in theirs}
     if len(ours) > len(theirs):
-        lost = [weight.path for _, weight in ours if weight.path not in by_path]
+        lost_paths = [weight.path for _, weight in ours if weight.path not in by_path]
         raise OutputError(
             f"the file would be opened without {len(ours) - len(theirs)} of its "
-            f"weights{f', {lost[0]!r} for one' if lost else ''}: its config does not "
-            "tell of layers that were added to it. Next: make them part of its graph "
-            "or of its constructor"
+            f"weights{f', {lost_paths[0]!r} for one' if lost_paths else ''}: its "
+            "config does not tell of layers that were added to it. Next: make them "
+            "part of its graph or of its constructor"
         )
     if len(ours) == len(theirs):
-        pairs = [(one, found) for one, (_, found) in zip(ours, theirs, strict=True)]
+        pairs = [(one, other) for one, (_, other) in zip(ours, theirs, strict=True)]
     else:
         pairs = [(one, by_path[one[1].path]) for one in ours if one[1].path in by_path]
-    for (owner, weight), found in pairs:
-        _compare_weights(owner, weight, found, is_same)
+    for (owner, weight), other in pairs:
+        _compare_weights(owner, weight, other, is_same)
 
 
 def _is_merged(owner: Any, weight: Any) -> bool:
@@ -244,21 +244,21 @@ def _is_merged(owner: Any, weight: Any) -> bool:
 
 def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
     """Return every weight once, also of layers that a model with a graph has beside."""
-    found: dict[int, tuple[Any, Any]] = {}
+    by_id: dict[int, tuple[Any, Any]] = {}
     for layer in sublayers(model):
         for variable in own_variables(layer):
-            found.setdefault(id(variable), (layer, variable))
-    return list(found.values())
+            by_id.setdefault(id(variable), (layer, variable))
+    return list(by_id.values())
 
 
 def _compare_weights(
     owner: Any, weight: Any, opened: Any, is_same: Callable[[Any, Any], bool]
 ) -> None:
-    expected, received = ((tuple(each.shape), each.dtype) for each in (weight, opened))
-    if expected != received:
+    form, opened_form = ((tuple(each.shape), each.dtype) for each in (weight, opened))
+    if form != opened_form:
         raise OutputError(
-            f"the weight {weight.path!r} of shape and type {expected} would be opened "
-            f"as one of {received}"
+            f"the weight {weight.path!r} of shape and type {form} would be opened "
+            f"as one of {opened_form}"
         )
     if is_saved_as_it_is(owner) and not is_same(weight, opened):
         raise OutputError(

@@ -80,18 +80,21 @@ def skeleton(
 
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / path.name
-        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(small, "w") as made:
+        with (
+            zipfile.ZipFile(path) as archive,
+            zipfile.ZipFile(small, "w") as small_archive,
+        ):
             for name in archive.namelist():
                 if name == CONFIG:
                     config = _wrapped(read_json(archive.read(CONFIG)), _NAME)
                     config["config"] = uncompiled(config["config"])
-                    made.writestr(CONFIG, json.dumps(config))
+                    small_archive.writestr(CONFIG, json.dumps(config))
                 elif name != WEIGHTS:
-                    made.writestr(name, archive.read(name))
+                    small_archive.writestr(name, archive.read(name))
             with h5py.File(small.with_suffix(".h5"), "w") as weights:
                 for number, name in enumerate(names):
                     weights[name] = number
-            made.write(small.with_suffix(".h5"), WEIGHTS)
+            small_archive.write(small.with_suffix(".h5"), WEIGHTS)
         yield small, {f"kerasmem>{_NAME}": SimpleNamespace(from_config=model_in)}
 
 
@@ -110,13 +113,13 @@ def streamed_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, {}
             return
         with zipfile.ZipFile(path) as archive:
-            coded = is_coded(read_json(archive.read(CONFIG)))
+            has_codes = is_coded(read_json(archive.read(CONFIG)))
 
         def read(name: str, most_bytes: int) -> np.ndarray:
             dataset = weights[name]
             array = np.asarray(whole_array(dataset, weights, most_bytes))
             array = array.view(type_of(dataset))
-            return uncoded(array, most_bytes) if coded else array
+            return uncoded(array, most_bytes) if has_codes else array
 
         yield scope.enter_context(skeleton(path, [*arrays_in(weights)], read))
 
@@ -137,10 +140,10 @@ def described_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             each.name: _described_array(weights, each) for each in weights_in(weights)
         }
     with (
-        skeleton(path, [*arrays], lambda name, _: arrays[name]) as found,
+        skeleton(path, [*arrays], lambda name, _: arrays[name]) as skeleton_and_objects,
         lazy_variables(current().lazy_values(), described=True),
     ):
-        yield found
+        yield skeleton_and_objects
 
 
 def _described_array(weights: h5py.File, each: Dataset) -> np.ndarray:
@@ -184,10 +187,10 @@ def mapped_weights(
     access = mmap.ACCESS_COPY if at_rest is None else at_rest.access
     arrays = mapped_arrays(path, access)
     with (
-        skeleton(path, [*arrays], lambda name, _: arrays[name]) as found,
+        skeleton(path, [*arrays], lambda name, _: arrays[name]) as skeleton_and_objects,
         lazy_variables(values, at_rest=at_rest),
     ):
-        yield found
+        yield skeleton_and_objects
 
 
 def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.ndarray]:
@@ -203,8 +206,8 @@ def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.nd
         ModelFileError: if the weights cannot be mapped.
     """
     try:
-        found = weights_member(path)
-        if found is None:
+        member_and_start = weights_member(path)
+        if member_and_start is None:
             raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
         if not is_mappable(path):
             raise ModelFileError(
@@ -212,13 +215,13 @@ def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.nd
                 "used where they lie. Write the file anew, as large as its weights: "
                 "km.save_model(km.load_model(path), path, coding='stored')."
             )
-        start, size = found[1], found[0].file_size
+        start, size = member_and_start[1], member_and_start[0].file_size
         with path.open("rb") as file:
             with h5py.File(Window(file, start, size), "r") as weights:
-                stored = weights_in(weights)
+                tensors = weights_in(weights)
                 arrays = {
                     each.name: np.asarray(whole_array(weights[each.name], weights))
-                    for each in stored
+                    for each in tensors
                     if not each.plain
                 }
             whole = mmap.mmap(file.fileno(), 0, access=access)
@@ -228,7 +231,7 @@ def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.nd
         raise ModelFileError(
             f"{str(path)!r} is damaged: where its weights lie cannot be read."
         ) from error
-    for each in stored:
+    for each in tensors:
         if each.plain:
             _check_within(path, each, size)
             arrays[each.name] = _array(whole, start, each)
@@ -291,13 +294,13 @@ def _wrapped(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the config of a file in which another class is in the model's place."""
     config = dict(config)
     # Where Keras looks for it, and leaves it out if asked for no compilation.
-    compiled = config.pop("compile_config", None)
+    compile_config = config.pop("compile_config", None)
     return {
         "module": __name__,
         "class_name": name,
         "config": {"model": config},
         "registered_name": f"kerasmem>{name}",
-        "compile_config": compiled,
+        "compile_config": compile_config,
     }
 
 

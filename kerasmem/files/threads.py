@@ -84,14 +84,14 @@ Made = TypeVar("Made")
 
 def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
     """Yield `function(item)` of each item in turn, a few of them made ahead."""
-    made = deque[Made]()
+    results = deque[Made]()
     with Threads(ahead=_FEW_AHEAD) as threads:
         for item in items:
-            threads.run(function, item, then=made.append)
-            while made:
-                yield made.popleft()
+            threads.run(function, item, then=results.append)
+            while results:
+                yield results.popleft()
         threads.finish()
-        yield from made
+        yield from results
 
 
 def map_pieces(
@@ -110,10 +110,10 @@ def map_pieces(
     flat = array.reshape(-1)
     starts = range(0, flat.size, PIECE)
     if len(starts) == 1:
-        made = iter([function(0, flat)])
+        results = iter([function(0, flat)])
     else:
-        made = in_order(lambda n: function(n, flat[n : n + PIECE]), starts)
-    for start, each in zip(starts, made, strict=True):
+        results = in_order(lambda n: function(n, flat[n : n + PIECE]), starts)
+    for start, each in zip(starts, results, strict=True):
         yield each
         if progress is not None:
             progress.add(flat[start : start + PIECE].nbytes)

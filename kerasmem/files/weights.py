@@ -73,8 +73,11 @@ class WeightsFile:
         self._progress = progress
         self._coding: Coding = coding
         if coding == "stored":
-            aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
-            self._file = h5py.File(path, "w", **aligned)
+            alignment = {
+                "alignment_threshold": 1,
+                "alignment_interval": ALIGNMENT_BYTES,
+            }
+            self._file = h5py.File(path, "w", **alignment)
         else:
             self._file = new_file(path)
         ahead = {"ahead": _CODED_AHEAD} if coding == "entropy" else {}
@@ -113,8 +116,8 @@ class WeightsFile:
             OutputError: if the blocks have fewer or more entries than the array.
         """
         with _errors_of_the_disk():
-            shown = self._progress.of(blocks)
-            self.written[name] = self._write(*self._place(name), form, shown)
+            counted_blocks = self._progress.of(blocks)
+            self.written[name] = self._write(*self._place(name), form, counted_blocks)
 
     def read(self, name: str) -> np.ndarray:
         """Return an array that was put."""
@@ -185,7 +188,7 @@ class WeightsFile:
         if not (shape and has_code(dtype)):
             return write_whole(group, name, form, blocks)
         array = whole_of(name, form, blocks)
-        written = WrittenArray(shape, dtype)
+        record = WrittenArray(shape, dtype)
 
         def write(coded: tuple[bytes, int]) -> None:
             code, crc = coded
@@ -193,10 +196,10 @@ class WeightsFile:
                 group.create_dataset(name, data=np.frombuffer(code, np.uint8))
             else:
                 note_type(group.create_dataset(name, data=array), dtype)
-            written.sums.append(crc)
+            record.sums.append(crc)
 
         self._threads.run(_encoded, array, then=write)
-        return written
+        return record
 
 
 @contextmanager
@@ -250,9 +253,13 @@ def uncoded(array: np.ndarray, most_bytes: int | None = None) -> np.ndarray:
     """
     if not could_be_code(array):
         return array
-    found = decode(array.tobytes(), most_bytes)
+    decoded_array = decode(array.tobytes(), most_bytes)
     # The only one of Keras's types that HDF5 has no name for.
-    return found.view(ml_dtypes.bfloat16) if found.dtype.kind == "V" else found
+    return (
+        decoded_array.view(ml_dtypes.bfloat16)
+        if decoded_array.dtype.kind == "V"
+        else decoded_array
+    )
 
 
 def same_bits(a: Any, b: Any) -> bool:
@@ -292,9 +299,11 @@ def _is_same(dataset: Any, written: WrittenArray, coding: Coding) -> bool:
     if not isinstance(dataset, h5py.Dataset):
         return False
     if coding == "entropy" and could_be_code(dataset):
-        found = decode(dataset[()].tobytes(), max(written.nbytes, 1))
+        decoded_array = decode(dataset[()].tobytes(), max(written.nbytes, 1))
         form = (written.shape, type_in_file(written.dtype))
-        return (found.shape, found.dtype) == form and [checksum(found)] == written.sums
+        return (decoded_array.shape, decoded_array.dtype) == form and [
+            checksum(decoded_array)
+        ] == written.sums
     is_alike = dataset.dtype == type_in_file(written.dtype)
     is_alike = is_alike and dataset.shape == written.shape
     return is_alike and is_as_written(dataset, written)

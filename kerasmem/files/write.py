@@ -94,28 +94,30 @@ def write_model(
     with ExitStack() as scope:
         progress = Progress("writing the file", sum(map(nbytes, model.variables)))
         file = scope.enter_context(WeightsFile(weights, coding, progress))
-        written = WrittenModel(coding, file.written)
+        record = WrittenModel(coding, file.written)
         if not include_optimizer:
             scope.enter_context(new_optimizer(model, slots=slots))
 
         def prepare(store: Any) -> None:
-            fields = {"into": file, "written": written}
+            fields = {"into": file, "written": record}
             store.__class__ = type("HandingOver", (_HandingOver, type(store)), fields)
 
         with _before_saving(model, prepare):
             save_by_keras(model, rest)
         with opened_weights(rest) as other:
             if other is not None:
-                written.words.update(file.put_rest(other))
+                record.words.update(file.put_rest(other))
     with (
-        zipfile.ZipFile(rest) as stored,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made,
+        zipfile.ZipFile(rest) as source_archive,
+        zipfile.ZipFile(
+            path, "w", zipfile.ZIP_DEFLATED, compresslevel=9
+        ) as target_archive,
     ):
-        for member in stored.infolist():
-            _write_member(stored, member, made, weights, coding)
+        for member in source_archive.infolist():
+            _write_member(source_archive, member, target_archive, weights, coding)
     rest.unlink()
     weights.unlink()
-    return written
+    return record
 
 
 def _write_member(
@@ -215,8 +217,8 @@ class _HandingOver(_Store):
     def keys(self) -> list[str]:
         group = _path(self, "")
         ours = (name.rpartition("/") for name in self.into.written)
-        found = [key for where, _, key in ours if f"{where}/" == group]
-        return [*super().keys(), *found]
+        own_keys = [key for where, _, key in ours if f"{where}/" == group]
+        return [*super().keys(), *own_keys]
 
 
 def _path(store: Any, key: str) -> str:
@@ -285,11 +287,11 @@ def save_stored(model: Any, path: Path) -> None:
     def prepare(store: Any) -> None:
         if store.archive is None:  # with so little memory Keras does the same
             return
-        told = dict(store._h5_entry_group.attrs)
+        attributes = dict(store._h5_entry_group.attrs)
         store.h5_file.close()
         store.io_file, store.archive = weights.open("w+b"), None
         store.h5_file = h5py.File(store.io_file, "w")
-        store.make(store._h5_entry_path, told)
+        store.make(store._h5_entry_path, attributes)
 
     with fresh_optimizer(model), _before_saving(model, prepare):
         save_by_keras(model, path)

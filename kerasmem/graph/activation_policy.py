@@ -78,23 +78,23 @@ def check_one_policy(model: Any, function: str) -> None:
     Raises:
         ModelError: if it has: a copy would train as its layers say again.
     """
-    found = policy_of(model)
-    if found is not None and found.function != function:
+    policy = policy_of(model)
+    if policy is not None and policy.function != function:
         raise ModelError(
             "A model keeps less for its backward pass in one way only. Expected: a "
             f"model that trains as its layers say. Received: {model.name!r}, made by "
-            f"`{found.function}`. Next: call `{function}` with the model that was "
-            f"given to `{found.function}`, or go on with what that made."
+            f"`{policy.function}`. Next: call `{function}` with the model that was "
+            f"given to `{policy.function}`, or go on with what that made."
         )
 
 
 def policy_settings(model: Any) -> dict[str, Any] | None:
     """Return what `apply_policy` needs in another process, None without a policy."""
-    found = policy_of(model)
-    if found is None:
+    policy = policy_of(model)
+    if policy is None:
         return None
-    task = f"{found.apply.__module__}:{found.apply.__name__}"
-    return {"task": task, "settings": dict(found.settings)}
+    task = f"{policy.apply.__module__}:{policy.apply.__name__}"
+    return {"task": task, "settings": dict(policy.settings)}
 
 
 def apply_policy(model: Any, settings: Mapping[str, Any] | None) -> None:

@@ -53,19 +53,19 @@ def layer_activations(model: Any, batch_size: int = 1) -> list[LayerActivations]
         model: a built `keras.Model`.
         batch_size: samples in the batch that goes through, from 1.
     """
-    traced = trace(model, batch_size)
-    if traced is None:
+    calls_of_model = trace(model, batch_size)
+    if calls_of_model is None:
         return _holders(model)
     outputs: dict[Any, list[tuple[Any, ...]]] = {}
-    for call in traced.calls:
+    for call in calls_of_model.calls:
         outputs.setdefault(call.operation, []).append(call.outputs)
     for layer in blocks(model):
         outputs.setdefault(layer, [])
-    seen: set[int] = set()
+    counted_ids: set[int] = set()
     records: list[LayerActivations] = []
     for operation, calls in outputs.items():
-        own = [w for w in getattr(operation, "weights", ()) if id(w) not in seen]
-        seen.update(map(id, own))
+        own = [w for w in getattr(operation, "weights", ()) if id(w) not in counted_ids]
+        counted_ids.update(map(id, own))
         records.append(_record(operation, operation.name, own, calls))
     return records
 
@@ -94,8 +94,8 @@ def peak_activation_bytes(
     # The inputs are among the tensors: without their sizes there is nothing to trace.
     if graph is None or any(None in shape[1:] for shape in own or ()):
         return None
-    traced = trace(model, batch_size, shapes)
-    return None if traced is None else peak_of(traced, sizes_of(traced))
+    calls = trace(model, batch_size, shapes)
+    return None if calls is None else peak_of(calls, sizes_of(calls))
 
 
 def sizes_of(traced: Trace) -> dict[int, int | None]:
@@ -113,13 +113,13 @@ def peak_of(traced: Trace, sizes: Mapping[int, int | None]) -> int | None:
     Returns:
         The bytes, or None if one of the sizes is.
     """
-    known = {key: size for key, size in sizes.items() if size is not None}
-    if len(known) < len(sizes):
+    known_sizes = {key: size for key, size in sizes.items() if size is not None}
+    if len(known_sizes) < len(sizes):
         return None
     last_use = {id(t): n for n, call in enumerate(traced.calls) for t in call.inputs}
     last_use |= {id(tensor): len(traced.calls) for tensor in traced.outputs}
     return _peak(
-        [list(map(id, call.outputs)) for call in traced.calls], known, last_use
+        [list(map(id, call.outputs)) for call in traced.calls], known_sizes, last_use
     )
 
 
@@ -137,10 +137,10 @@ def _peak(
 
 def _holders(model: Any) -> list[LayerActivations]:
     """Return a record of each layer in `model` that created weights itself."""
-    held: dict[Any, list[Any]] = {}
+    by_owner: dict[Any, list[Any]] = {}
     for weight in weights(model):
-        held.setdefault(weight.owner, []).append(weight.variable)
-    return [_record(owner, owner.path, own, []) for owner, own in held.items()]
+        by_owner.setdefault(weight.owner, []).append(weight.variable)
+    return [_record(owner, owner.path, own, []) for owner, own in by_owner.items()]
 
 
 def _record(
@@ -160,8 +160,8 @@ def _record(
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:
-    known = list(sizes)
-    return None if None in known else sum(size or 0 for size in known)
+    values = list(sizes)
+    return None if None in values else sum(size or 0 for size in values)
 
 
 def _tensor_bytes(tensor: Any) -> int | None:

@@ -113,21 +113,21 @@ def made_with(
             them.
     """
     with current().replicating(model), without_first_values():
-        made = _built(model, changes)
-        layers = layer_pairs(model, made)
+        new_model = _built(model, changes)
+        layers = layer_pairs(model, new_model)
         pairs = weight_pairs(layers)
-        reached = {id(new) for _, new in pairs}
-        for weight in made.weights:
-            if id(weight) not in reached:
+        matched_ids = {id(new) for _, new in pairs}
+        for weight in new_model.weights:
+            if id(weight) not in matched_ids:
                 raise _other_layers(model.name, "weights of layers", weight.path)
         preprocessor = getattr(model, _PREPROCESSOR, None)
         if preprocessor is not None:
-            made.preprocessor = preprocessor
-        copy_saved_state(model, made)
+            new_model.preprocessor = preprocessor
+        copy_saved_state(model, new_model)
         for weight, value in values(pairs):
             weight.assign(value)
     set_alike([(new, old) for old, new in layers])
-    return made, pairs
+    return new_model, pairs
 
 
 def _built(model: Any, changes: Mapping[Place, Any]) -> Any:
@@ -145,10 +145,12 @@ def _built(model: Any, changes: Mapping[Place, Any]) -> Any:
             warnings.simplefilter("ignore")  # said when the model was made
             return type(model).from_config(config)
     except (TypeError, ValueError, ArithmeticError, NotImplementedError) as error:
-        told = ", ".join(f"{place[-1]}={value!r}" for place, value in changes.items())
+        settings = ", ".join(
+            f"{place[-1]}={value!r}" for place, value in changes.items()
+        )
         raise ModelError(
             f"The class {type(model).__name__!r} builds no model of the config of "
-            f"{model.name!r} with {told}. "
+            f"{model.name!r} with {settings}. "
             f"Received: {' '.join(str(error).split())[:200]}."
         ) from error
 
@@ -159,7 +161,7 @@ def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
     Raises:
         ModelError: if one layer has other weights than the other.
     """
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for old, new in layers:
         # Keras numbers variables without a name: variable, variable_1.
         names = [
@@ -168,8 +170,8 @@ def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
         ]
         if names[0] != names[1]:
             raise _other_layers(old.name, *map(str, names))
-        found += zip(own_variables(old), own_variables(new), strict=True)
-    return found
+        pairs += zip(own_variables(old), own_variables(new), strict=True)
+    return pairs
 
 
 def layer_pairs(old: Any, new: Any) -> list[Pair]:
@@ -209,13 +211,13 @@ def siblings(layer: Any) -> dict[tuple[type, str], list[Any]]:
     Names count without a number at their end, such as `"decoder_block"`, and without
     that of the model around: whether a class gives it depends on who named the model.
     """
-    found: dict[tuple[type, str], list[Any]] = {}
+    by_kind: dict[tuple[type, str], list[Any]] = {}
     for inner in _children(layer):
         stem = re.sub(r"_?\d+$", "", inner.name.removeprefix(f"{layer.name}_"))
-        same = found.setdefault((type(inner), stem), [])
+        same = by_kind.setdefault((type(inner), stem), [])
         if inner.weights and not any(inner is other for other in same):
             same.append(inner)
-    return {kind: layers for kind, layers in found.items() if layers}
+    return {kind: layers for kind, layers in by_kind.items() if layers}
 
 
 def _children(layer: Any) -> list[Any]:
@@ -231,13 +233,13 @@ def _corresponding(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
     if many == few:
         return list(range(many))
     looks = [_looks(layer) for layer in before]
-    found: list[int] = []
+    places: list[int] = []
     for number, layer in enumerate(after):
         middle = (2 * number + 1) * many // (2 * few)
-        left = range(found[-1] + 1 if found else 0, many - few + number + 1)
-        alike = [n for n in left if looks[n] == _looks(layer)] or left
-        found.append(min(alike, key=lambda n, m=middle: (abs(n - m), -n)))
-    return found
+        remaining = range(places[-1] + 1 if places else 0, many - few + number + 1)
+        alike = [n for n in remaining if looks[n] == _looks(layer)] or remaining
+        places.append(min(alike, key=lambda n, m=middle: (abs(n - m), -n)))
+    return places
 
 
 def _looks(layer: Any) -> str:

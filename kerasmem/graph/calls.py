@@ -128,26 +128,26 @@ class Walk(ABC):
             inputs: the values of its inputs.
             around: the call that it is the inside of.
         """
-        known = self._settled(graph.inputs, inputs)
+        values = self._settled(graph.inputs, inputs)
         counts: Counter[str] = Counter()
         nodes = () if around is None else around.nodes
         prefix = f"{around.name}/" if around is not None and around.name else ""
-        trained = around is not None and around.is_trained
+        training = around is not None and around.is_trained
         for node in nodes_in_order(graph):
             name = f"{prefix}{node.operation.name}"
             number, counts[name] = counts[name], counts[name] + 1
             tensors = node.arguments.keras_tensors
             call = Call(
                 node.operation,
-                tuple(known[id(x)] for x in tensors),
+                tuple(values[id(x)] for x in tensors),
                 nodes=(*nodes, node),
                 name=f"{name}:{number}" if number else name,
-                is_trained=trained or is_trained(node),
+                is_trained=training or is_trained(node),
                 owner=None if around is None else around.owner,
-                values={id(x): known[id(x)] for x in tensors},
+                values={id(x): values[id(x)] for x in tensors},
             )
-            known |= self._settled(node.outputs, self._called(call))
-        return [known[id(y)] for y in graph.outputs]
+            values |= self._settled(node.outputs, self._called(call))
+        return [values[id(y)] for y in graph.outputs]
 
     def _settled(self, tensors: Sequence[Any], values: Sequence[Any]) -> dict[int, Any]:
         values = self.settle(tensors, values)
@@ -158,10 +158,10 @@ class Walk(ABC):
         if inner is None:
             return self.visit(call)
         # Beside the inputs there may be a mask.
-        given = keras.tree.flatten(first_argument(*call.bound()))
+        values = keras.tree.flatten(first_argument(*call.bound()))
         arguments = call.nodes[-1].arguments
         outer = keras.tree.flatten(first_argument(arguments.args, arguments.kwargs))
-        pairs = zip(outer, inner.inputs, given, strict=True)
+        pairs = zip(outer, inner.inputs, values, strict=True)
         return self.run(inner, [self.entering(call, *pair) for pair in pairs], call)
 
     def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
@@ -289,8 +289,8 @@ def trace_call(
     if graph is None:
         outputs = tracing.opened(call, args, kwargs)
     else:
-        given = keras.tree.flatten(first_argument(args, kwargs))
-        outputs = tracing.run(graph, given, call)
+        tensors = keras.tree.flatten(first_argument(args, kwargs))
+        outputs = tracing.run(graph, tensors, call)
     return Trace(tuple(tracing.calls), tuple(outputs))
 
 
@@ -310,29 +310,35 @@ class _Tracing(Walk):
         if not isinstance(layer, keras.layers.Layer) or not self._opens(layer):
             return self._whole(call, args, kwargs)
         inside = replace(call, owner=layer)
-        known = opened(layer)
-        if known is not None:
-            return self.run(known.graph, known.inputs(layer, args, kwargs), inside)
+        opened_layer = opened(layer)
+        if opened_layer is not None:
+            return self.run(
+                opened_layer.graph, opened_layer.inputs(layer, args, kwargs), inside
+            )
         with graph_inside(layer, args, kwargs) as within:
             if within is None:
                 return self._whole(call, args, kwargs)
-            given = keras.tree.flatten((args, kwargs))
-            tensors = [x for x in given if isinstance(x, keras.KerasTensor)]
+            leaves = keras.tree.flatten((args, kwargs))
+            tensors = [x for x in leaves if isinstance(x, keras.KerasTensor)]
             return self.run(within.graph, [*tensors, *within.weights], inside)
 
     def _whole(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Sequence[Any]:
-        given = _named(call.operation, args, kwargs)
-        tensors = [(name, x) for name, x in given if isinstance(x, keras.KerasTensor)]
-        variables = [(name, x) for name, x in given if isinstance(x, keras.Variable)]
-        made = replace(
+        named_values = _named(call.operation, args, kwargs)
+        tensors = [
+            (name, x) for name, x in named_values if isinstance(x, keras.KerasTensor)
+        ]
+        variables = [
+            (name, x) for name, x in named_values if isinstance(x, keras.Variable)
+        ]
+        whole_call = replace(
             call,
             inputs=tuple(x for _, x in tensors),
             outputs=_output_specs(call.operation, args, kwargs),
             variables=tuple(x for _, x in variables),
             names=tuple(name for name, _ in (*tensors, *variables)),
         )
-        self.calls.append(made)
-        return made.outputs
+        self.calls.append(whole_call)
+        return whole_call.outputs
 
 
 def _named(
@@ -348,8 +354,8 @@ def _named(
     by_name = sorted(kwargs.items(), key=lambda pair: [*names, pair[0]].index(pair[0]))
     return [
         (name, x)
-        for name, given in (*by_place, *by_name)
-        for x in keras.tree.flatten(given)
+        for name, value in (*by_place, *by_name)
+        for x in keras.tree.flatten(value)
     ]
 
 
@@ -376,10 +382,10 @@ def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
 
 def _of_size(reshaped: Any, x: Any) -> Any:
     """Return a reshaped tensor with the one length that Keras did not follow."""
-    known = math.prod(size for size in reshaped.shape if size is not None)
-    if None in x.shape or not known:
+    known_size = math.prod(size for size in reshaped.shape if size is not None)
+    if None in x.shape or not known_size:
         return reshaped
-    length = math.prod(x.shape) // known
+    length = math.prod(x.shape) // known_size
     shape = [length if size is None else size for size in reshaped.shape]
     return keras.KerasTensor(shape, reshaped.dtype)
 

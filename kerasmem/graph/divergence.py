@@ -30,8 +30,8 @@ def kl_divergence(exact: Any, other: Any) -> Any:
     ops = keras.ops
     share = ops.exp(exact)
     # A token that is ruled out has a logarithm of minus infinity.
-    lost = ops.where(share > 0, share * (exact - other), ops.zeros_like(share))
-    return ops.sum(lost, axis=-1)
+    terms = ops.where(share > 0, share * (exact - other), ops.zeros_like(share))
+    return ops.sum(terms, axis=-1)
 
 
 def divergence(exact: Any, other: Any, kind: Output, variance: float) -> Any:

@@ -60,21 +60,21 @@ class Calls:
         """
         uses = Counter(number for call in self.calls for number in call.inputs)
         uses.update(self.outputs)
-        known = dict(zip(self.inputs, inputs, strict=True))
-        for number, value in known.items():
+        values = dict(zip(self.inputs, inputs, strict=True))
+        for number, value in values.items():
             see(self.names[number], value)
         for call in self.calls:
-            args, kwargs = call.arguments(known)
+            args, kwargs = call.arguments(values)
             outputs = keras.tree.flatten(call.operation(*args, **in_inference(kwargs)))
             for number, output in zip(call.outputs, outputs, strict=True):
                 see(self.names[number], output)
                 if uses[number]:
-                    known[number] = output
+                    values[number] = output
             for number in call.inputs:
                 uses[number] -= 1
                 if not uses[number]:
-                    known.pop(number, None)
-        return [known[number] for number in self.outputs]
+                    values.pop(number, None)
+        return [values[number] for number in self.outputs]
 
 
 def flatten(
@@ -114,17 +114,17 @@ class _Numbering(Walk):
             return self._parts(call, parts)
         outputs = tuple(call.nodes[-1].outputs)
         names = replace(call, outputs=outputs).output_names
-        made = replace(call, outputs=tuple(map(self.number, outputs, names)))
-        self.calls.append(made)
-        return made.outputs
+        numbered_call = replace(call, outputs=tuple(map(self.number, outputs, names)))
+        self.calls.append(numbered_call)
+        return numbered_call.outputs
 
     def _parts(self, call: Call, parts: Sequence[Part]) -> Sequence[int]:
         results = list(call.inputs)
         for suffix, layer, places in parts:
             inputs = tuple(results[place] for place in places)
             tensors = [self.tensors[number][0] for number in inputs]
-            made = layer.compute_output_spec(one_or_all(tensors))
-            results.append(self.number(made, call.name + suffix))
+            spec = layer.compute_output_spec(one_or_all(tensors))
+            results.append(self.number(spec, call.name + suffix))
             part = Call(
                 layer,
                 inputs,

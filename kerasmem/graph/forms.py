@@ -34,12 +34,12 @@ def become(layer: Any, form: type, block: type, name: str) -> None:
 
 @functools.cache
 def _combined(form: type, cls: type, block: type, name: str) -> type:
-    combined = type(name, (form, cls), {"__module__": block.__module__})
-    package, registered = keras.saving.get_registered_name(block).split(">")
-    register = keras.saving.register_keras_serializable(package, registered)
-    register(combined)
+    combined_class = type(name, (form, cls), {"__module__": block.__module__})
+    package, registered_name = keras.saving.get_registered_name(block).split(">")
+    register = keras.saving.register_keras_serializable(package, registered_name)
+    register(combined_class)
     register(block)  # which the name has to lead to
-    return combined
+    return combined_class
 
 
 def layer_before(config: dict[str, Any]) -> Any:

@@ -126,16 +126,16 @@ def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
 def restore_lora(model: Any, copy: Any) -> None:
     """Separate LoRA from the weights again in a copy that Keras loaded merged."""
     layers, copies = (without_inputs(sublayers(one)) for one in (model, copy))
-    merged = [
+    pairs = [
         (old, new)
         for old, new in zip(layers, copies, strict=False)
         if type(old) is type(new)
         and getattr(old, "lora_enabled", False)
         and not new.lora_enabled
     ]
-    if merged:
-        _enable_lora(*zip(*merged, strict=True))
-    for old, new in merged:
+    if pairs:
+        _enable_lora(*zip(*pairs, strict=True))
+    for old, new in pairs:
         for before, after in zip(own_variables(old), own_variables(new), strict=True):
             after.assign(to_numpy(before))
 
@@ -165,9 +165,10 @@ def copy_saved_state(old: Any, new: Any) -> None:
         new: a layer or model with the same layers; both may share some.
     """
     layers = sublayers(old), sublayers(new)
-    shared = set(layers[0]).intersection(layers[1])
+    common_layers = set(layers[0]).intersection(layers[1])
     stateful = [
-        [x for x in each if _saves_more(type(x)) and x not in shared] for each in layers
+        [x for x in each if _saves_more(type(x)) and x not in common_layers]
+        for each in layers
     ]
     for before, after in zip(*stateful, strict=False):
         shapes = [[v.shape for v in own_variables(x)] for x in (before, after)]
@@ -211,13 +212,13 @@ def load_saved_state(
 
 def lambdas_in(live: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `compile` that hold a lambda, all else in them None."""
-    found = {}
+    arguments = {}
     for key in ("loss", "metrics", "weighted_metrics"):
         if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
-            found[key] = keras.tree.map_structure(
+            arguments[key] = keras.tree.map_structure(
                 lambda value: value if _is_lambda(value) else None, live[key]
             )
-    return found
+    return arguments
 
 
 def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:

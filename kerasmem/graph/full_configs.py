@@ -51,7 +51,7 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
     Args:
         layers: The layers of a model, each once. Restored at the end of the scope.
     """
-    completed = []
+    changed_layers = []
     try:
         for layer in layers:
             arguments = _arguments_of(layer) if _is_silent(layer) else None
@@ -63,10 +63,10 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
             is_default = arguments is None and _has_default(type(layer))
             get_config._is_default = is_default  # type: ignore[attr-defined]
             object.__setattr__(layer, "get_config", get_config)
-            completed.append(layer)
+            changed_layers.append(layer)
         yield
     finally:
-        for layer in completed:
+        for layer in changed_layers:
             object.__delattr__(layer, "get_config")
 
 
@@ -103,20 +103,20 @@ def _completed(layer: Any, arguments: dict[str, Any] | None) -> dict[str, Any]:
     cls = type(layer)
     if names := _omitted(cls):
         return cls.get_config(layer) | {name: getattr(layer, name) for name in names}
-    recorded = dict(getattr(layer._auto_config, "config", {}))
+    arguments_of_init = dict(getattr(layer._auto_config, "config", {}))
     try:
         config = cls.get_config(layer)
     except Exception:
-        if not recorded:
+        if not arguments_of_init:
             raise
         config = keras.layers.Layer.get_config(layer)
     parameters = inspect.signature(cls.__init__).parameters
-    changed = {
+    non_defaults = {
         name: value
-        for name, value in recorded.items()
+        for name, value in arguments_of_init.items()
         if name in parameters and value != parameters[name].default
     }
-    config = (changed if arguments is None else arguments) | config
+    config = (non_defaults if arguments is None else arguments) | config
     if "input_layers" in config or any(
         one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
     ):
@@ -128,12 +128,14 @@ def _completed(layer: Any, arguments: dict[str, Any] | None) -> dict[str, Any]:
 
 def _arguments_of(layer: Any) -> dict[str, Any] | None:
     """Return what a layer was made with, None if one argument cannot be told."""
-    kept = kept_arguments(layer)
-    if kept is None:
+    values = kept_arguments(layer)
+    if values is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of lambdas, which stay in this process
-        return {name: keras.saving.serialize_keras_object(kept[name]) for name in kept}
+        return {
+            name: keras.saving.serialize_keras_object(values[name]) for name in values
+        }
 
 
 def kept_arguments(layer: Any, kinds: tuple[type, ...] = ()) -> dict[str, Any] | None:
@@ -146,13 +148,16 @@ def kept_arguments(layer: Any, kinds: tuple[type, ...] = ()) -> dict[str, Any] |
     Returns:
         None if one is missing, or of another kind.
     """
-    kept = vars(layer) | vars(layer).get("_modules", {})  # where torch keeps layers
+    attributes = vars(layer) | vars(layer).get(
+        "_modules", {}
+    )  # where torch keeps layers
     names = _parameters(type(layer))
     is_known = (
-        name in kept and (isinstance(kept[name], kinds) or _is_plain(kept[name]))
+        name in attributes
+        and (isinstance(attributes[name], kinds) or _is_plain(attributes[name]))
         for name in names
     )
-    return {name: kept[name] for name in names} if all(is_known) else None
+    return {name: attributes[name] for name in names} if all(is_known) else None
 
 
 @cache

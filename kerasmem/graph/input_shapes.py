@@ -54,10 +54,10 @@ def with_lengths(
     Raises:
         ConfigError: if `input_shape` does not fit the inputs.
     """
-    requested = _requested_shapes(input_shape, list(own))
+    shapes = _requested_shapes(input_shape, list(own))
     if not binding:
-        return {**own, **requested}
-    return {name: _merged(shape, requested.get(name)) for name, shape in own.items()}
+        return {**own, **shapes}
+    return {name: _merged(shape, shapes.get(name)) for name, shape in own.items()}
 
 
 def open_lengths(shapes: Mapping[str, Shape | None]) -> str:
@@ -117,8 +117,8 @@ def _merged(own: Shape | None, requested: Shape | None) -> Shape | None:
     if own is None or requested is None:
         return own if requested is None else requested
     fits = len(own) == len(requested) and all(
-        known is None or known == size
-        for known, size in zip(own, requested, strict=True)
+        length is None or length == size
+        for length, size in zip(own, requested, strict=True)
     )
     if not fits:
         raise ConfigError(

@@ -82,8 +82,8 @@ class Opened:
 
     def inputs(self, layer: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Return the graph's inputs, of a call of the layer with other arguments."""
-        given = _parameters(layer).bind(*args, **kwargs).arguments
-        leaves = keras.tree.flatten({name: given.get(name) for name in self.names})
+        arguments = _parameters(layer).bind(*args, **kwargs).arguments
+        leaves = keras.tree.flatten({name: arguments.get(name) for name in self.names})
         return [leaves[place] for place in self.places]
 
 
@@ -92,9 +92,13 @@ _OPENED: WeakKeyDictionary[Any, Opened] = WeakKeyDictionary()
 
 def opened(layer: Any) -> Opened | None:
     """Return what `open_for_good` made of a layer, None where it was not opened."""
-    known = _OPENED.get(layer)
+    opened_layer = _OPENED.get(layer)
     # It may have other weights by now, such as those of LoRA.
-    return known if known is None or known.weights == _weights(layer) else None
+    return (
+        opened_layer
+        if opened_layer is None or opened_layer.weights == _weights(layer)
+        else None
+    )
 
 
 def _weights(layer: Any) -> tuple[int, ...]:
@@ -112,30 +116,34 @@ def open_for_good(node: Any) -> keras.Function | None:
         node: the only call of a layer that is built.
     """
     layer = node.operation
-    known = opened(layer)
-    if known is None:
+    opened_layer = opened(layer)
+    if opened_layer is None:
         parameters = _parameters(layer)
         arguments = node.arguments
-        given = parameters.bind(*arguments.args, **arguments.kwargs).arguments
+        arguments_by_name = parameters.bind(
+            *arguments.args, **arguments.kwargs
+        ).arguments
         if "training" in parameters.parameters:
-            given.setdefault("training", True)
-        if not _is_told_all(parameters, given):
+            arguments_by_name.setdefault("training", True)
+        if not _is_told_all(parameters, arguments_by_name):
             return None
         with calls_forgotten(layer):
-            graph = _symbolic(layer, (), given, pure=True)
+            graph = _symbolic(layer, (), arguments_by_name, pure=True)
             if graph is None or not (_computes_alike(layer, graph) and _runs(graph)):
                 return None
-        leaves = enumerate(keras.tree.flatten(given))
+        leaves = enumerate(keras.tree.flatten(arguments_by_name))
         places = [n for n, x in leaves if isinstance(x, keras.KerasTensor)]
-        known = Opened(graph, tuple(given), tuple(places), _weights(layer))
-        _OPENED[layer] = known
-    return known.graph
+        opened_layer = Opened(
+            graph, tuple(arguments_by_name), tuple(places), _weights(layer)
+        )
+        _OPENED[layer] = opened_layer
+    return opened_layer.graph
 
 
 def _parameters(layer: Any) -> inspect.Signature:
     # Of the class: the method of this layer may be wrapped.
-    found = [*inspect.signature(type(layer).call).parameters.values()]
-    return inspect.Signature(found[1:])
+    parameters = [*inspect.signature(type(layer).call).parameters.values()]
+    return inspect.Signature(parameters[1:])
 
 
 def _is_told_all(parameters: inspect.Signature, arguments: Mapping[str, Any]) -> bool:
@@ -157,11 +165,11 @@ def _computes_alike(layer: Any, graph: keras.Function) -> bool:
     casts = layer.compute_dtype != layer.variable_dtype
     for nodes in graph._nodes_by_depth.values():
         for node in nodes:
-            given = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-            if casts and any(isinstance(x, keras.Variable) for x in given):
+            values = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+            if casts and any(isinstance(x, keras.Variable) for x in values):
                 return False
             if type(node.operation).__name__ == "Add":
-                shape = tuple(getattr(given[1], "shape", ()))
+                shape = tuple(getattr(values[1], "shape", ()))
                 if any(size != 1 for size in shape[:-1]) and 1 in shape[-1:]:
                     return False
     return True
@@ -208,10 +216,10 @@ def call_on_symbols(
         pure: raise a ValueError if it adds a loss, assigns, draws random numbers, or
             computes with a weight alone: that would be a constant among the symbols.
     """
-    with ExitStack() as restored:
+    with ExitStack() as scopes:
         # A layer may keep symbols, such as its last logits, in attributes.
         for one in sublayers(layer):
-            restored.enter_context(as_it_was(one))
+            scopes.enter_context(as_it_was(one))
             set_class(one, _on_symbols(type(one)))
         # Not `setattr`: a layer that is built takes no other weight.
         vars(layer).update(weights)
@@ -320,7 +328,7 @@ def _symbolic(
     renewed_flat = [renewed(x) for x in keras.tree.flatten((args, kwargs))]
     new_args, new_kwargs = keras.tree.pack_sequence_as((args, kwargs), renewed_flat)
     try:
-        made = call_on_symbols(layer, new_args, new_kwargs, weights, pure=pure)
-        return keras.Function([*inputs, *weights.values()], made)
+        outputs = call_on_symbols(layer, new_args, new_kwargs, weights, pure=pure)
+        return keras.Function([*inputs, *weights.values()], outputs)
     except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
         return None

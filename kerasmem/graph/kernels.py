@@ -86,8 +86,8 @@ def einsum_parts(equation: str) -> tuple[str, str, str]:
         ('...d', 'dh', '...h')
     """
     inputs, output = equation.replace(" ", "").split("->")
-    given, kernel = inputs.split(",")
-    return given, kernel, output
+    input_letters, kernel = inputs.split(",")
+    return input_letters, kernel, output
 
 
 def with_bias_and_activation(layer: Any, outputs: Any) -> Any:
@@ -140,12 +140,14 @@ def _read(block: Any) -> None:
     """Read the layers within a block."""
     layers = [one for one in sublayers(block) if _attributes(one)]
     while unread := [one for one in layers if one not in _AXES]:
-        found: dict[int, tuple[Any, list[_Arguments]]] = {}
+        calls_by_owner: dict[int, tuple[Any, list[_Arguments]]] = {}
         for owner, arguments in _calls(block, set(map(id, unread))):
-            found.setdefault(id(owner), (owner, []))[1].append(arguments)
+            calls_by_owner.setdefault(id(owner), (owner, []))[1].append(arguments)
         # A layer within one of these is read in the next round.
-        _AXES.update((owner, _axes(owner, calls)) for owner, calls in found.values())
-        if not found:
+        _AXES.update(
+            (owner, _axes(owner, calls)) for owner, calls in calls_by_owner.values()
+        )
+        if not calls_by_owner:
             _AXES.update((one, {}) for one in unread)
 
 
@@ -168,8 +170,8 @@ def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
         return
     for call in calls:
         if id(call.operation) in wanted:
-            given = iter(call.inputs)
-            yield call.operation, _renewed(call.nodes[-1], lambda _: next(given))  # noqa: B023
+            tensors = iter(call.inputs)
+            yield call.operation, _renewed(call.nodes[-1], lambda _: next(tensors))  # noqa: B023
 
 
 def _arguments(block: Any) -> _Arguments | None:
@@ -209,13 +211,15 @@ def _with_lengths(x: Any) -> Any:
 
 def _axes(owner: Any, calls: list[_Arguments]) -> dict[str, tuple[int, ...]]:
     """Return the summed axes of a layer's weights by attribute, where all agree."""
-    found: dict[str, set[tuple[int, ...]]] = {
+    axes_by_name: dict[str, set[tuple[int, ...]]] = {
         name: set() for name in _attributes(owner)
     }
     for args, kwargs in calls:
         for name, axes in _axes_in_call(owner, args, kwargs).items():
-            found[name] |= axes
-    return {name: next(iter(each)) for name, each in found.items() if len(each) == 1}
+            axes_by_name[name] |= axes
+    return {
+        name: next(iter(each)) for name, each in axes_by_name.items() if len(each) == 1
+    }
 
 
 def _axes_in_call(
@@ -255,24 +259,24 @@ def summed_in(outputs: Any, tensor: Any) -> set[tuple[int, ...]]:
         Axes, ascending, of each product that sums over some of them but not all.
     """
     origins: dict[int, _Origin] = {id(tensor): tuple(range(len(tensor.shape)))}
-    found: set[tuple[int, ...]] = set()
+    sums: set[tuple[int, ...]] = set()
     for node in _nodes(outputs):
-        given = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-        for place, x in enumerate(given):
+        values = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        for place, x in enumerate(values):
             origin = origins.get(id(x))
             if origin is None:
                 continue
-            summed = {origin[axis] for axis in _summed(node, place, given)} - {None}
-            if summed and set(origin) - summed - {None}:
-                found.add(tuple(sorted(axis for axis in summed if axis is not None)))
+            sum_axes = {origin[axis] for axis in _summed(node, place, values)} - {None}
+            if sum_axes and set(origin) - sum_axes - {None}:
+                sums.add(tuple(sorted(axis for axis in sum_axes if axis is not None)))
             if kind(node.operation) in _MOVES:
                 origins.update(_moved(node, x, origin))
-    return found
+    return sums
 
 
 def _nodes(outputs: Any) -> list[Any]:
     """Return the calls that made some tensors, each after those that it needs."""
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     waiting = [(x, False) for x in keras.tree.flatten(outputs)]
     while waiting:
         x, is_ready = waiting.pop()
@@ -280,11 +284,11 @@ def _nodes(outputs: Any) -> list[Any]:
         if node is None:
             continue
         if is_ready:
-            found.setdefault(id(node), node)
-        elif id(node) not in found:
+            by_id.setdefault(id(node), node)
+        elif id(node) not in by_id:
             waiting.append((x, True))
             waiting += [(y, False) for y in node.input_tensors]
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _summed(node: Any, place: int, arguments: list[Any]) -> list[int]:
@@ -318,10 +322,12 @@ def _moved(node: Any, x: Any, origin: _Origin) -> dict[int, _Origin]:
         longer = (*x.shape[:axis], 2 * size, *x.shape[axis + 1 :])
         other = keras.KerasTensor(longer, x.dtype)
         args, kwargs = node.arguments.convert(lambda y: other if y is x else y)  # noqa: B023
-        made = keras.tree.flatten(node.operation.compute_output_spec(*args, **kwargs))
+        new_specs = keras.tree.flatten(
+            node.operation.compute_output_spec(*args, **kwargs)
+        )
         # Of what is unstacked there are more then.
-        for y, new, found in zip(node.outputs, made, axes, strict=False):
+        for y, new, origin_axes in zip(node.outputs, new_specs, axes, strict=False):
             for place, length in enumerate(new.shape):
                 if length != y.shape[place]:
-                    found[place] = origin[axis]
+                    origin_axes[place] = origin[axis]
     return {id(y): tuple(each) for y, each in zip(node.outputs, axes, strict=True)}

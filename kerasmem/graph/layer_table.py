@@ -199,8 +199,8 @@ AssociativeScan Cond Conv ConvTranspose Correlate DepthwiseConv Dot DotProductAt
 def _rows(package: str, table: str, residuals: str = "kernel") -> Iterator[LayerEntry]:
     """Yield the entries of a table; `Conv[123]D` are three classes."""
     for row in table.replace("\n    ", " ").strip().splitlines():
-        left, _, reason = row.partition(" # ")
-        names, _, words = left.partition(": ")
+        definition, _, reason = row.partition(" # ")
+        names, _, words = definition.partition(": ")
         family, *rest = words.split()
         columns: dict[str, Any] = {"channels": None if family == "-" else family}
         columns |= {"reason": reason or None, "residuals": residuals}
@@ -251,20 +251,20 @@ def entry_of(operation: Any, *, subclasses: bool = False) -> LayerEntry:
             subclass inherits, such as how the kernel lies.
     """
     bases = type(operation).__mro__ if subclasses else (type(operation),)
-    found = next(filter(None, map(_entry, bases)), None)
-    if found is None:
+    entry = next(filter(None, map(_entry, bases)), None)
+    if entry is None:
         is_layer = isinstance(operation, keras.layers.Layer)
         # A layer may do anything; an operation without a row is cheap to run again.
-        found = LayerEntry(
+        entry = LayerEntry(
             name=kind(operation) or "", residuals="kernel" if is_layer else "cheap"
         )
-    return found
+    return entry
 
 
 def class_name(operation: Any) -> str:
     """Return the class name of an operation, of a registered one that of its entry."""
-    found = _REGISTERED.get(type(operation))
-    return type(operation).__name__ if found is None else found.class_name
+    entry = _REGISTERED.get(type(operation))
+    return type(operation).__name__ if entry is None else entry.class_name
 
 
 def register_layer(cls: type, like: type | None = None, **columns: Any) -> LayerEntry:
@@ -294,11 +294,11 @@ def register_layer(cls: type, like: type | None = None, **columns: Any) -> Layer
         >>> register_layer(Halved, channels="elementwise", residuals="linear").moves
         False
     """
-    known = [field.name for field in fields(LayerEntry) if field.name != "name"]
-    if not issubclass(cls, keras.layers.Layer) or not set(columns) <= set(known):
+    column_names = [field.name for field in fields(LayerEntry) if field.name != "name"]
+    if not issubclass(cls, keras.layers.Layer) or not set(columns) <= set(column_names):
         raise ConfigError(
             "A class of layers is registered with columns of the layer table. "
-            f"Expected: some of {', '.join(known)}. Received: "
+            f"Expected: some of {', '.join(column_names)}. Received: "
             f"cls={as_received(cls)}, columns {', '.join(columns)}."
         )
     base = LayerEntry(name=f"{cls.__module__}.{cls.__name__}") if like is None else None
@@ -317,9 +317,9 @@ def _entry(cls: Any) -> LayerEntry | None:
 
 
 def _name_of(cls: type) -> str | None:
-    registered = _REGISTERED.get(cls)
-    if registered is not None:
-        return registered.name
+    entry = _REGISTERED.get(cls)
+    if entry is not None:
+        return entry.name
     # By name: Keras exports neither the classes of its operations nor the layers that
     # some of its applications bring along.
     home, _, rest = cls.__module__.partition("keras.src.")
@@ -330,5 +330,5 @@ def _name_of(cls: type) -> str | None:
 
 def class_names(estimate: str) -> tuple[str, ...]:
     """Return the class names of the entries that one rule estimates the memory of."""
-    found = (e.class_name for e in LAYERS.values() if e.estimate == estimate)
-    return tuple(dict.fromkeys(found))
+    names = (e.class_name for e in LAYERS.values() if e.estimate == estimate)
+    return tuple(dict.fromkeys(names))

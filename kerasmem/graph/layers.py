@@ -120,12 +120,12 @@ def _blocks_and_models(
     """Return every block with the names of the models within `model` around it."""
     if not lists_layers(model):
         return [(model, around)]
-    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
+    by_id: dict[int, tuple[Any, tuple[str, ...]]] = {}
     for layer in model.layers:
         within = (*around, layer.name) if lists_layers(layer) else around
         for block, models in _blocks_and_models(layer, within):
-            found.setdefault(id(block), (block, models))
-    return list(found.values())
+            by_id.setdefault(id(block), (block, models))
+    return list(by_id.values())
 
 
 _ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator")
@@ -140,10 +140,10 @@ def sublayers(layer: Any) -> list[Any]:
     """
     # Keras offers no public walk: `Model.layers` stops at the first level, and a plain
     # layer has no such attribute.
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for inner in layer._flatten_layers(include_self=True, recursive=True):
-        found.setdefault(id(inner), inner)
-    return [x for x in found.values() if x is layer or not _is_packer(type(x))]
+        by_id.setdefault(id(inner), inner)
+    return [x for x in by_id.values() if x is layer or not _is_packer(type(x))]
 
 
 def _is_packer(cls: type) -> bool:
@@ -188,12 +188,12 @@ def own_variables(layer: Any) -> list[Any]:
 
 def weights(model: Any) -> Iterator[Weight]:
     """Yield every weight of `model` once, with the place it is kept in."""
-    seen: set[int] = set()
+    variable_ids: set[int] = set()
     for block, models in _blocks_and_models(model):
         for owner in sublayers(block):
             for variable in own_variables(owner):
-                if id(variable) not in seen:
-                    seen.add(id(variable))
+                if id(variable) not in variable_ids:
+                    variable_ids.add(id(variable))
                     attribute = _attribute(owner, variable)
                     yield Weight(block, owner, attribute, variable, models)
 
@@ -220,12 +220,12 @@ def _path_within(place: tuple[str, ...], path: str) -> str:
     own = [block] if block in parts else []
     if f"/{'/'.join([*models, *own])}/" in f"/{path}":
         return path
-    told = next(
+    count = next(
         n
         for n in range(len(models), -1, -1)
         if [*models[len(models) - n :], *own] == parts[: n + len(own)] or not n
     )
-    return "/".join([*models[: len(models) - told], path])
+    return "/".join([*models[: len(models) - count], path])
 
 
 def first_argument(args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -263,8 +263,11 @@ def operations(model: Any) -> list[Any]:
     graph = listed_graph(model)
     if graph is None:
         return []
-    called = [node.operation for node in nodes_in_order(graph)]
-    return [*called, *(inner for one in called for inner in operations(one))]
+    own_operations = [node.operation for node in nodes_in_order(graph)]
+    return [
+        *own_operations,
+        *(inner for one in own_operations for inner in operations(one)),
+    ]
 
 
 def readers(model: Any) -> dict[int, str]:

@@ -30,8 +30,8 @@ def has_low_rank_product(layer: Any) -> bool:
     """
     if not isinstance(layer, keras.layers.EinsumDense):
         return isinstance(layer, keras.layers.Dense)
-    given, kernel, output = einsum_parts(layer.equation)
-    return kernel[-1] in output and kernel[-1] not in given
+    input_letters, kernel, output = einsum_parts(layer.equation)
+    return kernel[-1] in output and kernel[-1] not in input_letters
 
 
 def low_rank_product(layer: Any, inputs: Any) -> Any:
@@ -46,11 +46,11 @@ def low_rank_product(layer: Any, inputs: Any) -> Any:
     factor = layer.lora_alpha / layer.lora_rank
     if not isinstance(layer, keras.layers.EinsumDense):
         return ops.matmul(ops.matmul(inputs, down) * factor, up)
-    given, kernel, output = einsum_parts(layer.equation)
+    input_letters, kernel, output = einsum_parts(layer.equation)
     rank = next(c for c in ascii_letters if c not in layer.equation)
     *others, last = kernel
     narrow = output.replace(last, rank)
-    x = ops.einsum(f"{given},{''.join(others)}{rank}->{narrow}", inputs, down)
+    x = ops.einsum(f"{input_letters},{''.join(others)}{rank}->{narrow}", inputs, down)
     return ops.einsum(f"{narrow},{rank}{last}->{output}", x * factor, up)
 
 
@@ -68,9 +68,9 @@ def lora_inside(block: Any) -> dict[str, Any]:
     layers = without_inputs(sublayers(block))
     inner = {str(n): layer for n, layer in enumerate(layers) if n}
     frozen = [n for n, layer in inner.items() if not layer.trainable]
-    held = {"frozen": frozen} if block.trainable and frozen else {}
+    settings = {"frozen": frozen} if block.trainable and frozen else {}
     ranks = {n: lora_of(each) for n, each in inner.items() if _takes_lora(each)}
-    return {**held, "lora": ranks}
+    return {**settings, "lora": ranks}
 
 
 def note_lora_inside(block: Any, config: dict[str, Any]) -> None:

@@ -142,7 +142,7 @@ def form_in_graph(tensor: Any) -> Form:
     node = node_of(tensor)
     operation, inputs = node.operation, node.input_tensors
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
-        index = next(i for i, made in enumerate(node.outputs) if made is tensor)
+        index = next(i for i, output in enumerate(node.outputs) if output is tensor)
         return form_in_graph(operation.outputs[index])
     if isinstance(operation, keras.layers.TimeDistributed):
         operation = operation.layer
@@ -184,11 +184,11 @@ def compares_entries(loss: Any) -> bool:
     if loss is None:
         return False
     try:
-        known = keras.losses.get(loss)
+        loss_of_keras = keras.losses.get(loss)
     except (ValueError, TypeError, KeyError):
         return False  # in a form that only `fit` knows
-    of_keras = (getattr(known, "__module__", None) or "").startswith("keras.")
-    return of_keras and _key(known) in _ENTRYWISE
+    of_keras = (getattr(loss_of_keras, "__module__", None) or "").startswith("keras.")
+    return of_keras and _key(loss_of_keras) in _ENTRYWISE
 
 
 def takes_loss(model: Any) -> bool:
@@ -275,13 +275,13 @@ def _classes() -> dict[str, Any]:
         for name, each in public
         if inspect.isclass(each) and each is not keras.losses.Loss
     }
-    found = {each.__name__: each for each in by_name.values()}
+    classes = {each.__name__: each for each in by_name.values()}
     for name in [name for name, each in public if inspect.isfunction(each)]:
         if (key := name.replace("_", "")) in by_name:
-            found[name] = by_name[key]
+            classes[name] = by_name[key]
     for short in ("mse", "mae", "mape", "msle", "kld"):
-        found[short] = found[keras.losses.get(short).__name__]
-    return found
+        classes[short] = classes[keras.losses.get(short).__name__]
+    return classes
 
 
 def warn_if_unfit(model: Any) -> None:
@@ -306,16 +306,18 @@ def warn_if_unfit(model: Any) -> None:
 
 def _misfits(model: Any) -> Iterator[str]:
     for tensor, loss in zip(model.outputs, losses_of(model), strict=True):
-        known = None if loss is None else keras.losses.get(loss)
-        of_keras = (getattr(known, "__module__", None) or "").startswith("keras.")
-        name = getattr(known, "__name__", None) or type(known).__name__
+        loss_of_keras = None if loss is None else keras.losses.get(loss)
+        of_keras = (getattr(loss_of_keras, "__module__", None) or "").startswith(
+            "keras."
+        )
+        name = getattr(loss_of_keras, "__name__", None) or type(loss_of_keras).__name__
         if not of_keras or not name.lower().endswith("crossentropy"):
             continue
         task = task_of(loss)
         remedy = _remedy(
             form_in_graph(tensor),
             task,
-            from_logits=bool(getattr(known, "from_logits", False)),
+            from_logits=bool(getattr(loss_of_keras, "from_logits", False)),
             recovers=current().recovers_logits and tensor.dtype == "float32",
         )
         if remedy:

@@ -136,30 +136,30 @@ class Rebuild:
             without_first_values(),
             full_configs(sublayers(model)),
         ):
-            made = self._model(model)
+            new_model = self._model(model)
             self._carry_over()
-        return made
+        return new_model
 
     def _model(self, model: Any) -> Any:
         graph = listed_graph(model)
         self._nodes |= {id(n.operation): n for n in nodes_in_order(graph)}
         inputs = {id(x): self._input(x) for x in graph.inputs}
-        known = {id(x): self._followed(x, inputs[id(x)]) for x in graph.inputs}
+        tensors = {id(x): self._followed(x, inputs[id(x)]) for x in graph.inputs}
         for node in nodes_in_order(graph):
             if self._rewrite.goes(node):
-                outputs = [known[id(node.arguments.keras_tensors[0])]]
+                outputs = [tensors[id(node.arguments.keras_tensors[0])]]
             else:
-                outputs = self._called(node, known)
+                outputs = self._called(node, tensors)
             pairs = zip(node.outputs, outputs, strict=True)
-            known |= {id(old): self._followed(old, new) for old, new in pairs}
+            tensors |= {id(old): self._followed(old, new) for old, new in pairs}
         if isinstance(model, keras.Sequential):
-            made = self._sequential(model, graph)
+            new_model = self._sequential(model, graph)
         else:
-            made = self._functional(model, graph, inputs, known)
+            new_model = self._functional(model, graph, inputs, tensors)
         if not model.trainable:
             # Only then: setting True would thaw the layers that are frozen.
-            made.trainable = False
-        return made
+            new_model.trainable = False
+        return new_model
 
     def _called(self, node: Any, known: dict[int, Any]) -> list[Any]:
         """Return the outputs of a call in the new graph."""
@@ -234,13 +234,13 @@ class Rebuild:
         layers = sublayers(old)
         for inner in layers[1:]:
             if id(inner) in self._nodes:
-                made = self._operation(self._nodes[id(inner)])
-                if inner.built and not made.built:
-                    made.build_from_config(inner.get_build_config())
-        shared = [x for x in layers if id(x) in self._layers]
-        new = self._of_config(node, shared)
+                new_inner = self._operation(self._nodes[id(inner)])
+                if inner.built and not new_inner.built:
+                    new_inner.build_from_config(inner.get_build_config())
+        other_layers = [x for x in layers if id(x) in self._layers]
+        new = self._of_config(node, other_layers)
         copies = sublayers(new)
-        for layer in shared:
+        for layer in other_layers:
             if self._layers[id(layer)] not in copies:
                 raise ModelError(
                     f"The layer {old.name!r} reads the weights of {layer.name!r}, but "

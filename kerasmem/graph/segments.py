@@ -76,17 +76,19 @@ def segments_of(
 
 def graph_of(model: Any) -> Any:
     """Return the graph of a model, or of a layer that was opened for good, or None."""
-    known = opened(model)
-    return known.graph if known else own_graph(model)
+    opened_layer = opened(model)
+    return opened_layer.graph if opened_layer else own_graph(model)
 
 
 def _segment(nodes: Sequence[Any], users: dict[int, set[int]], number: int) -> Segment:
-    made = {id(y): y for node in nodes for y in node.outputs}
-    taken = {id(x): x for node in nodes for x in node.input_tensors}
+    outputs = {id(y): y for node in nodes for y in node.outputs}
+    inputs = {id(x): x for node in nodes for x in node.input_tensors}
     return Segment(
         nodes=tuple(nodes),
-        inputs=tuple(x for key, x in taken.items() if key not in made),
-        outputs=tuple(y for key, y in made.items() if users.get(key, set()) - {number}),
+        inputs=tuple(x for key, x in inputs.items() if key not in outputs),
+        outputs=tuple(
+            y for key, y in outputs.items() if users.get(key, set()) - {number}
+        ),
     )
 
 
@@ -104,11 +106,11 @@ def recompute(
         segments: all of its segments in order, as `cut` gives them, each with how to
             run it; None for as ever.
     """
-    known, graph = opened(model), graph_of(model)
+    opened_layer, graph = opened(model), graph_of(model)
     run = partial(_run, graph, segments)
     layer, call = graph, _graph_call(graph, run)
-    if known is not None:
-        layer, call = model, _layer_call(model, known, run)
+    if opened_layer is not None:
+        layer, call = model, _layer_call(model, opened_layer, run)
     return backends.patch_method(layer, "call", call)
 
 
@@ -167,16 +169,16 @@ def _run(
     inputs: Any,
     operation_fn: Operator,
 ) -> Any:
-    given = keras.tree.flatten(inputs)
-    known = {id(x): value for x, value in zip(graph.inputs, given, strict=True)}
+    tensors = keras.tree.flatten(inputs)
+    values = {id(x): value for x, value in zip(graph.inputs, tensors, strict=True)}
     for segment, recomputation in segments:
         if recomputation is None:
             for node in segment.nodes:
-                run_node(node, known, operation_fn)
+                run_node(node, values, operation_fn)
         else:
             run = PureRun(segment, operation_fn)
-            known.update(run(known, recomputation))
-    outputs = [known[id(y)] for y in graph.outputs]
+            values.update(run(values, recomputation))
+    outputs = [values[id(y)] for y in graph.outputs]
     return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
 
 
@@ -230,8 +232,8 @@ class PureRun:
         if _around() is None:
             _check_no_weight(self._changed, self._segment)
         outputs = [next(results) for _ in self._segment.outputs]
-        for y, masked in zip(outputs, self._masked_out, strict=True):
-            if masked:
+        for y, has_mask in zip(outputs, self._masked_out, strict=True):
+            if has_mask:
                 with_mask(y, next(results))
         for _, layer in self._losses or ():
             # Not the method of a nested Functional model, which takes none.
@@ -245,11 +247,11 @@ class PureRun:
         """Return outputs, their masks, losses and new values of variables."""
         arrays = iter(tensors)
         live = [next(arrays) for there in self._present if there]
-        for x, masked in zip(live, self._masked_in, strict=True):
-            if masked:
+        for x, has_mask in zip(live, self._masked_in, strict=True):
+            if has_mask:
                 with_mask(x, next(arrays))
         values = iter(live)
-        known = {
+        tensors_by_id = {
             id(x): next(values) if there else None
             for x, there in zip(self._segment.inputs, self._present, strict=True)
         }
@@ -262,11 +264,11 @@ class PureRun:
         losses: list[tuple[Any, Any]] = []
         with scope:
             for node in self._segment.nodes:
-                run_node(node, known, self._operator)
-                added = _new(scope.losses, [loss for loss, _ in losses])
-                losses += [(loss, node.operation) for loss in added]
+                run_node(node, tensors_by_id, self._operator)
+                new_losses = _new(scope.losses, [loss for loss, _ in losses])
+                losses += [(loss, node.operation) for loss in new_losses]
         _check_only_own(scope, self._variables, self._segment)
-        outputs = [known[id(y)] for y in self._segment.outputs]
+        outputs = [tensors_by_id[id(y)] for y in self._segment.outputs]
         masks = [mask_of(y) for y in outputs]
         self._masked_out = [mask is not None for mask in masks]
         if self._losses is None:
@@ -278,14 +280,14 @@ class PureRun:
                 for number, (loss, layer) in enumerate(losses)
                 if id(loss) in there
             ]
-        counted = [losses[number][0] for number, _ in self._losses]
+        loss_values = [losses[number][0] for number, _ in self._losses]
         self._changed = [
             v
             for v in self._variables
             if scope.get_current_value(v) is not before[id(v)]
         ]
         after = [scope.get_current_value(v) for v in self._changed]
-        return (*outputs, *_there(masks), *counted, *after)
+        return (*outputs, *_there(masks), *loss_values, *after)
 
 
 def _there(values: Iterable[Any]) -> list[Any]:
@@ -293,20 +295,20 @@ def _there(values: Iterable[Any]) -> list[Any]:
 
 
 def _new(now: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-    seen = {id(x) for x in before}
-    return [x for x in now if id(x) not in seen]
+    ids = {id(x) for x in before}
+    return [x for x in now if id(x) not in ids]
 
 
 def _variables(nodes: Sequence[Any]) -> list[Any]:
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for node in nodes:
         layer = node.operation
         if isinstance(layer, keras.layers.Layer):
             every = [*layer.variables, *layer.metrics_variables]
-            found.update((id(v), v) for v in every)
+            by_id.update((id(v), v) for v in every)
         arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-        found.update((id(v), v) for v in arguments if isinstance(v, keras.Variable))
-    return list(found.values())
+        by_id.update((id(v), v) for v in arguments if isinstance(v, keras.Variable))
+    return list(by_id.values())
 
 
 def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

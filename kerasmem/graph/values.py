@@ -38,30 +38,30 @@ def nbytes(variable: Any) -> int:
 def held_bytes(model: Any) -> int:
     """Return the bytes of the variables of a model and of its optimizers, if any."""
     slots = [v for optimizer in optimizers(model) for v in optimizer.variables]
-    held = [*model.variables, *slots]
-    return sum(map(nbytes, {id(variable): variable for variable in held}.values()))
+    variables = [*model.variables, *slots]
+    return sum(map(nbytes, {id(variable): variable for variable in variables}.values()))
 
 
 def optimizers(model: Any) -> list[Any]:
     """Return the optimizer of a compiled model, and those of a custom `train_step`."""
-    compiled = [model.optimizer] if model.compiled and model.optimizer else []
-    return [*compiled, *other_optimizers(model).values()]
+    own_optimizer = [model.optimizer] if model.compiled and model.optimizer else []
+    return [*own_optimizer, *other_optimizers(model).values()]
 
 
 def other_optimizers(model: Any) -> dict[str, Any]:
     """Return the optimizers in attributes of a model besides `model.optimizer`."""
     own = getattr(model, "optimizer", None)  # missing if it was never compiled
-    held: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in vars(model).items():
         if isinstance(value, dict):
-            held |= {f"{name}[{key!r}]": part for key, part in value.items()}
+            values |= {f"{name}[{key!r}]": part for key, part in value.items()}
         elif isinstance(value, (list, tuple)):
-            held |= {f"{name}[{key}]": part for key, part in enumerate(value)}
+            values |= {f"{name}[{key}]": part for key, part in enumerate(value)}
         else:
-            held[name] = value
+            values[name] = value
     return {
         name: value
-        for name, value in held.items()
+        for name, value in values.items()
         if isinstance(value, keras.optimizers.Optimizer) and value is not own
     }
 
@@ -98,16 +98,16 @@ def nonzero(variable: Any) -> int:
     """Return how many of the parameters that a variable holds are not zero."""
     if is_scale(variable):
         return 0
-    represented = _represented(variable)
-    if represented is variable:
+    weight = _represented(variable)
+    if weight is variable:
         return int(np.count_nonzero(array_of(variable)))
-    shape = represented.shape
-    axis = next((n for n in range(len(shape)) if represented.has_parts(n)), None)
+    shape = weight.shape
+    axis = next((n for n in range(len(shape)) if weight.has_parts(n)), None)
     if axis is None:
-        return int(np.count_nonzero(to_numpy(represented)))
+        return int(np.count_nonzero(to_numpy(weight)))
     step = max(_PART * shape[axis] // max(math.prod(shape), 1), 1)
     parts = (
-        represented.part(axis, start, min(start + step, shape[axis]), None)
+        weight.part(axis, start, min(start + step, shape[axis]), None)
         for start in range(0, shape[axis], step)
     )
     return sum(int(np.count_nonzero(to_numpy(part))) for part in parts)
@@ -192,8 +192,8 @@ def _plain_attributes(layer: Any) -> dict[str, Any]:
     if type(layer).__module__.partition(".")[0] in ("keras", "keras_hub", "kerasmem"):
         return {}
     kinds = (bool, int, float, str)
-    found = {k: v for k, v in vars(layer).items() if isinstance(v, kinds)}
-    return {key: value for key, value in found.items() if not key.startswith("_")}
+    attributes = {k: v for k, v in vars(layer).items() if isinstance(v, kinds)}
+    return {key: value for key, value in attributes.items() if not key.startswith("_")}
 
 
 def _name(value: Any) -> str:

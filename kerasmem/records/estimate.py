@@ -121,8 +121,8 @@ class OfParts:
 
     def by_layer(self) -> dict[str | None, int]:
         """Return the bytes of each layer, most first; None stands for no layer."""
-        used = (part for part in self.parts if part.category != "pool")
-        return _largest_first((part.layer, part.nbytes) for part in used)
+        parts = (part for part in self.parts if part.category != "pool")
+        return _largest_first((part.layer, part.nbytes) for part in parts)
 
     def layer_rows(self, most: int) -> list[str]:
         """Return a line of text for each of the `most` largest layers."""
@@ -228,10 +228,10 @@ class MemoryEstimate(OfParts, JsonRecord):
         Args:
             layers: number of layers to list, from 0.
         """
-        compiled = "compiled" if self.jit_compile else "not compiled"
+        compilation = "compiled" if self.jit_compile else "not compiled"
         lines = [
             f"estimated peak, {self.doing}, batch of {self.batch_size}, {self.backend} "
-            f"({compiled}), {self.where}, method {self.method}:",
+            f"({compilation}), {self.where}, method {self.method}:",
             f"  {format_bytes(self.peak_bytes)}, between "
             f"{format_bytes(self.low_bytes)} and {format_bytes(self.high_bytes)}",
         ]

@@ -160,9 +160,11 @@ class SearchReport:
     @property
     def is_met(self) -> bool:
         """Whether what was taken is within the target and within `max_drop`."""
-        found = self.trials[self.chosen]
-        met = found.over <= 1 or not self.target
-        return met and (self.max_drop is None or found.worst_drop <= self.max_drop)
+        trial = self.trials[self.chosen]
+        is_within = trial.over <= 1 or not self.target
+        return is_within and (
+            self.max_drop is None or trial.worst_drop <= self.max_drop
+        )
 
 
 @dataclass(frozen=True)

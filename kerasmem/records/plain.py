@@ -129,13 +129,13 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
         InputError: if a field is missing, unknown or of another type.
     """
     readers = _readers(cls)
-    given = _DICT.check(cls.__name__, "content", content)
+    values = _DICT.check(cls.__name__, "content", content)
     try:
-        return cls(**{name: readers[name](value) for name, value in given.items()})
+        return cls(**{name: readers[name](value) for name, value in values.items()})
     except (KeyError, TypeError) as error:
         raise InputError(
             f"A {cls.__name__} has the fields {', '.join(readers)}; those with a "
-            f"default may be missing. Received: {', '.join(given)}."
+            f"default may be missing. Received: {', '.join(values)}."
         ) from error
 
 

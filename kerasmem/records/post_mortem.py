@@ -12,23 +12,23 @@ from kerasmem.units import format_bytes
 def cause_sentence(cause: "Cause") -> str:
     """Return why memory ran out, in one sentence or two."""
     device = cause.device or "The device"
-    asked = f"{_asked(cause)}{_by_whom(cause)}"
+    request = f"{_asked(cause)}{_by_whom(cause)}"
     if cause.kind == "input pipeline":
         return (
-            f"The host's memory ran out while data was made: {asked}. The model has no "
-            "part in it, and smaller micro-batches do not help."
+            f"The host's memory ran out while data was made: {request}. The model has "
+            "no part in it, and smaller micro-batches do not help."
         )
     if cause.kind == "host":
-        return f"The host's memory ran out, not the device's: {asked}."
+        return f"The host's memory ran out, not the device's: {request}."
     if cause.kind == "one tensor":
         limit = format_bytes(cause.limit_bytes or 0)
-        return f"One tensor alone is more than {device} has: {asked}, of {limit}."
+        return f"One tensor alone is more than {device} has: {request}, of {limit}."
     if cause.kind == "fragmentation":
         return (
-            f"{device} had enough free memory, but not in one piece: {asked}"
+            f"{device} had enough free memory, but not in one piece: {request}"
             f"{_free(cause)}."
         )
-    return f"{device} had too little memory: {asked}{_in_use(cause)}."
+    return f"{device} had too little memory: {request}{_in_use(cause)}."
 
 
 def moment_words(post_mortem: "PostMortem") -> str:
@@ -132,20 +132,20 @@ def _by_whom(cause: "Cause") -> str:
 
 
 def _in_use(cause: "Cause") -> str:
-    used, limit = cause.in_use_bytes, cause.limit_bytes
+    used_bytes, limit = cause.in_use_bytes, cause.limit_bytes
     of = "" if limit is None else f" of {format_bytes(limit)}"
-    if used is not None:
-        return f" when {format_bytes(used)}{of} were in use"
+    if used_bytes is not None:
+        return f" when {format_bytes(used_bytes)}{of} were in use"
     if cause.peak_bytes is not None:
         return f"; at the fullest {format_bytes(cause.peak_bytes)}{of} were in use"
     return f"; the limit is {format_bytes(limit)}" if limit is not None else ""
 
 
 def _free(cause: "Cause") -> str:
-    used = cause.peak_bytes if cause.in_use_bytes is None else cause.in_use_bytes
-    if used is None or cause.limit_bytes is None:
+    used_bytes = cause.peak_bytes if cause.in_use_bytes is None else cause.in_use_bytes
+    if used_bytes is None or cause.limit_bytes is None:
         return ""
-    free = f" when {format_bytes(cause.limit_bytes - used)} were free"
+    free = f" when {format_bytes(cause.limit_bytes - used_bytes)} were free"
     if cause.largest_free_bytes is None:
         return free
     return f"{free}, at most {format_bytes(cause.largest_free_bytes)} in one piece"

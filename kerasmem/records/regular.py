@@ -111,13 +111,13 @@ def unchanged(files: Iterable[Path]) -> Generator[None, None, None]:
         ModelFileError: if so.
     """
     with ExitStack() as scope:
-        opened = {
+        files_by_path = {
             path: scope.enter_context(open_regular(path, follow_link=True)).fileno()
             for path in files
         }
-        before = {path: identity(file) for path, file in opened.items()}
+        before = {path: identity(file) for path, file in files_by_path.items()}
         yield
-        for path, file in opened.items():
+        for path, file in files_by_path.items():
             if not before[path] == identity(file) == identity(path):
                 raise ModelFileError(
                     f"{str(path)!r} changed while it was read. Nothing was written. "

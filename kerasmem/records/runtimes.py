@@ -177,8 +177,8 @@ class RuntimeFigures:
 
     def time(self, batch_size: int) -> BatchTime | None:
         """Return the time of a batch, None if it was not measured."""
-        found = (t for t in self.times if t.batch_size == batch_size)
-        return next(found, None)
+        matches = (t for t in self.times if t.batch_size == batch_size)
+        return next(matches, None)
 
 
 @dataclass(frozen=True)

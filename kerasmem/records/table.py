@@ -56,20 +56,22 @@ class Table:
 
 def terminal_table(table: Table, title: str | None = None) -> rich.table.Table:
     """Return a table for the terminal, under another title if there is one."""
-    shown = rich.table.Table(
+    rich_table = rich.table.Table(
         title=(table.title if title is None else title) or None,
         title_justify="left",
         show_header=any(table.columns),
     )
     for column, name in enumerate(table.columns):
         is_text = table.look(column) == "text"
-        shown.add_column(name, justify="left" if is_text else "right", overflow="fold")
+        rich_table.add_column(
+            name, justify="left" if is_text else "right", overflow="fold"
+        )
     for number, cells in enumerate(table.rows):
         if number in table.sections:
-            shown.add_section()
+            rich_table.add_section()
         style = _TERMINAL_STYLES.get(table.row_looks.get(number, ""))
-        shown.add_row(*cells, style=style)
-    return shown
+        rich_table.add_row(*cells, style=style)
+    return rich_table
 
 
 def as_text(table: rich.table.Table, width: int = 120) -> str:
@@ -82,9 +84,9 @@ def as_text(table: rich.table.Table, width: int = 120) -> str:
     console = rich.console.Console(
         file=io.StringIO(), width=width, color_system=None, highlight=False
     )
-    with console.capture() as captured:
+    with console.capture() as capture:
         console.print(table, markup=False)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def bytes_or_missing(size: int | None) -> str:
@@ -119,5 +121,5 @@ def evenly(rows: Sequence[_Row], most: int = MOST_ROWS) -> tuple[list[_Row], str
     """
     if len(rows) <= most:
         return list(rows), ""
-    kept = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
-    return kept, f"Shown are {most:,} of {len(rows):,} rows, evenly spaced."
+    selection = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+    return selection, f"Shown are {most:,} of {len(rows):,} rows, evenly spaced."

@@ -121,30 +121,30 @@ def left_alone_table(
         changes: what each technique did to each weight.
         most: number of reasons with a line of their own.
     """
-    changed = {change.weight for change in changes if change.changed}
+    changed_weights = {change.weight for change in changes if change.changed}
     first: dict[str, WeightChange] = {}
     for change in changes:
-        if change.weight not in changed:
+        if change.weight not in changed_weights:
             first.setdefault(change.weight, change)
     groups: dict[str, list[WeightChange]] = defaultdict(list)
     for change in first.values():
         groups[change.detail].append(change)
-    ordered = sorted(groups.items(), key=lambda group: -_bytes_of(group[1]))
-    rest = [change for _, group in ordered[most:] for change in group]
+    by_size = sorted(groups.items(), key=lambda group: -_bytes_of(group[1]))
+    rest = [change for _, group in by_size[most:] for change in group]
     if rest:
-        ordered = [*ordered[:most], (f"{len(ordered) - most} other reasons", rest)]
-    rows = tuple((reason, *_count_and_size(group)) for reason, group in ordered)
+        by_size = [*by_size[:most], (f"{len(by_size) - most} other reasons", rest)]
+    rows = tuple((reason, *_count_and_size(group)) for reason, group in by_size)
     head = ("left alone because", "weights", "bytes")
     return terminal_table(Table("", head, rows))
 
 
 def _count_and_size(group: Sequence[WeightChange]) -> tuple[str, str]:
-    owned = sum(change.before_bytes > 0 for change in group)
-    bare = len(group) - owned
+    with_bytes = sum(change.before_bytes > 0 for change in group)
+    bare = len(group) - with_bytes
     layers = f"{bare:,} layer{'s' * (bare > 1)} without" if bare else ""
-    count = ", ".join(filter(None, [f"{owned:,}" * (owned > 0), layers]))
+    count = ", ".join(filter(None, [f"{with_bytes:,}" * (with_bytes > 0), layers]))
     size = _bytes_of(group)
-    return count, format_bytes(size) if owned else MISSING
+    return count, format_bytes(size) if with_bytes else MISSING
 
 
 def _bytes_of(group: Sequence[WeightChange]) -> int:

@@ -48,8 +48,8 @@ def odd_sizes_table(tuning: Tuning) -> rich.table.Table:
 
 def failure_lines(tuning: Tuning) -> str:
     """Return why options did not run, one line each; `""` if all did."""
-    failed = [variant for variant in tuning.variants if variant.reason]
-    return "\n".join(f"{v.name} did not run: {v.reason}" for v in failed)
+    failures = [variant for variant in tuning.variants if variant.reason]
+    return "\n".join(f"{v.name} did not run: {v.reason}" for v in failures)
 
 
 def spread_line(tuning: Tuning) -> str:
@@ -194,11 +194,11 @@ def conditions_line(comparison: RuntimeComparison) -> str:
 def advice_lines(comparison: RuntimeComparison) -> str:
     """Return which form to use for what, one line each, and how to get those."""
     lines = [advice.sentence for advice in comparison.advice]
-    advised = {advice.name for advice in comparison.advice}
+    names = {advice.name for advice in comparison.advice}
     lines += [
         f"  {runtime.name}: {runtime.how}"
         for runtime in comparison.runtimes
-        if runtime.name in advised
+        if runtime.name in names
     ]
     return "\n".join(lines)
 

@@ -26,15 +26,15 @@ def layer_table(
     unknown, the sum is what there is at least, and no output has a share.
     """
     weights = sum(layer.weight_bytes for layer in layers)
-    known = [size for layer in layers if (size := layer.output_bytes) is not None]
-    is_complete = len(known) == len(layers)
+    sizes = [size for layer in layers if (size := layer.output_bytes) is not None]
+    is_complete = len(sizes) == len(layers)
     rows = [
         (
             layer.name,
             layer.class_name,
             _shape(layer.output_shape),
             bytes_or_missing(layer.output_bytes),
-            share_text(layer.output_bytes, sum(known)) if is_complete else MISSING,
+            share_text(layer.output_bytes, sum(sizes)) if is_complete else MISSING,
             f"{layer.parameters:,}",
             format_bytes(layer.weight_bytes),
             share_text(layer.weight_bytes, weights),
@@ -42,7 +42,7 @@ def layer_table(
         for layer in layers
     ]
     at_least = "" if is_complete else "at least "
-    outputs = f"{at_least}{format_bytes(sum(known))}" if known else MISSING
+    outputs = f"{at_least}{format_bytes(sum(sizes))}" if sizes else MISSING
     parameters = f"{sum(layer.parameters for layer in layers):,}"
     count = f"{len(layers)} layers"
     rows.append(("all", count, "", outputs, "", parameters, format_bytes(weights), ""))
@@ -65,7 +65,7 @@ def contents_table(contents: FileContents, most: int = 12) -> rich.table.Table:
         contents: what the file is made of.
         most: number of weights with a line of their own.
     """
-    shown, rest = contents.tensors[:most], contents.tensors[most:]
+    largest, rest = contents.tensors[:most], contents.tensors[most:]
 
     def size_and_share(file_bytes: int) -> tuple[str, str]:
         return format_bytes(file_bytes), share_text(file_bytes, contents.file_bytes)
@@ -79,7 +79,7 @@ def contents_table(contents: FileContents, most: int = 12) -> rich.table.Table:
             *size_and_share(each.file_bytes),
             each.coding,
         )
-        for each in shown
+        for each in largest
     ]
     others = {f"{len(rest)} smaller ones": sum(each.file_bytes for each in rest)}
     others = (others if rest else {}) | contents.other

@@ -116,10 +116,10 @@ class Plot:
 
         file = io.BytesIO()
         title = {"Title": self._words}
-        undated = {"Date": None} if form == "svg" else {}
-        known = title | undated if form in {"svg", "pdf", "png"} else None
+        no_date = {"Date": None} if form == "svg" else {}
+        metadata = title | no_date if form in {"svg", "pdf", "png"} else None
         with mpl.rc_context(_LOOK):
-            self.figure.savefig(file, format=form, metadata=known, dpi=160)
+            self.figure.savefig(file, format=form, metadata=metadata, dpi=160)
         return file.getvalue()
 
 
@@ -197,28 +197,33 @@ def comparison_plot(report: CompressionReport) -> Plot:
         ),
         ("time of a batch", before.latency_ms, after.latency_ms, format_ms),
     ]
-    known = [pair for pair in pairs if pair[1] and pair[2] is not None]
-    if not known:
+    rows_with_values = [pair for pair in pairs if pair[1] and pair[2] is not None]
+    if not rows_with_values:
         raise ConfigError(
             "The report has no size or time to plot. Next: measure one of them, such "
             'as km.compress(measure=("file", "weights")).'
         )
-    shares = [100 * new / old for _, old, new, _ in known]
-    texts = [f"{text(old)} → {text(new)}" for _, old, new, text in known]
+    shares = [100 * new / old for _, old, new, _ in rows_with_values]
+    texts = [f"{text(old)} → {text(new)}" for _, old, new, text in rows_with_values]
     metrics = [
         f"{name} {value:.4g} → {after.metrics[name]:.4g}"
         for name, value in before.metrics.items()
         if name in after.metrics
     ]
-    with _drawing(1, 0.9 + 0.4 * len(known)) as (figure, (axes,)):
-        bars = axes.barh([name for name, *_ in known], shares, color=COLORS["blue"])
+    with _drawing(1, 0.9 + 0.4 * len(rows_with_values)) as (figure, (axes,)):
+        bars = axes.barh(
+            [name for name, *_ in rows_with_values], shares, color=COLORS["blue"]
+        )
         axes.bar_label(bars, texts, padding=4)
         axes.axvline(100, color=TEXT, linestyle=":")
         axes.set_xlim(0, 1.45 * max(100, *shares))
         axes.set_xlabel("% of the original")
         axes.set_title(", ".join(metrics) or "before and after", loc="left")
         axes.invert_yaxis()
-    rows = [f"{name} {text}" for (name, *_), text in zip(known, texts, strict=True)]
+    rows = [
+        f"{name} {text}"
+        for (name, *_), text in zip(rows_with_values, texts, strict=True)
+    ]
     return Plot(figure, "; ".join([*rows, *metrics]))
 
 
@@ -285,15 +290,15 @@ def timeline_plot(timelines: Sequence[Timeline]) -> Plot:
     sizes = sizes_by_category(timeline)
     moments = range(0, sizes.shape[1], max(1, sizes.shape[1] // _MOST_MOMENTS))
     peak = 0 if timeline.peak_event is None else timeline.peak_event + 1
-    shown = sorted({*moments, peak})
-    used = [i for i in range(len(CATEGORIES)) if sizes[i].any()]
+    moments_shown = sorted({*moments, peak})
+    category_numbers = [i for i in range(len(CATEGORIES)) if sizes[i].any()]
     words = f"{timeline_title(timeline)}: peak {format_bytes(timeline.peak_bytes)}"
     with _drawing(1, 3.2) as (figure, (axes,)):
         axes.stackplot(
-            shown,
-            sizes[used][:, shown] / MIB,
-            labels=[CATEGORIES[i].replace("_", " ") for i in used],
-            colors=[_CATEGORY_COLORS[CATEGORIES[i]] for i in used],
+            moments_shown,
+            sizes[category_numbers][:, moments_shown] / MIB,
+            labels=[CATEGORIES[i].replace("_", " ") for i in category_numbers],
+            colors=[_CATEGORY_COLORS[CATEGORIES[i]] for i in category_numbers],
             step="post",
         )
         axes.axvline(peak, color=TEXT, linestyle=":")

@@ -70,13 +70,13 @@ class SearchChart:
 
 def search_chart(report: SearchReport) -> SearchChart:
     """Return the words of the chart of drop against cost."""
-    taken = report.trials[report.chosen]
+    trial = report.trials[report.chosen]
     of = "limit" if report.target else "unchanged file"
     bounds = of if report.max_drop is None else f"{of}, and the largest drop allowed"
     words = (
         f"{len(report.trials)} trials, {sum(t.on_front for t in report.trials)} on the "
-        f"Pareto front. Taken: {taken.name}, {taken.over:.2f} of the {of}, drop "
-        f"{taken.drop:+.4f}. Thin: a standard error up and down. Dotted: the {bounds}."
+        f"Pareto front. Taken: {trial.name}, {trial.over:.2f} of the {of}, drop "
+        f"{trial.drop:+.4f}. Thin: a standard error up and down. Dotted: the {bounds}."
     )
     return SearchChart(
         f"Drop of {report.metric} by share of the {of}", words, f"share of the {of}"

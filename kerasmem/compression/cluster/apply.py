@@ -36,10 +36,10 @@ def cluster_weights(
         ConfigError: if a pattern matches no weight.
     """
     model = working_copy(model, context)
-    clustered, left_alone = chosen(model, config)
-    progress = Progress(NAME, sum(weight.nbytes for weight in clustered))
+    selection, left_alone = chosen(model, config)
+    progress = Progress(NAME, sum(weight.nbytes for weight in selection))
     changes = []
-    for weight in clustered:
+    for weight in selection:
         values = array_of(weight.variable)
         if not np.isfinite(values).all():
             raise ModelError(

@@ -37,8 +37,8 @@ class Line:
     @classmethod
     def of(cls, values: np.ndarray) -> "Line":
         """Return the line of an array of any shape."""
-        found, counts = np.unique(values, return_counts=True)
-        return cls(found.astype("float64"), counts)
+        numbers, counts = np.unique(values, return_counts=True)
+        return cls(numbers.astype("float64"), counts)
 
     @property
     def size(self) -> int:
@@ -81,8 +81,8 @@ def tables_of(values: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
     others = values[values != 0]
     bits = others.astype(np.float32, copy=False).view(np.uint32)
     # In the order of the numbers: those of negative ones are turned around.
-    ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
-    bins = ordered >> np.uint32(32 - _BIN_BITS)
+    sort_keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    bins = sort_keys >> np.uint32(32 - _BIN_BITS)
     size = 1 << _BIN_BITS
     counts = np.bincount(bins, minlength=size)
     sums = np.bincount(bins, others.astype(np.float64), minlength=size)
@@ -114,21 +114,21 @@ def centroids(
     sums = np.concatenate([[0.0], np.cumsum(line.values * line.counts)])
     if with_zero:
         others = _STARTS[start](line.where(line.values != 0), count - 1, rng)
-        found = np.union1d(others, [0.0])
+        centers = np.union1d(others, [0.0])
     else:
-        found = _STARTS[start](line, count, rng)
-    fixed = (found == 0) & with_zero
+        centers = _STARTS[start](line, count, rng)
+    stays = (centers == 0) & with_zero
     for _ in range(ITERATIONS):
-        edges = np.searchsorted(line.values, (found[1:] + found[:-1]) / 2)
+        edges = np.searchsorted(line.values, (centers[1:] + centers[:-1]) / 2)
         edges = np.concatenate([[0], edges, [len(line.values)]])
         sizes = np.diff(ends[edges])
         # A centroid that nothing is nearest to stays where it is.
         means = np.diff(sums[edges]) / np.maximum(sizes, 1)
-        means = np.where((sizes > 0) & ~fixed, means, found)
-        if np.array_equal(means, found):
+        means = np.where((sizes > 0) & ~stays, means, centers)
+        if np.array_equal(means, centers):
             break
-        found = means
-    return found
+        centers = means
+    return centers
 
 
 def nearest(values: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -142,28 +142,28 @@ def _even(line: Line, count: int, _rng: np.random.Generator) -> np.ndarray:
 
 def _quantiles(line: Line, count: int, _rng: np.random.Generator) -> np.ndarray:
     places = (np.arange(count) + 0.5) * line.size / count
-    found = np.unique(line.at(places.astype(int)))
-    if len(found) < count:
+    quantiles = np.unique(line.at(places.astype(int)))
+    if len(quantiles) < count:
         # Many equal values: the other centroids are for what differs from these.
-        others = line.where(~np.isin(line.values, found))
-        more = _quantiles(others, min(count - len(found), len(others.values)), _rng)
-        found = np.sort(np.concatenate([found, more]))
-    return found
+        others = line.where(~np.isin(line.values, quantiles))
+        more = _quantiles(others, min(count - len(quantiles), len(others.values)), _rng)
+        quantiles = np.sort(np.concatenate([quantiles, more]))
+    return quantiles
 
 
 def _plus_plus(line: Line, count: int, rng: np.random.Generator) -> np.ndarray:
     """Return values, each drawn the likelier, the farther it is from those before."""
     step = -(-line.size // _SEEDING_SAMPLE)
     sample = line.at(np.arange(step // 2, line.size, step))
-    taken = [rng.choice(sample)]
-    away = np.square(sample - taken[0])
-    while len(taken) < count and away.sum() > 0:
-        tried = rng.choice(sample, _TRIALS, p=away / away.sum())
-        left = np.minimum(away, np.square(sample - tried[:, None]))
-        best = left.sum(axis=1).argmin()
-        taken.append(tried[best])
-        away = left[best]
-    return np.sort(taken)
+    seeds = [rng.choice(sample)]
+    away = np.square(sample - seeds[0])
+    while len(seeds) < count and away.sum() > 0:
+        candidates = rng.choice(sample, _TRIALS, p=away / away.sum())
+        distances = np.minimum(away, np.square(sample - candidates[:, None]))
+        best = distances.sum(axis=1).argmin()
+        seeds.append(candidates[best])
+        away = distances[best]
+    return np.sort(seeds)
 
 
 _STARTS = {"kmeans++": _plus_plus, "linear": _even, "density": _quantiles}

@@ -30,11 +30,11 @@ def preserve_clusters(config: Cluster, model: Any, trainer: Any) -> Iterator[Non
         model: the clustered model.
         trainer: the compiled model that `fit` is called on.
     """
-    clustered, _ = chosen(model, config)
+    selection, _ = chosen(model, config)
     with ExitStack() as scopes:
         scopes.callback(setattr, trainer, "train_function", None)
         ties: list[_Tied] = []
-        for number, weight in enumerate(clustered):
+        for number, weight in enumerate(selection):
             name = f"kerasmem_codes_{number}"
             ties.append(_Tied(trainer.optimizer, weight, config, name))
             scopes.callback(ties[-1].release)
@@ -115,9 +115,9 @@ def _numbered(
         return codes.reshape(value.shape), np.zeros(1, int), values
     codes, rows = [], []
     for channel in np.moveaxis(value, axis, 0):
-        found, places = np.unique(channel, return_inverse=True)
+        row, places = np.unique(channel, return_inverse=True)
         codes.append(places.reshape(channel.shape))
-        rows.append(found)
+        rows.append(row)
     shape = [1] * value.ndim
     shape[axis] = len(rows)
     begins = np.cumsum([0, *map(len, rows[:-1])]).reshape(shape)

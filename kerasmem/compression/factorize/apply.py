@@ -47,17 +47,17 @@ def factorize(
     patterns = {"include": config.include, "exclude": config.exclude}
     check_every_pattern_matches(model.name, everything, patterns)
     in_graph = {id(layer) for layer in operations(model)}
-    tied = readers(model)
+    shared_weights = readers(model)
     chains: dict[int, Chain] = {}
     reasons: dict[int, str] = {}
     for weight in everything:
         reason = _why_not(weight, config, in_graph)
-        if reason is None and id(weight.variable) in tied:
-            reason = f"is read by {tied[id(weight.variable)]} too"
+        if reason is None and id(weight.variable) in shared_weights:
+            reason = f"is read by {shared_weights[id(weight.variable)]} too"
         if reason is None:
-            found = chain(weight.owner, config)
-            if found.size < weight.size:
-                chains[id(weight.variable)] = found
+            candidate = chain(weight.owner, config)
+            if candidate.size < weight.size:
+                chains[id(weight.variable)] = candidate
                 continue
             reason = _TOO_LARGE
         reasons[id(weight.variable)] = reason
@@ -95,16 +95,16 @@ class _Thinner(Rewrite):
         self._chains = chains
 
     def replacement(self, node: Any) -> Sequence[Any]:
-        found = self._chains.get(id(node.operation))
-        return () if found is None else found.layers()
+        thin_chain = self._chains.get(id(node.operation))
+        return () if thin_chain is None else thin_chain.layers()
 
     def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
-        found = self._chains.get(id(old))
-        if found is None:
+        thin_chain = self._chains.get(id(old))
+        if thin_chain is None:
             return super().values(old, new)
         values = [
             (layer.kernel, kernel)
-            for layer, kernel in zip(new.layers, found.kernels, strict=True)
+            for layer, kernel in zip(new.layers, thin_chain.kernels, strict=True)
         ]
         if old.bias is not None:
             values.append((new.layers[-1].bias, to_numpy(old.bias)))
@@ -127,15 +127,15 @@ def _why_not(weight: Weight, config: Factorize, in_graph: set[int]) -> str | Non
 def _change(
     weight: Weight, chains: dict[int, Chain], reasons: dict[int, str]
 ) -> WeightChange:
-    found = chains.get(id(weight.variable))
-    if found is None:
+    thin_chain = chains.get(id(weight.variable))
+    if thin_chain is None:
         return account(weight, NAME, reasons[id(weight.variable)], changed=False)
-    shapes = [str(tuple(kernel.shape)) for kernel in found.kernels]
+    shapes = [str(tuple(kernel.shape)) for kernel in thin_chain.kernels]
     return account(
         weight,
         NAME,
-        f"now {' and '.join(shapes)}, {found.energy:.1%} of its energy",
+        f"now {' and '.join(shapes)}, {thin_chain.energy:.1%} of its energy",
         changed=True,
-        after_bytes=weight.nbytes * found.size // weight.size,
-        sqnr_db=decibels(1.0, 1.0 - found.energy),
+        after_bytes=weight.nbytes * thin_chain.size // weight.size,
+        sqnr_db=decibels(1.0, 1.0 - thin_chain.energy),
     )

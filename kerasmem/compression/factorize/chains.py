@@ -48,8 +48,10 @@ def _rank(sizes: np.ndarray, ratio: float | None, energy: float | None) -> int:
     """Return how many of the descending singular values are kept."""
     if ratio is not None:
         return max(1, round(ratio * len(sizes)))
-    kept = np.cumsum(np.square(sizes))
-    return min(len(sizes), int(np.searchsorted(kept, (energy or 1.0) * kept[-1])) + 1)
+    energies = np.cumsum(np.square(sizes))
+    return min(
+        len(sizes), int(np.searchsorted(energies, (energy or 1.0) * energies[-1])) + 1
+    )
 
 
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
@@ -89,10 +91,10 @@ class Chain:
     def inside(self, layer: Any) -> list[Any]:
         """Return the layers, built, with kernels alone, for the inside of a layer."""
         *firsts, last = self.configs
-        made = built_in_turn(layer, [*firsts, last | _plain(last)])
-        for thin, kernel in zip(made, self.kernels, strict=True):
+        layers = built_in_turn(layer, [*firsts, last | _plain(last)])
+        for thin, kernel in zip(layers, self.kernels, strict=True):
             thin.kernel.assign(kernel)
-        return made
+        return layers
 
 
 def why_not(layer: Any) -> str | None:
@@ -132,12 +134,14 @@ def _dense(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
 
 
 def _einsum(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
-    inputs, output, summed, new = _letters(layer) or ("", "", "", "")
-    arranged = np.transpose(kernel, summed_and_new(layer.equation))
-    shape, split = arranged.shape, len(summed)
-    left, right, energy = _two(arranged.reshape(math.prod(shape[:split]), -1), config)
+    inputs, output, sum_letters, new = _letters(layer) or ("", "", "", "")
+    matrix_form = np.transpose(kernel, summed_and_new(layer.equation))
+    shape, split = matrix_form.shape, len(sum_letters)
+    left, right, energy = _two(
+        matrix_form.reshape(math.prod(shape[:split]), -1), config
+    )
     rank = left.shape[1]
-    rest = "".join(letter for letter in inputs if letter not in summed)
+    rest = "".join(letter for letter in inputs if letter not in sum_letters)
     hidden = next(c for c in "zyxwvutsrqponm" if c not in layer.equation)
     # An output shape is without the batch axis, which is the first or in the ellipsis;
     # what it says of an axis the last layer expects to find in what the first hands on.
@@ -146,7 +150,7 @@ def _einsum(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
     shared_axes = [sizes.get(letter) for letter in letters]
     first = _first(
         layer,
-        equation=f"{inputs},{summed}{hidden}->{rest}{hidden}",
+        equation=f"{inputs},{sum_letters}{hidden}->{rest}{hidden}",
         output_shape=(*shared_axes, rank),
     )
     last = _last(layer) | {"equation": f"{rest}{hidden},{hidden}{new}->{output}"}
@@ -156,13 +160,13 @@ def _einsum(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
 
 def _letters(layer: Any) -> tuple[str, str, str, str] | None:
     """Return the axes of input and output, and those summed over and new; or None."""
-    given, output = layer.equation.replace(" ", "").split("->")
-    inputs, kernel = given.split(",")
-    summed = "".join(c for c in kernel if c not in output)
+    operands, output = layer.equation.replace(" ", "").split("->")
+    inputs, kernel = operands.split(",")
+    sum_letters = "".join(c for c in kernel if c not in output)
     new = "".join(c for c in kernel if c not in inputs)
-    whole = len(summed) + len(new) == len(kernel)
+    whole = len(sum_letters) + len(new) == len(kernel)
     leads = "." not in inputs or inputs.startswith("...")
-    return (inputs, output, summed, new) if whole and leads and new else None
+    return (inputs, output, sum_letters, new) if whole and leads and new else None
 
 
 def _rows_and_columns(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:

@@ -201,13 +201,13 @@ def built_in_turn(layer: Any, configs: Sequence[dict[str, Any]]) -> list[Any]:
         configs: of layers of its class, the first to the last.
     """
     shape = layer.get_build_config()["input_shape"]
-    made = []
+    thin_layers = []
     with named_beside(layer.kernel):
         for config in configs:
-            made.append(type(layer).from_config(config))
-            made[-1].build(shape)
-            shape = made[-1].compute_output_shape(shape)
-    return made
+            thin_layers.append(type(layer).from_config(config))
+            thin_layers[-1].build(shape)
+            shape = thin_layers[-1].compute_output_shape(shape)
+    return thin_layers
 
 
 @contextmanager
@@ -254,19 +254,19 @@ def _without_factors(block: Any) -> list[Any]:
 
 def _insert_awaited(block: Any) -> None:
     """Give a block its factors, once all layers that take some are built."""
-    awaited = vars(block).get("_awaited")
-    if not awaited:
+    forms_by_owner = vars(block).get("_awaited")
+    if not forms_by_owner:
         return
     owners = dict(enumerate(sublayers(block)))
-    found = [(owners.get(int(n)), forms) for n, forms in awaited.items()]
-    if any(owner is None or vars(owner).get("_kernel") is None for owner, _ in found):
+    pairs = [(owners.get(int(n)), forms) for n, forms in forms_by_owner.items()]
+    if any(owner is None or vars(owner).get("_kernel") is None for owner, _ in pairs):
         return
     set_attribute(block, "_awaited", None)
-    for owner, forms in found:
+    for owner, forms in pairs:
         with named_beside(vars(owner)["_kernel"]):
-            made = [keras.saving.deserialize_keras_object(form) for form in forms]
-        _check_fit(owner, made)
-        _insert(owner, made, forms)
+            factors = [keras.saving.deserialize_keras_object(form) for form in forms]
+        _check_fit(owner, factors)
+        _insert(owner, factors, forms)
     forget_float_weights(sublayers(block))
     enable_lora_inside(block)
 

@@ -139,13 +139,13 @@ class Prune(Technique):
             )
         if kind != "n of m":
             return
-        kept, group = numbers
-        removed = 1 - kept / group
+        count, group = numbers
+        share = 1 - count / group
         for sparsity in (self.sparsity, *(ratio for _, ratio in self.ratios)):
-            if abs(sparsity - removed) > 1e-6:
+            if abs(sparsity - share) > 1e-6:
                 raise ConfigError(
-                    f"The pattern {self.pattern!r} keeps {kept} of every {group}, "
-                    f"which is a sparsity of {removed:g}. Received: "
+                    f"The pattern {self.pattern!r} keeps {count} of every {group}, "
+                    f"which is a sparsity of {share:g}. Received: "
                     f"sparsity={sparsity!r}."
                 )
 
@@ -205,24 +205,24 @@ def check_pattern(name: str, value: Any = None) -> tuple[str, tuple[int, ...]]:
         >>> check_pattern("2:4"), check_pattern("max 4x1")
         (('n of m', (2, 4)), ('max', (4, 1)))
     """
-    parsed = _parsed(name)
-    if parsed is None:
+    pattern = _parsed(name)
+    if pattern is None:
         raise ConfigError(
             'A pattern of Prune is "unstructured", "2:4" for two that stay of every '
             'four, lengths of a block such as (4, 4) or "4x4", or "max 4x4" for blocks '
             "scored by their largest entry. Received: "
             f"pattern={name if value is None else value!r}."
         )
-    return parsed
+    return pattern
 
 
 def _parsed(name: str) -> tuple[str, tuple[int, ...]] | None:
     if name == UNSTRUCTURED:
         return UNSTRUCTURED, ()
     if match := re.fullmatch(r"(\d+):(\d+)", name):
-        kept, group = map(int, match.groups())
-        is_good = 0 < kept < group <= _LARGEST_GROUP
-        return ("n of m", (kept, group)) if is_good else None
+        count, group = map(int, match.groups())
+        is_good = 0 < count < group <= _LARGEST_GROUP
+        return ("n of m", (count, group)) if is_good else None
     if match := re.fullmatch(r"(max )?(\d+(?:x\d+)*)", name):
         shape = tuple(map(int, match[2].split("x")))
         kind = "max" if match[1] else "mean"

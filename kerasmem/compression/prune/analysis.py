@@ -94,8 +94,8 @@ class Sensitivity:
         drops = np.concatenate([self.drops(weight) for weight in self.weights])
 
         def is_enough(drop: float) -> bool:
-            found = [self._at(weight, drop) for weight in self.weights]
-            return bool(np.average(found, weights=sizes) >= sparsity)
+            ratios = [self._at(weight, drop) for weight in self.weights]
+            return bool(np.average(ratios, weights=sizes) >= sparsity)
 
         most = 1.0 + float(drops[np.isfinite(drops)].max(initial=0.0))
         drop = bisect(is_enough, good=most, bad=0.0, halvings=_HALVINGS)
@@ -130,26 +130,28 @@ class Sensitivity:
             InputError: if it is another text, or tells of measurements that `ratios`
                 cannot go by.
         """
-        found = record_from(cls, read_json(text))
-        tried = found.sparsities
-        if list(tried) != sorted(tried) or any(not 0 < each < 1 for each in tried):
+        record = record_from(cls, read_json(text))
+        sparsities = record.sparsities
+        if list(sparsities) != sorted(sparsities) or any(
+            not 0 < each < 1 for each in sparsities
+        ):
             raise InputError(
                 "The sparsities of a Sensitivity rise, and lie between 0 and 1. "
-                f"Received: {tried}."
+                f"Received: {sparsities}."
             )
         if (
-            not tried
-            or not found.weights
-            or any(len(weight.values) != len(tried) for weight in found.weights)
-            or any(not weight.size for weight in found.weights)
+            not sparsities
+            or not record.weights
+            or any(len(weight.values) != len(sparsities) for weight in record.weights)
+            or any(not weight.size for weight in record.weights)
         ):
             raise InputError(
                 "A Sensitivity tells of weights that are not empty, each with a value "
-                f"at each of its sparsities. Received: {len(tried)} sparsities, and "
-                f"weights with {', '.join(str(len(w.values)) for w in found.weights)} "
-                "values."
+                f"at each of its sparsities. Received: {len(sparsities)} sparsities, "
+                "and weights with "
+                f"{', '.join(str(len(w.values)) for w in record.weights)} values."
             )
-        return found
+        return record
 
     def _at(self, weight: WeightSensitivity, cost: float) -> float:
         """Return the highest sparsity of a weight that costs no more than `cost`."""
@@ -189,8 +191,8 @@ def sensitivity(
         ModelError: if the model is not compiled, or has nothing to prune.
     """
     numbers = [_SHARE.check("sensitivity", "sparsities", each) for each in sparsities]
-    tried = tuple(sorted(numbers))
-    if not tried or tried[0] == 0:
+    in_order = tuple(sorted(numbers))
+    if not in_order or in_order[0] == 0:
         raise ConfigError(
             "Sensitivity takes sparsities above 0. "
             f"Received: sparsities={sparsities!r}."
@@ -200,33 +202,33 @@ def sensitivity(
             f"The model {model.name!r} is not compiled, so nothing can be judged. "
             "Compile it with a loss and metrics."
         )
-    config = prune or Prune(tried[0])
+    config = prune or Prune(in_order[0])
     copy = clone(model)
     plan = make_plan(copy, config)
     before = [to_numpy(variable).copy() for variable in plan.variables]
     evidence = gather(copy, plan, config.criterion, data)
     matters = scores(plan.criterion(config), before, evidence, config.seed)
     metric, baseline = _judged(copy, data, batch_size)
-    measured: list[list[float]] = [[] for _ in before]
-    for sparsity in tried:
+    values_by_weight: list[list[float]] = [[] for _ in before]
+    for sparsity in in_order:
         masks = choose_masks(plan, config, matters, [sparsity] * len(before))
         for index, variable in enumerate(plan.variables):
             zero_out(variable, masks[index])
-            measured[index].append(_judged(copy, data, batch_size)[1])
+            values_by_weight[index].append(_judged(copy, data, batch_size)[1])
             variable.assign(before[index])
     measurements = [
         WeightSensitivity(
             weight.path.removeprefix(f"{model.name}/"), weight.size, tuple(values)
         )
-        for weight, values in zip(plan.chosen, measured, strict=True)
+        for weight, values in zip(plan.chosen, values_by_weight, strict=True)
     ]
-    return Sensitivity(metric, baseline, tried, tuple(measurements))
+    return Sensitivity(metric, baseline, in_order, tuple(measurements))
 
 
 def _judged(model: Any, data: Any, batch_size: int) -> tuple[str, float]:
     """Return the name and value of the first metric, or of the loss without one."""
-    found = model.evaluate(
+    metrics = model.evaluate(
         **fit_arguments(data, batch_size), verbose=0, return_dict=True
     )
-    name = next((n for n in found if not n.endswith("loss")), "loss")
-    return name, float(found[name])
+    name = next((n for n in metrics if not n.endswith("loss")), "loss")
+    return name, float(metrics[name])

@@ -64,12 +64,12 @@ def choose_masks(
     axes = plan.axes
     masks: list[Any] = [None] * len(matters)
     for group in plan.groups:
-        found = pattern.masks(
+        group_masks = pattern.masks(
             [matters[index] for index in group],
             sparsities[group[0]],
             [axes[index] for index in group],
         )
-        for index, mask in zip(group, found, strict=True):
+        for index, mask in zip(group, group_masks, strict=True):
             masks[index] = mask
     return masks
 
@@ -138,13 +138,15 @@ def prune_by_magnitude(model: Any, config: Prune) -> list[WeightChange]:
     progress = Progress("prune", passes * sum(map(nbytes, plan.variables)))
     for group in plan.groups:
         members = [_Scores(plan.variables[n], progress) for n in group]
-        removed = removed_count(sum(e.size for e in members), plan.sparsities[group[0]])
-        if not removed:
+        count_to_remove = removed_count(
+            sum(e.size for e in members), plan.sparsities[group[0]]
+        )
+        if not count_to_remove:
             continue
         if is_relative:
             for each in members:
                 each.divide_by_rms()
-        counts = _remove(members, removed)
+        counts = _remove(members, count_to_remove)
         for n, each, count in zip(group, members, counts, strict=True):
             shares[n] = count / each.size if each.size else 0.0
     return changes(plan, shares)

@@ -104,10 +104,10 @@ class Gradual:
 
     def model_sparsity(self) -> float:
         """Return the share of all parameters of the model that is masked."""
-        removed = sum(
+        zero_count = sum(
             mask.size - np.count_nonzero(mask) for mask in self._current_masks
         )
-        return removed / self._model.count_params()
+        return zero_count / self._model.count_params()
 
     def release(self) -> None:
         """Let the weights change freely again; a second call is a no-op."""
@@ -136,10 +136,10 @@ class Gradual:
 
     def _evidence(self) -> list[np.ndarray] | None:
         if self._matters is not None:
-            found = self._matters.read()
+            evidence = self._matters.read()
             if self._config.criterion == "taylor":
                 self._matters.clear()
-            return found
+            return evidence
         if CRITERIA[self._config.criterion] == INPUTS:
             return input_norms(self._model, self._data, self.plan.chosen)
         return None
@@ -177,8 +177,8 @@ class Gradual:
 
     def _weighed(self, sparsities: Sequence[float]) -> float:
         sizes = [mask.size for mask in self._current_masks]
-        removed = sum(s * n for s, n in zip(sparsities, sizes, strict=True))
-        return removed / sum(sizes)
+        zero_count = sum(s * n for s, n in zip(sparsities, sizes, strict=True))
+        return zero_count / sum(sizes)
 
     def _write(self, masks: list[np.ndarray]) -> None:
         self._masks.write(masks)

@@ -143,17 +143,19 @@ class _Link:
 
     def masked(self, value: Any) -> Any:
         """Return an updated value of the variable, with zeros where it is removed."""
-        kept = decode_in_step(self.mask.variable, value.shape)
+        mask = decode_in_step(self.mask.variable, value.shape)
         if self.unseen is not None:
             # A removed entry was zero before the update, so its value is the update.
-            before = ops.where(kept, 0.0, ops.convert_to_tensor(self.unseen.variable))
+            before = ops.where(mask, 0.0, ops.convert_to_tensor(self.unseen.variable))
             self.unseen.variable.assign(before + ops.cast(value, "float32"))
         average = _moving_average(self.optimizer, self.variable)
         if average is not None:
             # Keras averages what the update gave, before any constraint.
-            averaged = ops.convert_to_tensor(average)
-            average.assign(ops.where(kept, averaged, ops.zeros_like(averaged)))
-        return current().masked(value, kept)
+            average_value = ops.convert_to_tensor(average)
+            average.assign(
+                ops.where(mask, average_value, ops.zeros_like(average_value))
+            )
+        return current().masked(value, mask)
 
 
 def _moving_average(optimizer: Any, variable: Any) -> Any:

@@ -69,9 +69,9 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
         features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
         rest = tuple(axis for axis in range(values.ndim) if axis not in features)
         # Transposed, so that the features come in the order of the kernel's axes.
-        summed = np.square(values).transpose((*rest, *features))
-        summed = summed.sum(tuple(range(len(rest))))
-        squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + summed
+        sums = np.square(values).transpose((*rest, *features))
+        sums = sums.sum(tuple(range(len(rest))))
+        squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + sums
 
     observe_samples(model, owners, add, data, samples=_SAMPLES, criterion="wanda")
     missing = [weight.path for weight in weights if id(weight.owner) not in squares]
@@ -88,9 +88,9 @@ def _feature_axes(owner: Any) -> list[int]:
     if isinstance(owner, _CONVOLUTIONS):
         return [1 if owner.data_format == "channels_first" else -1]
     if isinstance(owner, keras.layers.EinsumDense):
-        given, kernel, output = einsum_parts(owner.equation)
+        input_letters, kernel, output = einsum_parts(owner.equation)
         # From the end: where there are dots, the number of axes before is open.
-        from_end = given.replace("...", ".")[::-1]
+        from_end = input_letters.replace("...", ".")[::-1]
         return [-1 - from_end.index(c) for c in kernel if c not in output]
     return [-1]
 
@@ -153,7 +153,7 @@ def make_plan(model: Any, config: Prune) -> Plan:
     """
     all_weights = list(weights(model))
     last = output_layers(model, all_weights)
-    chosen, left_alone = select(
+    pruned_weights, left_alone = select(
         model.name,
         all_weights,
         config.patterns_by_field(),
@@ -163,9 +163,9 @@ def make_plan(model: Any, config: Prune) -> Plan:
         "include= or ratios= names it. Prune before quantizing.",
     )
     return Plan(
-        tuple(chosen),
-        tuple(_sparsities(chosen, config)),
-        tuple(_groups(chosen, config)),
+        tuple(pruned_weights),
+        tuple(_sparsities(pruned_weights, config)),
+        tuple(_groups(pruned_weights, config)),
         tuple(left_alone),
     )
 
@@ -178,10 +178,10 @@ def _why_not(weight: Weight, config: Prune, last: set[int]) -> str | None:
         config: the choice.
         last: the ids of the layers that come last.
     """
-    named = (*config.include, *(pattern for pattern, _ in config.ratios))
-    if reason := why_left_alone(weight, named, config.exclude):
+    patterns = (*config.include, *(pattern for pattern, _ in config.ratios))
+    if reason := why_left_alone(weight, patterns, config.exclude):
         return reason
-    if id(weight.owner) in last and not matches(named, weight):
+    if id(weight.owner) in last and not matches(patterns, weight):
         return "is of the output layer"
     if CRITERIA[config.criterion] == INPUTS and (reason := why_no_inputs(weight)):
         return reason
@@ -191,12 +191,12 @@ def _why_not(weight: Weight, config: Prune, last: set[int]) -> str | None:
 def _sparsities(chosen: Sequence[Weight], config: Prune) -> list[float]:
     own = [_ratio(weight, config) for weight in chosen]
     rest = [weight for weight, ratio in zip(chosen, own, strict=True) if ratio is None]
-    shared = [config.sparsity] * len(rest)
+    common_sparsities = [config.sparsity] * len(rest)
     if config.scope in (ERDOS_RENYI, ERDOS_RENYI_KERNEL):
         shapes = [tuple(weight.variable.shape) for weight in rest]
         kernel = config.scope == ERDOS_RENYI_KERNEL
-        shared = erdos_renyi(shapes, config.sparsity, kernel=kernel)
-    others = iter(shared)
+        common_sparsities = erdos_renyi(shapes, config.sparsity, kernel=kernel)
+    others = iter(common_sparsities)
     return [next(others) if ratio is None else ratio for ratio in own]
 
 
@@ -238,8 +238,8 @@ def erdos_renyi(
         [0.0, 0.812]
     """
     sizes = [math.prod(shape) for shape in shapes]
-    counted = [tuple(shape) if kernel else tuple(shape)[-2:] for shape in shapes]
-    raw = [sum(axes) / math.prod(axes) for axes in counted]
+    axis_lengths = [tuple(shape) if kernel else tuple(shape)[-2:] for shape in shapes]
+    raw = [sum(axes) / math.prod(axes) for axes in axis_lengths]
     full: set[int] = set()
     while True:
         rest = [i for i in range(len(sizes)) if i not in full]
@@ -269,9 +269,9 @@ def output_layers(model: Any, weights: list[Weight]) -> set[int]:
 
 
 def _last(model: Any, with_kernel: set[int]) -> set[int]:
-    traced = trace(model, 1)
-    if traced is not None:
-        return _makers(traced, with_kernel)
+    calls = trace(model, 1)
+    if calls is not None:
+        return _makers(calls, with_kernel)
     for layer in reversed(model.layers):
         inside = {id(each) for each in sublayers(layer)} & with_kernel
         if inside:
@@ -283,13 +283,13 @@ def _makers(traced: Trace, with_kernel: set[int]) -> set[int]:
     """Return the layers with a kernel that are met first on the way back."""
     makers = {id(x): call for call in traced.calls for x in call.outputs}
     last: set[int] = set()
-    waiting, seen = list(traced.outputs), set()
+    waiting, tensor_ids = list(traced.outputs), set()
     while waiting:
         tensor = waiting.pop()
         call = makers.get(id(tensor))
-        if call is None or id(tensor) in seen:
+        if call is None or id(tensor) in tensor_ids:
             continue
-        seen.add(id(tensor))
+        tensor_ids.add(id(tensor))
         is_layer = isinstance(call.operation, keras.layers.Layer)
         layers = sublayers(call.operation) if is_layer else []
         inside = {id(layer) for layer in layers} & with_kernel
@@ -306,14 +306,14 @@ def changes(plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
         plan: which of the weights are pruned.
         shares: the share of zeros in each of them, 0 to 1.
     """
-    pruned = [
+    details = [
         (weight, f"{share:.1%} zero" if share else _NOTHING_GOES)
         for weight, share in zip(plan.chosen, shares, strict=True)
     ]
     zeros = [*map(bool, shares), *(False for _ in plan.left_alone)]
     return [
-        account(weight, "prune", detail, changed=changed)
-        for (weight, detail), changed in zip(
-            (*pruned, *plan.left_alone), zeros, strict=True
+        account(weight, "prune", detail, changed=is_changed)
+        for (weight, detail), is_changed in zip(
+            (*details, *plan.left_alone), zeros, strict=True
         )
     ]

@@ -216,10 +216,10 @@ class Iterative(Schedule):
 
     def rise(self, progress: float, final: float) -> float:
         """Return the sparsity after the round that `progress` falls into."""
-        done = math.floor(progress * (self.rounds - 1) + _ROUNDING) + 1
-        if done == self.rounds:
+        round_number = math.floor(progress * (self.rounds - 1) + _ROUNDING) + 1
+        if round_number == self.rounds:
             return final
-        return 1 - (1 - final) ** (done / self.rounds)
+        return 1 - (1 - final) ** (round_number / self.rounds)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,10 @@ def scores(
         return list(evidence)
     sizes = [magnitude(each) for each in weights]
     if evidence is not None:
-        return [size * known for size, known in zip(sizes, evidence, strict=True)]
+        return [
+            size * evidence_of_one
+            for size, evidence_of_one in zip(sizes, evidence, strict=True)
+        ]
     if criterion == "magnitude/rms":
         return [_relative(size) for size in sizes]
     return sizes
@@ -99,24 +102,24 @@ def keep_largest(scores: np.ndarray, removed: int) -> np.ndarray:
         [True, False, True, True]
     """
     flat = np.nan_to_num(scores.ravel(), nan=np.inf, posinf=np.inf, neginf=-np.inf)
-    kept = np.ones(flat.size, bool)
+    mask = np.ones(flat.size, bool)
     if removed == 0:
-        return kept.reshape(scores.shape)
+        return mask.reshape(scores.shape)
     # Selection, not sorting; then exactly as many of the ties as are still due.
     threshold = np.partition(flat, removed - 1)[removed - 1]
-    np.greater_equal(flat, threshold, out=kept)
-    missing = removed - (flat.size - np.count_nonzero(kept))
+    np.greater_equal(flat, threshold, out=mask)
+    missing = removed - (flat.size - np.count_nonzero(mask))
     ties = np.flatnonzero(flat == threshold)
-    kept[ties[:missing]] = False
-    return kept.reshape(scores.shape)
+    mask[ties[:missing]] = False
+    return mask.reshape(scores.shape)
 
 
 def keep_largest_of_all(scores: list[np.ndarray], removed: int) -> list[np.ndarray]:
     """Return a mask per array, with exactly the `removed` smallest of all False."""
     if len(scores) == 1:
         return [keep_largest(scores[0], removed)]
-    kept = keep_largest(np.concatenate([each.ravel() for each in scores]), removed)
-    parts = np.split(kept, np.cumsum([each.size for each in scores])[:-1])
+    mask = keep_largest(np.concatenate([each.ravel() for each in scores]), removed)
+    parts = np.split(mask, np.cumsum([each.size for each in scores])[:-1])
     return [part.reshape(each.shape) for part, each in zip(parts, scores, strict=True)]
 
 
@@ -136,15 +139,15 @@ def exchange(
         >>> exchange(mask, np.array([3, 1, 0, 0]), np.array([0, 0, 1, 5]), 0.5).tolist()
         [True, False, False, True]
     """
-    kept = int(np.count_nonzero(mask))
-    count = min(int(fraction * kept), mask.size - kept)
-    remaining, removed = np.flatnonzero(mask), np.flatnonzero(~mask)
+    total = int(np.count_nonzero(mask))
+    count = min(int(fraction * total), mask.size - total)
+    remaining, zeros = np.flatnonzero(mask), np.flatnonzero(~mask)
     stays = keep_largest(size.ravel()[remaining], count)
-    comes = ~keep_largest(-np.abs(gradient.ravel()[removed]), count)
-    changed = mask.ravel().copy()
-    changed[remaining[~stays]] = False
-    changed[removed[comes]] = True
-    return changed.reshape(mask.shape)
+    comes = ~keep_largest(-np.abs(gradient.ravel()[zeros]), count)
+    new_mask = mask.ravel().copy()
+    new_mask[remaining[~stays]] = False
+    new_mask[zeros[comes]] = True
+    return new_mask.reshape(mask.shape)
 
 
 class Pattern(abc.ABC):
@@ -202,9 +205,9 @@ class NOfM(Pattern):
         self, scores: Sequence[np.ndarray], sparsity: float, axes: Sequence[int]
     ) -> list[np.ndarray]:
         """Return masks that remove `floor(sparsity * group)` of every group."""
-        removed = removed_count(self.group, sparsity)
+        zeros_per_group = removed_count(self.group, sparsity)
         return [
-            self._mask(each, removed, axis)
+            self._mask(each, zeros_per_group, axis)
             for each, axis in zip(scores, axes, strict=True)
         ]
 
@@ -212,17 +215,17 @@ class NOfM(Pattern):
         rows = np.moveaxis(scores, axis, -1)
         length = rows.shape[-1]
         # What is missing from the last group goes first, and leaves with the padding.
-        padded = np.pad(
+        whole_groups = np.pad(
             np.nan_to_num(rows.astype(float), nan=np.inf, posinf=np.inf),
             [(0, 0)] * (rows.ndim - 1) + [(0, -length % self.group)],
             constant_values=-np.inf,
         )
-        groups = padded.reshape(*rows.shape[:-1], -1, self.group)
+        groups = whole_groups.reshape(*rows.shape[:-1], -1, self.group)
         # Stable, so that among equals the first are removed; groups are short.
         order = np.argsort(groups, axis=-1, kind="stable")
         group_masks = np.ones(groups.shape, bool)
         np.put_along_axis(group_masks, order[..., :removed], values=False, axis=-1)
-        mask = group_masks.reshape(padded.shape)[..., :length]
+        mask = group_masks.reshape(whole_groups.shape)[..., :length]
         return np.ascontiguousarray(np.moveaxis(mask, -1, axis))
 
 
@@ -251,20 +254,20 @@ class Blocks(Pattern):
         axes: Sequence[int],  # noqa: ARG002 - another pattern needs it
     ) -> list[np.ndarray]:
         """Return masks with exactly `floor(sparsity * blocks)` blocks False in all."""
-        pooled = [self._pooled(each) for each in scores]
-        size = sum(each.size for each in pooled)
-        kept = keep_largest_of_all(pooled, removed_count(size, sparsity))
+        block_scores = [self._pooled(each) for each in scores]
+        size = sum(each.size for each in block_scores)
+        block_masks = keep_largest_of_all(block_scores, removed_count(size, sparsity))
         return [
             self._spread(mask, each.shape)
-            for mask, each in zip(kept, scores, strict=True)
+            for mask, each in zip(block_masks, scores, strict=True)
         ]
 
     def _pooled(self, scores: np.ndarray) -> np.ndarray:
         lengths = self._lengths(scores.shape)
         padding = [(0, -n % b) for n, b in zip(scores.shape, lengths, strict=True)]
-        padded = np.pad(scores.astype(float), padding, constant_values=np.nan)
-        split = [(n // b, b) for n, b in zip(padded.shape, lengths, strict=True)]
-        blocks = padded.reshape([length for pair in split for length in pair])
+        whole_blocks = np.pad(scores.astype(float), padding, constant_values=np.nan)
+        split = [(n // b, b) for n, b in zip(whole_blocks.shape, lengths, strict=True)]
+        blocks = whole_blocks.reshape([length for pair in split for length in pair])
         inner = tuple(range(1, 2 * scores.ndim, 2))
         is_entry = np.ones(scores.shape, bool)
         entries = np.pad(is_entry, padding).reshape(blocks.shape)

@@ -60,7 +60,7 @@ def calibrate(
         )
     check_data(model, data)
     calls = flatten(model) if calls is None else calls
-    seen: dict[str, Observer] = {}
+    observers: dict[str, Observer] = {}
     count, alike, first = 0, True, list[np.ndarray]()
 
     def see(name: str, tensor: Any) -> None:
@@ -68,7 +68,7 @@ def calibrate(
             keras.backend.standardize_dtype(tensor.dtype)
         ):
             return
-        seen.setdefault(name, Observer(calibration)).add(name, tensor)
+        observers.setdefault(name, Observer(calibration)).add(name, tensor)
 
     with current().inference():
         for batch in flat_batches(model, data, calibration):
@@ -78,7 +78,7 @@ def calibrate(
             alike = alike and all(bool((array == one).all()) for array, one in pairs)
             tensors = [keras.ops.convert_to_tensor(array) for array in batch]
             calls.run(tensors, see)
-    ranges = tuple(each.range(name) for name, each in seen.items())
+    ranges = tuple(each.range(name) for name, each in observers.items())
     _warn(count, ranges, alike=alike and count > 1)
     return ranges
 
@@ -226,17 +226,23 @@ class Histogram:
         place = int(np.searchsorted(below, target))
         before = below[place] - self.counts[place]
         inside = (target - before) / self.counts[place]
-        found = self.low + (place + float(inside)) * self.width
-        return min(max(found, self.least), self.most)
+        value = self.low + (place + float(inside)) * self.width
+        return min(max(value, self.least), self.most)
 
     def _double(self, *, downwards: bool) -> None:
-        joined = self.counts.reshape(-1, 2).sum(axis=1)
-        empty = np.zeros_like(joined)
+        pair_counts = self.counts.reshape(-1, 2).sum(axis=1)
+        empty = np.zeros_like(pair_counts)
         size = self.high - self.low
         if downwards:
-            self.counts, self.low = np.concatenate([empty, joined]), self.low - size
+            self.counts, self.low = (
+                np.concatenate([empty, pair_counts]),
+                self.low - size,
+            )
         else:
-            self.counts, self.high = np.concatenate([joined, empty]), self.high + size
+            self.counts, self.high = (
+                np.concatenate([pair_counts, empty]),
+                self.high + size,
+            )
 
 
 Cost = Callable[[np.ndarray, np.ndarray, float, float], float]
@@ -259,8 +265,11 @@ def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
         cost: `squared_error` or `divergence`.
     """
     full = with_zero(histogram.least, histogram.most)
-    seen = histogram.counts > 0
-    centers, counts = histogram.centers[seen], histogram.counts[seen].astype(np.float64)
+    is_used = histogram.counts > 0
+    centers, counts = (
+        histogram.centers[is_used],
+        histogram.counts[is_used].astype(np.float64),
+    )
     centers = np.clip(centers, histogram.least, histogram.most)
     centers[np.abs(centers) <= histogram.width / 2] = 0.0
 
@@ -314,15 +323,18 @@ def divergence(
     inside = (centers >= low) & (centers <= high)
     if not inside.any() or counts[~inside].sum() > _MOST_CLIPPED * counts.sum():
         return np.inf
-    kept = counts[inside]
-    clipped = kept.copy()
-    clipped[0] += counts[centers < low].sum()
-    clipped[-1] += counts[centers > high].sum()
+    inner_counts = counts[inside]
+    clipped_counts = inner_counts.copy()
+    clipped_counts[0] += counts[centers < low].sum()
+    clipped_counts[-1] += counts[centers > high].sum()
     step = max(high - low, np.finfo(np.float64).tiny) / _LEVELS
     levels = np.minimum(((centers[inside] - low) / step).astype(int), _LEVELS - 1)
-    mass, bins = (np.bincount(levels, w, _LEVELS) for w in (kept, np.ones_like(kept)))
-    p = clipped / clipped.sum()
-    q = (mass[levels] / bins[levels]) / kept.sum()
+    mass, bins = (
+        np.bincount(levels, w, _LEVELS)
+        for w in (inner_counts, np.ones_like(inner_counts))
+    )
+    p = clipped_counts / clipped_counts.sum()
+    q = (mass[levels] / bins[levels]) / inner_counts.sum()
     return float(np.sum(p * np.log(p / q)))
 
 

@@ -106,10 +106,10 @@ def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
         ModelError: if one holds NaN or infinity.
     """
     changes, codes = [], dict[int, Coded]()
-    for weight, coded, change in _encoded_weights(plan, "quantize"):
+    for weight, coded_weight, change in _encoded_weights(plan, "quantize"):
         changes.append(change)
-        if coded is not None:
-            codes[id(weight.variable)] = coded.map(kept_at_rest)
+        if coded_weight is not None:
+            codes[id(weight.variable)] = coded_weight.map(kept_at_rest)
     # Only now: a weight that cannot be stored leaves the model as it was.
     replace_weights(model, plan, codes)
     return changes
@@ -172,7 +172,7 @@ def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
 
     several = in_order(encoded, slices) if len(slices) > 1 else map(encoded, slices)
     parts, sums = zip(*several, strict=True)
-    coded = place.coding.joined(parts, values.shape)
+    coded_weight = place.coding.joined(parts, values.shape)
     ratio = decibels(*np.sum(sums, axis=0))
     detail = place.coding.describe(weight.variable.shape)
     if not values.any():
@@ -180,7 +180,7 @@ def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
     elif place.dynamic:
         detail += ", times int8" + (", static" * (place.activation_scale is not None))
     after = place.coding.nbytes(weight.variable.shape)
-    return coded, account(
+    return coded_weight, account(
         weight, "quantize", detail, changed=True, after_bytes=after, sqnr_db=ratio
     )
 
@@ -290,8 +290,8 @@ def _place(
     is_taken_apart = is_multiplied and is_product(weight.owner)
     blocks = 1
     if is_multiplied and (cut := block_axes(weight.owner)) is not None:
-        wanted = math.ceil(4 * weight.size / block_bytes)
-        blocks = min(wanted, weight.variable.shape[cut[0]])
+        most_blocks = math.ceil(4 * weight.size / block_bytes)
+        blocks = min(most_blocks, weight.variable.shape[cut[0]])
     return Place(
         index,
         str(weight.attribute),
@@ -355,23 +355,25 @@ def warn_if_left_float(changes: Sequence[WeightChange]) -> None:
         changes: what became of the weights.
     """
     model_bytes = sum({c.weight: c.before_bytes for c in reversed(changes)}.values())
-    stored = {c.weight for c in changes if c.after_bytes < c.before_bytes}
+    smaller_weights = {c.weight for c in changes if c.after_bytes < c.before_bytes}
     float_bytes = {
         change.weight: change.after_bytes
         for change in changes
-        if change.detail in (UNREAD, LISTED) and change.weight not in stored
+        if change.detail in (UNREAD, LISTED) and change.weight not in smaller_weights
     }
     total = sum(float_bytes.values())
     if total <= _MOST * model_bytes:
         return
     largest = sorted(float_bytes, key=lambda weight: -float_bytes[weight])
-    named = [f"{name} ({format_bytes(float_bytes[name])})" for name in largest[:_NAMED]]
+    largest_names = [
+        f"{name} ({format_bytes(float_bytes[name])})" for name in largest[:_NAMED]
+    ]
     rest = f" and {len(float_bytes) - _NAMED} more" if len(float_bytes) > _NAMED else ""
     warnings.warn(
         f"{total / model_bytes:.0%} of the model's bytes stay float: "
-        f"{', '.join(named)}{rest}. Next: name in include= of Quantize those that are "
-        "to be stored in fewer bits (their last axis is that of the channels), in "
-        "exclude= those that are to stay. `changes` tells why each was left alone.",
+        f"{', '.join(largest_names)}{rest}. Next: name in include= of Quantize those "
+        "that are to be stored in fewer bits (the last axis is that of the channels), "
+        "in exclude= those that are to stay. `changes` tells why each was left alone.",
         KerasMemWarning,
         stacklevel=3,
     )

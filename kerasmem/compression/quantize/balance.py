@@ -64,19 +64,21 @@ def balance(links: Sequence[Link], peaks: dict[int, np.ndarray]) -> list[np.ndar
     """
     totals = [np.ones(link.count) for link in links]
     for _ in range(_SWEEPS):
-        moved = 0.0
+        largest_change = 0.0
         for number, link in enumerate(links):
             step = _step(link, peaks)
-            bounded = np.clip(totals[number] * step, 1 / LARGEST, LARGEST)
-            step = bounded / totals[number]
-            totals[number] = bounded
+            new_total = np.clip(totals[number] * step, 1 / LARGEST, LARGEST)
+            step = new_total / totals[number]
+            totals[number] = new_total
             peaks[link.maker.kernel] = (
                 peaks[link.maker.kernel] / step[link.maker.places]
             )
             for taker in link.takers:
                 peaks[taker.kernel] = peaks[taker.kernel] * step[taker.places]
-            moved = max(moved, float(np.abs(np.log(step)).max(initial=0.0)))
-        if moved < _STILL:
+            largest_change = max(
+                largest_change, float(np.abs(np.log(step)).max(initial=0.0))
+            )
+        if largest_change < _STILL:
             break
     return totals
 
@@ -89,16 +91,20 @@ def largest_by(places: np.ndarray, values: np.ndarray, count: int) -> np.ndarray
         values: at least 0.
         count: number of channels.
     """
-    found = np.zeros(count)
-    np.maximum.at(found, np.broadcast_to(places, values.shape).ravel(), values.ravel())
-    return found
+    largest = np.zeros(count)
+    np.maximum.at(
+        largest, np.broadcast_to(places, values.shape).ravel(), values.ravel()
+    )
+    return largest
 
 
 def _step(link: Link, peaks: dict[int, np.ndarray]) -> np.ndarray:
-    made = largest_by(link.maker.places, peaks[link.maker.kernel], link.count)
-    taken = np.zeros(link.count)
+    maker_peaks = largest_by(link.maker.places, peaks[link.maker.kernel], link.count)
+    taker_peaks = np.zeros(link.count)
     for taker in link.takers:
         here = largest_by(taker.places, peaks[taker.kernel], link.count)
-        taken = np.maximum(taken, here)
-    both = (made > 0) & (taken > 0)
-    return np.sqrt(np.where(both, made, 1.0)) / np.sqrt(np.where(both, taken, 1.0))
+        taker_peaks = np.maximum(taker_peaks, here)
+    both = (maker_peaks > 0) & (taker_peaks > 0)
+    return np.sqrt(np.where(both, maker_peaks, 1.0)) / np.sqrt(
+        np.where(both, taker_peaks, 1.0)
+    )

@@ -49,12 +49,14 @@ def float_product(
         in_blocks: whether the kernel may become float in blocks.
     """
     blocks = _blocks(layer, kernel) if in_blocks else _WHOLE
-    coded = kernel.coded.map(lambda part: keras.ops.convert_to_tensor(part.value))
+    coded_kernel = kernel.coded.map(
+        lambda part: keras.ops.convert_to_tensor(part.value)
+    )
     is_scaled = _is_scaled_after(layer, kernel)
     floats = _codes if is_scaled else kernel.decoded
 
     def forward(inputs: Any, *parts: Any) -> Any:
-        now = coded.with_parts(parts)
+        now = coded_kernel.with_parts(parts)
         total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
         if not is_scaled:
             return total
@@ -62,15 +64,15 @@ def float_product(
 
     equation = _transposed_equation(layer) if again else None
     if equation is None:
-        return forward(inputs, *coded.parts)
+        return forward(inputs, *coded_kernel.parts)
     # A graph keeps what makes its gradient, so that knows neither layer nor variables.
     layout = kernel.without_variables()
 
     def transposed(gradient: Any, *parts: Any) -> Any:
-        now = coded.with_parts(parts)
+        now = coded_kernel.with_parts(parts)
         return _transposed_in_blocks(equation, gradient, layout, now, blocks)
 
-    return backends.current().linear(forward, transposed, inputs, coded.parts)
+    return backends.current().linear(forward, transposed, inputs, coded_kernel.parts)
 
 
 def _codes(coded: Coded, _: Rows | None) -> Any:
@@ -170,9 +172,9 @@ def _transposed_equation(layer: Any) -> str | None:
         return "...o,oi->...i"
     if not isinstance(layer, keras.layers.EinsumDense):
         return "...o,io->...i"
-    given, own, output = einsum_parts(layer.equation)
-    is_known = set(given) <= {*own, *output}
-    return f"{output},{own}->{given}" if is_known else None
+    input_letters, own, output = einsum_parts(layer.equation)
+    is_known = set(input_letters) <= {*own, *output}
+    return f"{output},{own}->{input_letters}" if is_known else None
 
 
 def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
@@ -186,10 +188,12 @@ def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]
     rank = len(inputs.shape)
     if not isinstance(layer, keras.layers.EinsumDense):
         return (1,) * rank
-    given, own, _ = einsum_parts(layer.equation)
+    input_letters, own, _ = einsum_parts(layer.equation)
     axes = kernel.coding.axes
     sizes = {own[i]: n for i, n in enumerate(kernel.shape) if i not in axes}
-    letters = given.replace("...", "." * (rank - len(given.replace("...", ""))))
+    letters = input_letters.replace(
+        "...", "." * (rank - len(input_letters.replace("...", "")))
+    )
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
@@ -202,8 +206,8 @@ def _sums_floats(layer: Any, rank: int) -> bool:
     """
     if not isinstance(layer, keras.layers.EinsumDense):
         return is_convolution(layer)
-    given, own, output = einsum_parts(layer.equation)
-    return not set(given) <= {*own, *output} or not row_axes(layer, rank)
+    input_letters, own, output = einsum_parts(layer.equation)
+    return not set(input_letters) <= {*own, *output} or not row_axes(layer, rank)
 
 
 def _kernel_scales(
@@ -308,5 +312,5 @@ def rounded_inputs(layer: Any, inputs: Any) -> Any:
         inputs: float inputs of it.
     """
     exact = keras.ops.cast(inputs, "float32")
-    rounded = round_inputs(exact, summed_axes(layer, inputs))
-    return keras.ops.cast(rounded, inputs.dtype)
+    outputs = round_inputs(exact, summed_axes(layer, inputs))
+    return keras.ops.cast(outputs, inputs.dtype)

@@ -210,18 +210,18 @@ class Coding:
             NumPy arrays, and the sums of squares of the entries and of what is lost.
         """
         if self.bits == 16:
-            halved = self._halved(finite(values))
-            return Coded(halved), powers(values, halved)
+            halves = self._halved(finite(values))
+            return Coded(halves), powers(values, halves)
         exact, codes, rest, inputs = self._laid_out_codes(values, scales, **options)
         wide = rest[0].astype(np.float32, copy=False)
         if len(rest) > 1:
-            rounded = dequantize(codes, wide, rest[1])
+            decoded_values = dequantize(codes, wide, rest[1])
         else:
-            rounded = self.values_of(codes, wide)
+            decoded_values = self.values_of(codes, wide)
         if inputs is not None:
-            exact, rounded = exact * inputs, rounded * inputs
-        coded = self._packed(codes, rest, inputs, values.shape)
-        return coded, powers(exact, rounded)
+            exact, decoded_values = exact * inputs, decoded_values * inputs
+        coded_values = self._packed(codes, rest, inputs, values.shape)
+        return coded_values, powers(exact, decoded_values)
 
     def _laid_out_codes(
         self,
@@ -369,12 +369,12 @@ class Coding:
 
     def _halved(self, values: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):  # it is looked for below
-            halved = values.astype(np.dtype(self.dtype))
-        lost = np.count_nonzero(~np.isfinite(halved.astype(np.float32)))
-        if lost:
+            halves = values.astype(np.dtype(self.dtype))
+        overflows = np.count_nonzero(~np.isfinite(halves.astype(np.float32)))
+        if overflows:
             raise ModelError(
-                f"{lost} of {values.size} weights are too large for {self.dtype}. "
+                f"{overflows} of {values.size} weights are too large for {self.dtype}. "
                 f"Received: one of {np.abs(values).max():.3g}. Next: use "
                 "scheme='bfloat16' or 'int8'."
             )
-        return halved
+        return halves

@@ -166,10 +166,10 @@ class Quantize(Technique):
         for field, cls in (("budget", Budget), ("calibration", Calibration)):
             value = nested("Quantize", field, cls, getattr(self, field))
             object.__setattr__(self, field, value)
-        for is_broken, why, shown in self._refused():
+        for is_broken, why, names in self._refused():
             if is_broken:
-                received = ", ".join(f"{f}={getattr(self, f)!r}" for f in shown)
-                raise ConfigError(f"{why} Received: {received}.")
+                values = ", ".join(f"{f}={getattr(self, f)!r}" for f in names)
+                raise ConfigError(f"{why} Received: {values}.")
 
     def _refused(self) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
         """Yield combinations without a meaning: if it is so, why, the fields of it."""

@@ -57,8 +57,8 @@ def dequantize(model: Any) -> Any:
         True
     """
     _check(model)
-    made = _float_form(model)
-    for old, new in zip(_layers(model), _layers(made), strict=True):
+    float_model = _float_form(model)
+    for old, new in zip(_layers(model), _layers(float_model), strict=True):
         # A layer made of others, such as attention, forgets the LoRA of these.
         if has_lora(old) and not has_lora(new):
             new.enable_lora(old.lora_rank, old.lora_alpha)
@@ -68,10 +68,10 @@ def dequantize(model: Any) -> Any:
             load_saved_state(new, *saved_state(old))
         if getattr(old, "preprocessor", None) is not None:  # of a task of KerasHub
             copy_saved_state(old.preprocessor, new.preprocessor)
-    if any(isinstance(layer, FakeQuantize) for layer in sublayers(made)):
-        made = Rebuild(_WithoutFakeQuantize()).run(made)
-    compile_as(made, model)
-    return made
+    if any(isinstance(layer, FakeQuantize) for layer in sublayers(float_model)):
+        float_model = Rebuild(_WithoutFakeQuantize()).run(float_model)
+    compile_as(float_model, model)
+    return float_model
 
 
 def _float_form(model: Any) -> Any:
@@ -118,9 +118,11 @@ def _carry_over(old: Any, new: Any) -> None:
     }
     for name, kernel in kernels.items():
         vars(new)[name].assign(kernel.plain())
-    coded = [part for kernel in kernels.values() for part in kernel.parts]
+    coded_parts = [part for kernel in kernels.values() for part in kernel.parts]
     floats = [vars(new)[name] for name in kernels]
-    for before, after in zip(_without(old, coded), _without(new, floats), strict=True):
+    for before, after in zip(
+        _without(old, coded_parts), _without(new, floats), strict=True
+    ):
         after.assign(to_numpy(before))
 
 

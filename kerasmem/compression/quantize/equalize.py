@@ -49,8 +49,8 @@ def lets_through(operation: Any, *, relu6: bool = False) -> bool:
     """
     entry = entry_of(operation)
     if entry.name == "layers.ReLU":
-        bounded = operation.max_value is not None
-        return not operation.threshold and (relu6 or not bounded)
+        has_bound = operation.max_value is not None
+        return not operation.threshold and (relu6 or not has_bound)
     if entry.channels == "activation":
         return passes(operation.activation, relu6=relu6)
     return entry.homogeneous
@@ -105,16 +105,16 @@ def find_pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int
     Raises:
         ModelError: if its calls are not known.
     """
-    traced = trace(model, 1)
-    if traced is None:
+    calls = trace(model, 1)
+    if calls is None:
         raise ModelError(
             f"The calls of the model {model.name!r} are not known: its layers cannot "
             "be equalized. Expected: a Sequential or Functional model. Received: a "
             "subclassed one."
         )
-    way = _Way(traced, relu6, readers(model))
+    way = _Way(calls, relu6, readers(model))
     pairs, reasons = [], {}
-    for call in traced.calls:
+    for call in calls.calls:
         if not has_channels(call.operation):
             continue
         try:
@@ -201,7 +201,7 @@ def equalize(model: Any) -> list[WeightChange]:
     pairs, reasons = find_pairs(model)
     all_weights = list(weights(model))
     if not pairs:
-        received = [
+        skipped_weights = [
             f"{weight.path} {reasons[id(weight.owner)]}"
             for weight in all_weights
             if id(weight.owner) in reasons
@@ -209,15 +209,15 @@ def equalize(model: Any) -> list[WeightChange]:
         raise ModelError(
             f"The model {model.name!r} has no two layers to equalize. Next: fold its "
             "BatchNormalization first; a ReLU6 is in the way unless it is replaced. "
-            f"Received: {'; '.join(received[:3]) or 'no layer with a kernel'}."
+            f"Received: {'; '.join(skipped_weights[:3]) or 'no layer with a kernel'}."
         )
     factors = _factors(pairs, all_weights)
-    scaled = [
+    new_values = [
         (weight.variable, _scaled(weight, factors[id(weight.variable)]))
         for weight in all_weights
         if id(weight.variable) in factors
     ]
-    for variable, value in scaled:
+    for variable, value in new_values:
         variable.assign(value)
     return [_change(weight, factors, reasons) for weight in all_weights]
 
@@ -229,12 +229,12 @@ def without_relu6(model: Any) -> Any:
     """
     pairs, _ = find_pairs(model, relu6=True)
     on_the_way = [op for pair in pairs for op in (pair.maker, *pair.between)]
-    bounded = {id(op) for op in on_the_way if without_bound(op) is not None}
-    if not bounded:
+    bounded_ids = {id(op) for op in on_the_way if without_bound(op) is not None}
+    if not bounded_ids:
         return model
-    made = Rebuild(_Unbounded(bounded)).run(model)
-    compile_as(made, model)
-    return made
+    rebuilt_model = Rebuild(_Unbounded(bounded_ids)).run(model)
+    compile_as(rebuilt_model, model)
+    return rebuilt_model
 
 
 class _Unbounded(Rewrite):
@@ -254,12 +254,12 @@ def _factors(
     """Return what to multiply variables with, by their id."""
     links = [_link(pair) for pair in pairs]
     kernels = {side.kernel for link in links for side in (link.maker, *link.takers)}
-    known = {id(weight.variable): weight for weight in all_weights}
-    peaks = {kernel: _peaks(known[kernel]) for kernel in kernels}
-    found: dict[int, np.ndarray] = {}
+    weights_by_id = {id(weight.variable): weight for weight in all_weights}
+    peaks = {kernel: _peaks(weights_by_id[kernel]) for kernel in kernels}
+    factors: dict[int, np.ndarray] = {}
 
     def multiply(kernel: int, by: np.ndarray) -> None:
-        found[kernel] = found.get(kernel, np.ones(1)) * by
+        factors[kernel] = factors.get(kernel, np.ones(1)) * by
 
     for pair, link, factor in zip(pairs, links, balance(links, peaks), strict=True):
         multiply(link.maker.kernel, 1 / factor[link.maker.places])
@@ -267,7 +267,7 @@ def _factors(
             multiply(id(pair.maker.bias), 1 / factor)
         for side in link.takers:
             multiply(side.kernel, factor[side.places])
-    return found
+    return factors
 
 
 def _link(pair: Pair) -> Link:
@@ -310,11 +310,11 @@ def _scaled(weight: Weight, by: np.ndarray) -> np.ndarray:
 def _change(
     weight: Weight, factors: dict[int, np.ndarray], reasons: dict[int, str]
 ) -> WeightChange:
-    changed = id(weight.variable) in factors
-    if changed:
+    is_scaled = id(weight.variable) in factors
+    if is_scaled:
         by = factors[id(weight.variable)]
         detail = f"channels scaled by {by.min():.3g} to {by.max():.3g}"
     else:
         alone = "is next to no layer to equalize it with"
         detail = reasons.get(id(weight.owner), alone)
-    return account(weight, NAME, detail, changed=changed)
+    return account(weight, NAME, detail, changed=is_scaled)

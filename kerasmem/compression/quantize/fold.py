@@ -78,9 +78,9 @@ def fold_plan(model: Any) -> FoldPlan:
     graphs: dict[int, Graph] = {}
     _gather(listed_graph(model), graphs, trained=False)
     calls = Counter(id(node.operation) for g in graphs.values() for node in g.nodes)
-    tied = readers(model)
+    shared_weights = readers(model)
     for graph in graphs.values():
-        graph.tied = tied
+        graph.tied = shared_weights
         before: dict[int, Any] = {}
         for node in graph.nodes:
             if has_channels(node.operation):
@@ -137,8 +137,8 @@ def _decide(
         before: the layer that a tensor comes from, by the tensor's id.
         calls: how often each operation is called, by its id.
     """
-    norm, given = node.operation, node.arguments.keras_tensors[0]
-    layer = before.get(id(given))
+    norm, norm_input = node.operation, node.arguments.keras_tensors[0]
+    layer = before.get(id(norm_input))
     reason = next(_unfoldable_reasons(graph, node, layer, calls), None)
     taker = None if reason else _with_norm(plan.takers.get(id(layer)), layer, node)
     if taker is None:
@@ -182,18 +182,18 @@ def _unfoldable_reasons(
 def _unfoldable_reasons_before(
     graph: Graph, node: Any, layer: Any, calls: Counter[int]
 ) -> Iterator[str]:
-    given, axis = node.arguments.keras_tensors[0], node.operation.axis
-    rank = len(given.shape)
+    norm_input, axis = node.arguments.keras_tensors[0], node.operation.axis
+    rank = len(norm_input.shape)
     if calls[id(layer)] > 1:
         yield f"comes after {layer.name!r}, which is called in several places"
     reader = next(filter(None, (graph.tied.get(id(w)) for w in layer.weights)), None)
     if reader is not None:
         yield f"comes after {layer.name!r}, whose weights {reader} reads too"
-    if graph.uses[id(given)] > 1:
+    if graph.uses[id(norm_input)] > 1:
         yield f"is not alone in taking what {layer.name!r} makes"
     if layer.activation not in (None, keras.activations.linear):
         yield f"comes after {layer.name!r}, which has an activation"
-    if per_output(layer, np.ones(given.shape[axis]), axis % rank, rank) is None:
+    if per_output(layer, np.ones(norm_input.shape[axis]), axis % rank, rank) is None:
         yield f"is along another axis than the channels of {layer.name!r}"
 
 
@@ -226,10 +226,10 @@ def fold_batch_norm(model: Any) -> tuple[Any, list[WeightChange]]:
     if not plan.takers:
         return model, [_change(weight, plan) for weight in weights(model)]
     rebuild = Rebuild(_Folded(plan))
-    folded = rebuild.run(model)
-    compile_as(folded, model)
+    folded_model = rebuild.run(model)
+    compile_as(folded_model, model)
     changes = [_change(weight, plan) for weight in weights(model)]
-    return folded, changes + _new_biases(folded, rebuild, plan)
+    return folded_model, changes + _new_biases(folded_model, rebuild, plan)
 
 
 class _Folded(Rewrite):
@@ -264,8 +264,8 @@ def _change(weight: Weight, plan: FoldPlan) -> WeightChange:
     by_norm = {id(n): t.layer for t in plan.takers.values() for n in t.norms}
     taker, into = plan.takers.get(id(weight.owner)), by_norm.get(id(weight.owner))
     if into is not None:
-        folded = f"folded into {into.name!r}"
-        return account(weight, NAME, folded, changed=True, after_bytes=0)
+        detail = f"folded into {into.name!r}"
+        return account(weight, NAME, detail, changed=True, after_bytes=0)
     if taker is not None and weight.variable.name != "depthwise_kernel":
         names = ", ".join(repr(norm.name) for norm in taker.norms)
         return account(weight, NAME, f"takes up {names}", changed=True)

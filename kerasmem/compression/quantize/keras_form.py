@@ -42,14 +42,14 @@ def keras_int8(model: Any) -> Any:
         >>> keras_int8(small).layers[-1].quantization_mode
         'int8'
     """
-    made = dequantize(model)
-    pairs = zip(sublayers(model), sublayers(made), strict=True)
+    keras_model = dequantize(model)
+    pairs = zip(sublayers(model), sublayers(keras_model), strict=True)
     for old, new in pairs:
         for stand_in in _stand_ins(old):
             _check(old, new, stand_in)
             _become_int8(new, stand_in)
-    _check_saved(made)
-    return made
+    _check_saved(keras_model)
+    return keras_model
 
 
 def _stand_ins(layer: Any) -> Iterator[StandIn]:
@@ -106,8 +106,8 @@ def _check_saved(model: Any) -> None:
     attention, have none in a file.
     """
     with keras.saving.custom_object_scope(live_objects(model, compiled=False)):
-        opened = type(model).from_config(model.get_config())
-    for layer, other in zip(sublayers(model), sublayers(opened), strict=True):
+        reloaded_model = type(model).from_config(model.get_config())
+    for layer, other in zip(sublayers(model), sublayers(reloaded_model), strict=True):
         if isinstance(layer, _LAYERS) and _form(layer) != _form(other):
             raise ConfigError(
                 f"Keras does not save the form of the layer {layer.path!r}, which is "

@@ -23,10 +23,10 @@ def has_channels(layer: Any) -> bool:
 
     One with LoRA or in Keras's own int8 is none: its kernel is not all of it.
     """
-    changed = getattr(layer, "quantization_mode", None) or getattr(
+    is_converted = getattr(layer, "quantization_mode", None) or getattr(
         layer, "lora_enabled", False
     )
-    return entry_of(layer).kernel not in (None, "embedding") and not changed
+    return entry_of(layer).kernel not in (None, "embedding") and not is_converted
 
 
 def is_einsum(layer: Any) -> bool:
@@ -191,7 +191,7 @@ def is_sound(norm: Any) -> bool:
 
 def _statistics(norm: Any) -> tuple[np.ndarray, ...]:
     count = norm.moving_mean.shape[0]
-    given = (
+    variables = (
         (norm.moving_mean, 0.0),
         (norm.moving_variance, 1.0),
         (norm.gamma if norm.scale else None, 1.0),
@@ -199,5 +199,5 @@ def _statistics(norm: Any) -> tuple[np.ndarray, ...]:
     )
     return tuple(
         np.full(count, default) if v is None else to_numpy(v).astype(np.float64)
-        for v, default in given
+        for v, default in variables
     )

@@ -105,10 +105,10 @@ class Place:
     def to_json(self) -> dict[str, Any]:
         """Return this as plain data."""
         config = {**vars(self), "coding": self.coding.to_json()}
-        gone = {"scales", "closely", "input_scales"}
-        gone |= set() if self.fake else {"fake", "learned", "path"}
-        gone |= {"activation_scale"} if self.activation_scale is None else set()
-        return {key: value for key, value in config.items() if key not in gone}
+        left_out = {"scales", "closely", "input_scales"}
+        left_out |= set() if self.fake else {"fake", "learned", "path"}
+        left_out |= {"activation_scale"} if self.activation_scale is None else set()
+        return {key: value for key, value in config.items() if key not in left_out}
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Place":
@@ -257,12 +257,12 @@ def _models_inside(
     Such as the backbone of a task: it is saved by itself, and other models are made
     around it.
     """
-    found = []
+    models = []
     for part in filter(has_graph, sublayers(block)[1:]):
         own = _places_in(part, block, places)
         if own:
-            found.append((part, _float_form(part), own))
-    return found
+            models.append((part, _float_form(part), own))
+    return models
 
 
 def _places_in(part: Any, block: Any, places: list[Place]) -> list[Place]:
@@ -328,14 +328,16 @@ def is_loop(layer: Any, places: list[Place]) -> bool:
 def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
     """Return what a float weight is read through, as its place says."""
     if place.fake:
-        learned, path = place.learned, place.path
-        made = FakeQuantizedVariable(place.coding, weight, path, learned=learned)
+        learns, path = place.learned, place.path
+        stand_in = FakeQuantizedVariable(place.coding, weight, path, learned=learns)
     else:
-        known = codes.pop(id(weight), None) if codes else None
-        made = QuantizedVariable(place.coding, weight, owner.compute_dtype, known)
-    made.block_count, made.dynamic = place.block_count, place.dynamic
-    made.activation_scale = place.activation_scale
-    return made
+        codes_or_none = codes.pop(id(weight), None) if codes else None
+        stand_in = QuantizedVariable(
+            place.coding, weight, owner.compute_dtype, codes_or_none
+        )
+    stand_in.block_count, stand_in.dynamic = place.block_count, place.dynamic
+    stand_in.activation_scale = place.activation_scale
+    return stand_in
 
 
 def _exchange(

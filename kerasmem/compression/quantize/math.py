@@ -174,15 +174,19 @@ def quantize_closely(
     for share in _SHARES:
         if symmetric:
             scales = scales_of(largest * share, bits)
-            found = codes_of(exact, scales, bits), scales
+            candidate = codes_of(exact, scales, bits), scales
         else:
             own = affine_scales_of(low * share, high * share, bits)
-            found = affine_codes_of(exact, *own, bits), *own
-        error = np.square((dequantize(*found) - exact) / unit)
+            candidate = affine_codes_of(exact, *own, bits), *own
+        error = np.square((dequantize(*candidate) - exact) / unit)
         error = error.sum(axis=axes, keepdims=True, dtype=np.float32)
         closer = error < least
         least = np.where(closer, error, least)
-        best = tuple(map(partial(np.where, closer), found, best)) if best else found
+        best = (
+            tuple(map(partial(np.where, closer), candidate, best))
+            if best
+            else candidate
+        )
     return best
 
 
@@ -215,8 +219,8 @@ def pack_int4(codes: np.ndarray, axis: int) -> np.ndarray:
     pairs = np.moveaxis(codes, axis, 0)
     if len(pairs) % 2:
         pairs = np.concatenate([pairs, np.zeros_like(pairs[:1])])
-    packed = (pairs[0::2] & 0x0F) | (pairs[1::2] << 4)
-    return np.ascontiguousarray(np.moveaxis(packed, 0, axis))
+    codes_in_bytes = (pairs[0::2] & 0x0F) | (pairs[1::2] << 4)
+    return np.ascontiguousarray(np.moveaxis(codes_in_bytes, 0, axis))
 
 
 def pack_int3(codes: np.ndarray, axis: int) -> np.ndarray:
@@ -235,15 +239,19 @@ def pack_int3(codes: np.ndarray, axis: int) -> np.ndarray:
         >>> pack_int3(np.array([1, -1], np.int8), 0).tolist()
         [57, 0, 0]
     """
-    moved = np.moveaxis(codes, axis, 0)
-    fill = np.zeros((-len(moved) % 8, *moved.shape[1:]), np.int8)
-    eights = np.concatenate([moved, fill]).reshape(-1, 8, *moved.shape[1:])
+    first_axis_codes = np.moveaxis(codes, axis, 0)
+    fill = np.zeros((-len(first_axis_codes) % 8, *first_axis_codes.shape[1:]), np.int8)
+    eights = np.concatenate([first_axis_codes, fill]).reshape(
+        -1, 8, *first_axis_codes.shape[1:]
+    )
     word = np.zeros_like(eights[:, 0], np.uint32)
     for place in range(8):
         word |= (eights[:, place] & 7).astype(np.uint32) << np.uint32(3 * place)
     thirds = [(word >> np.uint32(8 * n)).astype(np.uint8) for n in range(3)]
-    packed = np.stack(thirds, axis=1).view(np.int8).reshape(-1, *moved.shape[1:])
-    return np.ascontiguousarray(np.moveaxis(packed, 0, axis))
+    codes_in_bytes = (
+        np.stack(thirds, axis=1).view(np.int8).reshape(-1, *first_axis_codes.shape[1:])
+    )
+    return np.ascontiguousarray(np.moveaxis(codes_in_bytes, 0, axis))
 
 
 def pack(codes: np.ndarray, axis: int, bits: int) -> np.ndarray:
@@ -260,8 +268,8 @@ def packed_length(length: int, bits: int) -> int:
         >>> packed_length(5, 4), packed_length(9, 3)
         (3, 6)
     """
-    shared = {3: 8, 4: 2, 8: 1}[bits]
-    return -(-length // shared) * shared * bits // 8
+    group = {3: 8, 4: 2, 8: 1}[bits]
+    return -(-length // group) * group * bits // 8
 
 
 def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:

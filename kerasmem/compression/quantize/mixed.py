@@ -72,10 +72,10 @@ def mixed_plan(model: Any, config: "Quantize", data: Any = None) -> WeightPlan:
         harm = _harm(model, plans, rows, harm, data)
     choices = _choices(*_sizes(model, config, changes, rows), harm)
     if data is None:
-        lost = _sums(harm, choices)
+        total_harm = _sums(harm, choices)
     else:
-        lost = _lost(model, plans, rows, choices, data)
-    return _plan_of(plans, rows, choices[int(np.argmin(lost))])
+        total_harm = _lost(model, plans, rows, choices, data)
+    return _plan_of(plans, rows, choices[int(np.argmin(total_harm))])
 
 
 def _plan_of(
@@ -147,19 +147,26 @@ def _harm(
         return _rounded(plans, rows, {row: ends[end]})
 
     layers = [plans[0][row[0]][0].owner for row in rows for _ in ends]
-    found = _seen(sensitivities(model, layers, changed, data)).reshape(-1, len(ends))
+    end_harm = _seen(sensitivities(model, layers, changed, data)).reshape(-1, len(ends))
     most, least = noise[:, ends[0]], noise[:, ends[1]]
     # Where four bits lose nothing, they tell nothing of others.
     is_lossy = least > _LEAST_NOISE * most
     own = np.maximum(np.where(is_lossy, least, most), _TINY)
-    tells = is_lossy & (found[:, 1] > 0) & (found[:, 0] > found[:, 1]) & (most > least)
-    rise = np.log(np.where(tells, found[:, 0] / np.maximum(found[:, 1], _TINY), np.e))
+    tells = (
+        is_lossy
+        & (end_harm[:, 1] > 0)
+        & (end_harm[:, 0] > end_harm[:, 1])
+        & (most > least)
+    )
+    rise = np.log(
+        np.where(tells, end_harm[:, 0] / np.maximum(end_harm[:, 1], _TINY), np.e)
+    )
     power = rise / np.log(np.where(tells, most / own, np.e))
     share = noise / own[:, None]
-    harm = np.where(is_lossy, found[:, 1], found[:, 0])[:, None] * share ** np.where(
-        share > 1, np.clip(power, 0.5, 2)[:, None], 1
-    )
-    harm[:, ends] = found
+    harm = np.where(is_lossy, end_harm[:, 1], end_harm[:, 0])[
+        :, None
+    ] * share ** np.where(share > 1, np.clip(power, 0.5, 2)[:, None], 1)
+    harm[:, ends] = end_harm
     return _seen(harm)
 
 
@@ -190,8 +197,8 @@ def _rounded(
 ) -> AbstractContextManager[None]:
     """Return a scope in which some layers are rounded, each as a candidate says."""
     places = ((plans[option][i] for i in rows[n]) for n, option in options.items())
-    stored = _as_stored(chain.from_iterable(places))
-    return _assigned((weight.variable, new) for weight, new in stored)
+    new_values = _as_stored(chain.from_iterable(places))
+    return _assigned((weight.variable, new) for weight, new in new_values)
 
 
 def _as_stored(plan: Iterable[Any]) -> Iterator[tuple[Any, np.ndarray | None]]:
@@ -245,19 +252,21 @@ def _sizes(
 ) -> tuple[np.ndarray, int]:
     """Return the bytes of each layer and candidate, and how many there may be."""
     inside = {index for row in rows for index in row}
-    fixed = sum(c.after_bytes for i, c in enumerate(changes[0]) if i not in inside)
+    fixed_bytes = sum(
+        c.after_bytes for i, c in enumerate(changes[0]) if i not in inside
+    )
     sizes = np.array(
         [[sum(each[i].after_bytes for i in row) for each in changes] for row in rows]
     )
     budget = config.budget.bytes if config.budget else 0
-    least = fixed + int(sizes.min(1).sum())
+    least = fixed_bytes + int(sizes.min(1).sum())
     if least > budget:
         raise ModelError(
             f"The weights of the model {model.name!r} take at least "
-            f"{format_bytes(least)}, {format_bytes(fixed)} of them not quantized. "
-            f"Received: {config.budget!r}."
+            f"{format_bytes(least)}, {format_bytes(fixed_bytes)} of them not "
+            f"quantized. Received: {config.budget!r}."
         )
-    return sizes, budget - fixed
+    return sizes, budget - fixed_bytes
 
 
 def _noise(changes: list[WeightChange], row: Sequence[int]) -> float:

@@ -28,10 +28,10 @@ def levels() -> np.ndarray:
     quantile = NormalDist().inv_cdf
     above = [quantile(p) for p in np.linspace(_OUTERMOST, 0.5, 9)[:-1]]
     below = [-quantile(p) for p in np.linspace(_OUTERMOST, 0.5, 8)[:-1]]
-    found = [0.0, *above[::-1], *below]
-    made = np.array(found, np.float32) / np.float32(above[0])
-    made.setflags(write=False)
-    return made
+    quantiles = [0.0, *above[::-1], *below]
+    table = np.array(quantiles, np.float32) / np.float32(above[0])
+    table.setflags(write=False)
+    return table
 
 
 def normal_codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:

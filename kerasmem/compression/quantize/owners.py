@@ -102,9 +102,9 @@ class QuantizedEmbedding(QuantizedOwner):
         return rows if mask is None else with_mask(rows, mask)
 
     def _logits(self, inputs: Any) -> Any:
-        tied = has_rows_of_outputs(self)
-        table = self._embeddings if tied else self.reverse_embeddings
-        is_coded = isinstance(table, QuantizedVariable) and table.has_parts(1 - tied)
+        is_tied = has_rows_of_outputs(self)
+        table = self._embeddings if is_tied else self.reverse_embeddings
+        is_coded = isinstance(table, QuantizedVariable) and table.has_parts(1 - is_tied)
         if not is_coded or self.reverse_dtype is not None:
             return super().call(inputs, reverse=True)
         training = getattr(self._get_call_context(), "training", None)
@@ -161,14 +161,14 @@ def quantized_variables(layer: Any) -> list[QuantizedVariable]:
 def stand_ins(layer: Any) -> list[StandIn]:
     """Return what stands for weights of a layer or model, each once."""
     values = (v for inner in sublayers(layer) for v in vars(inner).values())
-    found = {id(v): v for v in values if isinstance(v, StandIn)}
-    return list(found.values())
+    by_id = {id(v): v for v in values if isinstance(v, StandIn)}
+    return list(by_id.values())
 
 
 def _first(args: tuple, kwargs: dict[str, Any]) -> Any | None:
     """Return the first tensor among the arguments of a call."""
-    given = keras.tree.flatten((args, kwargs))
-    return next((x for x in given if keras.ops.is_tensor(x)), None)
+    values = keras.tree.flatten((args, kwargs))
+    return next((x for x in values if keras.ops.is_tensor(x)), None)
 
 
 @contextmanager
@@ -199,6 +199,6 @@ def as_floats(model: Any) -> Iterator[None]:
     finally:
         for layer in quantizers:
             layer.passes = False
-        for variable, kept in zip(variables, before, strict=True):
-            variable._own_dtype, variable.block_count, variable.dynamic = kept
+        for variable, settings in zip(variables, before, strict=True):
+            variable._own_dtype, variable.block_count, variable.dynamic = settings
             variable.drop()

@@ -90,12 +90,12 @@ def block_axes(layer: Any) -> tuple[int, int] | None:
         return 0, -1
     if not isinstance(layer, keras.layers.EinsumDense):
         return 1, -1
-    given, kernel, output = einsum_parts(layer.equation)
+    input_letters, kernel, output = einsum_parts(layer.equation)
     axes = [
         # From the end: where there are dots, the number of axes before is open.
         (axis, -1 - output[::-1].index(letter))
         for axis, letter in enumerate(kernel)
-        if letter in output and letter not in given
+        if letter in output and letter not in input_letters
     ]
     return max(axes, key=lambda pair: layer._kernel.shape[pair[0]], default=None)
 
@@ -106,12 +106,12 @@ def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
         return tuple(range(1, len(inputs.shape)))
     if not isinstance(layer, keras.layers.EinsumDense):
         return (-1,)
-    taken, _, output = einsum_parts(layer.equation)
+    input_letters, _, output = einsum_parts(layer.equation)
     # From the end: where there are dots, the number of axes before is open.
-    given = taken.replace("...", ".")[::-1]
+    from_end = input_letters.replace("...", ".")[::-1]
     return tuple(
         -1 - place
-        for place, letter in enumerate(given)
+        for place, letter in enumerate(from_end)
         if letter != "." and letter not in output
     )
 
@@ -125,11 +125,14 @@ def row_axes(layer: Any, rank: int) -> list[tuple[int, int]]:
     """
     if not isinstance(layer, keras.layers.EinsumDense):
         return [(axis, axis) for axis in range(rank - 1)]
-    given, kernel, output = einsum_parts(layer.equation)
-    dots = "0123456789"[: rank - len(given.replace("...", ""))]
-    given, output = given.replace("...", dots), output.replace("...", dots)
+    input_letters, kernel, output = einsum_parts(layer.equation)
+    dots = "0123456789"[: rank - len(input_letters.replace("...", ""))]
+    input_letters, output = (
+        input_letters.replace("...", dots),
+        output.replace("...", dots),
+    )
     return [
         (axis, output.index(letter))
-        for axis, letter in enumerate(given)
+        for axis, letter in enumerate(input_letters)
         if letter not in kernel
     ]

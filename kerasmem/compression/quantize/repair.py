@@ -74,9 +74,9 @@ def store_and_repair(
         _check_needs_no_data(config)
         return store(model, plan)
     check_data(model, data)
-    original, adapted = clone(model), dict[int, float | None]()
+    original, ratios = clone(model), dict[int, float | None]()
     if config.takes_samples:
-        adapted, plan = round_on_data((original, model), config, plan, data)
+        ratios, plan = round_on_data((original, model), config, plan, data)
     changes = store(model, plan)
     all_weights, corrections = list(weights(original)), dict[int, str]()
     if config.bias_correction:
@@ -86,10 +86,10 @@ def store_and_repair(
             corrections[id(before.bias)] = f"corrected by up to {largest:.2g}"
     for place, weight in enumerate(all_weights):
         variable, change = id(weight.variable), changes[place]
-        if variable in adapted:
-            rounded = ROUNDED.get(config.rounding)
-            detail = ", ".join(filter(None, (change.detail, rounded)))
-            ratio = adapted[variable]
+        if variable in ratios:
+            rounding = ROUNDED.get(config.rounding)
+            detail = ", ".join(filter(None, (change.detail, rounding)))
+            ratio = ratios[variable]
             changes[place] = replace(change, detail=detail, sqnr_db=ratio)
         elif variable in corrections:
             detail = corrections[variable]
@@ -125,9 +125,9 @@ def correct_biases(model: Any, config: "Quantize", data: Any, exclude: Exclude) 
         DataError: if what comes out of a layer is not finite.
         ModelError: if there is nothing to quantize.
     """
-    rounded = clone(model)
-    quantize_weights(rounded, replace(config, exclude=()), exclude)
-    for layer, _, shift in _mean_shifts(model, rounded, data):
+    rounded_model = clone(model)
+    quantize_weights(rounded_model, replace(config, exclude=()), exclude)
+    for layer, _, shift in _mean_shifts(model, rounded_model, data):
         _add(layer.bias, shift)
 
 
@@ -163,13 +163,13 @@ def _mean_shifts(
     def shifted(call: LayerCall) -> Any:
         layer, twin = twins[id(call.layer)]
         with _linear(layer), _linear(twin):
-            exact, rounded = call.run(), twin(*call.args, **call.kwargs)
-        both = arrays_of(layer, [exact, rounded])
+            exact, twin_outputs = call.run(), twin(*call.args, **call.kwargs)
+        both = arrays_of(layer, [exact, twin_outputs])
         if both is not None:
             exact_part, rounded_part = (x.astype(np.float64) for x in both)
             total, count = _summed(layer, exact_part - rounded_part)
-            seen = sums[id(layer)]
-            seen[0], seen[1] = seen[0] + total, seen[1] + count
+            layer_sums = sums[id(layer)]
+            layer_sums[0], layer_sums[1] = layer_sums[0] + total, layer_sums[1] + count
         return exact if layer.activation is None else layer.activation(exact)
 
     layers = [layer for layer, _ in twins.values()]

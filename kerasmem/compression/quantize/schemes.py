@@ -45,24 +45,26 @@ def quantize(
         DataError: if the data does not fit the model, or something is not finite.
         ModelError: if there is nothing to quantize.
     """
-    found = learned(model)
-    found.check_stored_so(config)
+    training_record = learned(model)
+    training_record.check_stored_so(config)
     has_ranges = config.is_static and listed_graph(model) is not None
     if is_aware(model):
         model = dequantize(model)
     elif not has_ranges:
         model = working_copy(model, context)
     if has_ranges:
-        made, changes = quantize_static(model, config, context.data, found.ranges)
-        compile_as(made, model)
-        return made, changes
+        static_model, changes = quantize_static(
+            model, config, context.data, training_record.ranges
+        )
+        compile_as(static_model, model)
+        return static_model, changes
     inputs = NO_ACTIVATION_SCALES
     if config.is_static:
         inputs = activation_scales(model, config, context.data)
     if config.scheme == MIXED:
         plan = mixed_plan(model, config, context.data)
     else:
-        plan = weight_plan(model, config, scales=found.scales, inputs=inputs)
+        plan = weight_plan(model, config, scales=training_record.scales, inputs=inputs)
     return model, store_and_repair(model, config, plan, context.data)
 
 
@@ -91,8 +93,8 @@ def fold(
         ModelError: if there is nothing that could be folded.
     """
     del config, context
-    folded, changes = fold_batch_norm(model)
-    if folded is model:
+    folded_model, changes = fold_batch_norm(model)
+    if folded_model is model:
         reasons = [
             f"{change.weight} {change.detail}"
             for change in changes
@@ -102,7 +104,7 @@ def fold(
             f"The model {model.name!r} has no BatchNormalization that could be "
             f"folded. Received: {'; '.join(reasons[:3]) or 'a model without'}."
         )
-    return folded, changes
+    return folded_model, changes
 
 
 def equalize_channels(

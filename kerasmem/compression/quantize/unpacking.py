@@ -47,11 +47,11 @@ def unpack_int3(packed: Any, axis: int, length: int) -> Any:
         ops.right_shift(ops.left_shift(word, _int32(29 - 3 * n)), _int32(29))
         for n in range(8)
     ]
-    found = ops.cast(ops.stack(codes, axis=axis + 1), "int8")
-    found = ops.reshape(found, (*before, 8 * count, *behind))
+    unpacked_codes = ops.cast(ops.stack(codes, axis=axis + 1), "int8")
+    unpacked_codes = ops.reshape(unpacked_codes, (*before, 8 * count, *behind))
     if length == 8 * count:
-        return found
-    return found[(*(slice(None) for _ in before), slice(length))]
+        return unpacked_codes
+    return unpacked_codes[(*(slice(None) for _ in before), slice(length))]
 
 
 def _int32(number: int) -> Any:

@@ -96,11 +96,12 @@ class QuantizedVariable(StandIn):
         shape = tuple(origin.shape)
         self._rows = coding.rows(shape)
         # Only if somebody asks: a file that is loaded lazily has the codes itself.
-        coded = functools.cache(lambda: known or coding.encode(to_numpy(origin)))
+        encode = functools.cache(lambda: known or coding.encode(to_numpy(origin)))
         with named_beside(origin):
-            stored = vars(coding.stored(shape)).items()
+            part_forms = vars(coding.stored(shape)).items()
             variables = [
-                part and _variable(coded, name, part, self) for name, part in stored
+                part and _variable(encode, name, part, self)
+                for name, part in part_forms
             ]
         self.coded = Coded(*variables)
         for variable, array in zip(
@@ -192,8 +193,8 @@ class QuantizedVariable(StandIn):
             return super().lookup(indices)
         flat = ops.reshape(indices, (-1,))
         rows = None if self._rows is None else self._rows.narrowed(0, -1)
-        found = self.decoded(self.tensors()[0].map(taken), rows)
-        return ops.reshape(found, (*ops.shape(indices), self._own_shape[1]))
+        float_rows = self.decoded(self.tensors()[0].map(taken), rows)
+        return ops.reshape(float_rows, (*ops.shape(indices), self._own_shape[1]))
 
     def tensors(
         self,
@@ -229,9 +230,9 @@ class QuantizedVariable(StandIn):
 
     def without_variables(self) -> "QuantizedVariable":
         """Return a copy that lays out and decodes tensors alike, and holds nothing."""
-        found = copy.copy(self)
-        object.__setattr__(found, "coded", Coded(None))
-        return found
+        layout = copy.copy(self)
+        object.__setattr__(layout, "coded", Coded(None))
+        return layout
 
     def decoded(self, coded: Coded, rows: Rows | None) -> Any:
         """Return the float weight, or part of it, that tensors stand for."""
@@ -246,8 +247,8 @@ class QuantizedVariable(StandIn):
             rows = self.coding.rows(shape)
             inputs = to_numpy(inputs)
             inputs = inputs if rows is None else rows.restore(inputs, np)
-        coded = self.coding.encode(values, input_scales=inputs)
-        for variable, new in zip(self.coded.parts, coded.parts, strict=True):
+        new_codes = self.coding.encode(values, input_scales=inputs)
+        for variable, new in zip(self.coded.parts, new_codes.parts, strict=True):
             variable.assign(new)
         return self.value
 

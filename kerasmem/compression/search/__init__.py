@@ -126,7 +126,7 @@ class Request:
         check_metric(original)
         self._check_processes(current().processes(original)[1])
         batch_size = context.fit.get("batch_size", 1)
-        train, held = split(context.data, batch_size, context.seed)
+        train, held_out = split(context.data, batch_size, context.seed)
         others = {name: context.fit[name] for name in ("callbacks", "verbose")}
         fit = fit_arguments(train, batch_size) | others
         count = None if validation_data is None else sample_count(validation_data)
@@ -135,7 +135,7 @@ class Request:
             target=self.target,
             max_drop=self.max_drop,
             context=replace(context, data=train, fit=fit, custom_objects=None),
-            held=held,
+            held=held_out,
             final_samples=count,
             coding=coding,
             until=self.until,
@@ -152,11 +152,11 @@ class Request:
             "parallel": self.parallel is not None,
         }
         if processes > 1 and any(own.values()):
-            received = ", ".join(name for name, is_given in own.items() if is_given)
+            names = ", ".join(name for name, is_given in own.items() if is_given)
             raise ConfigError(
                 "Processes that train together all have to decide alike, and each has "
                 "a clock and workers of its own. Next: leave out time_budget, "
-                f"latency_ms and parallel. Received: {received}, {processes} processes."
+                f"latency_ms and parallel. Received: {names}, {processes} processes."
             )
 
     def _search(self, task: Task) -> tuple[Candidate, SearchReport]:
@@ -169,20 +169,22 @@ class Request:
     def figures(self) -> tuple[str, ...]:
         """The figures that `judge` needs, and those of the target."""
         own = {"latency_ms": LATENCY, "activation_bytes": ACTIVATIONS}
-        limited = [name for cost, name in own.items() if cost in self.target.costs]
-        return (*limited, *(() if self.max_drop is None else (METRICS,)))
+        target_figures = [
+            name for cost, name in own.items() if cost in self.target.costs
+        ]
+        return (*target_figures, *(() if self.max_drop is None else (METRICS,)))
 
     def judge(self, result: Any) -> None:
         """Raise `TargetError`, with what is reachable and the result."""
-        found = result.report
-        report = found.search
+        comparison = result.report
+        report = comparison.search
         if not report.is_met:
             raise TargetError(out_of_reach(report), result)
         if self.max_drop is None:
             return
         # Written so that a metric of NaN is a drop.
-        if not (lost := drop_of(found)) <= self.max_drop:
-            raise TargetError(dropped(report, found.samples, lost), result)
+        if not (metric_drop := drop_of(comparison)) <= self.max_drop:
+            raise TargetError(dropped(report, comparison.samples, metric_drop), result)
         if report.chosen == 0 and not report.target:
             warnings.warn(nothing_smaller(report), KerasMemWarning, stacklevel=3)
 
@@ -200,9 +202,9 @@ def tell(trial: SearchTrial) -> None:
 def trial_text(trial: SearchTrial) -> str:
     """Return a trial in one line."""
     costs = ", ".join(cost_text(name, value) for name, value in trial.costs.items())
-    trained = "trained" if trial.epochs else "not trained"
+    training = "trained" if trial.epochs else "not trained"
     return (
-        f"{trial.name} ({trained}): {costs}, drop {trial.drop:+.4f} "
+        f"{trial.name} ({training}): {costs}, drop {trial.drop:+.4f} "
         f"± {trial.drop_error:.4f}"
     )
 
@@ -211,9 +213,9 @@ def out_of_reach(report: SearchReport) -> str:
     """Return what is reachable instead of the target."""
     limits = ", ".join(cost_text(name, limit) for name, limit in report.target.items())
     within = "" if report.max_drop is None else f" with max_drop={report.max_drop:g}"
-    met = [trial for trial in report.trials if trial.over <= 1]
-    if met:
-        least = min(met, key=lambda trial: trial.worst_drop)
+    within_target = [trial for trial in report.trials if trial.over <= 1]
+    if within_target:
+        least = min(within_target, key=lambda trial: trial.worst_drop)
         other = f"Within the target: {trial_text(least)}."
     else:
         least = min(report.trials, key=lambda trial: trial.over)
@@ -228,12 +230,12 @@ def out_of_reach(report: SearchReport) -> str:
 
 def dropped(report: SearchReport, samples: int, lost: float) -> str:
     """Return that the result drops more on samples that no trial saw."""
-    chosen = report.trials[report.chosen]
+    trial = report.trials[report.chosen]
     return (
         f"On the {samples or ''} samples of validation_data {report.metric} got worse "
         f"by {lost:.4f}, which is more than max_drop={report.max_drop} allows. On the "
         f"{report.samples} samples of data that judged the search it was "
-        f"{chosen.drop:.4f} ± {chosen.drop_error:.4f}. Next: a larger max_drop, or "
+        f"{trial.drop:.4f} ± {trial.drop_error:.4f}. Next: a larger max_drop, or "
         "more samples."
     )
 

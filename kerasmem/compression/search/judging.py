@@ -61,24 +61,24 @@ def split(
             "A search judges what it tries, and that takes labels: give data=(x, y)."
         )
     count = sample_count(data) or 0
-    wanted = min(int(_SHARE * count), _MOST)
-    if wanted < _PARTS:  # of fewer parts a standard error would be a guess
+    most_samples = min(int(_SHARE * count), _MOST)
+    if most_samples < _PARTS:  # of fewer parts a standard error would be a guess
         raise DataError(
             "A search holds a fifth of data out to judge by, so it takes at least "
             f"{math.ceil(_PARTS / _SHARE)} samples. Received: {count}."
         )
-    batch = shared(min(batch_size, wanted // _PARTS))
+    batch = shared(min(batch_size, most_samples // _PARTS))
     if not batch:
         raise DataError(
             f"A search judges by {_PARTS} parts of a fifth of data, and every part "
             "is shared by all devices, which takes more samples. Received: "
             f"{count} samples."
         )
-    part = wanted // _PARTS // batch * batch
+    part = most_samples // _PARTS // batch * batch
     samples = part * _PARTS
     order = np.random.default_rng(seed).permutation(count)
-    held = HeldOut(take(data, order[:samples]), samples, part, batch)
-    return take(data, order[samples:]), held
+    held_out = HeldOut(take(data, order[:samples]), samples, part, batch)
+    return take(data, order[samples:]), held_out
 
 
 Metrics = Mapping[str, float]
@@ -120,8 +120,8 @@ def metrics_by_part(model: Any, held: HeldOut) -> list[dict[str, float]]:
         verbose=0,
     )
     sums = [
-        {name: number * value for name, value in in_order(model, seen).items()}
-        for number, seen in enumerate(ends.seen, 1)
+        {name: number * value for name, value in in_order(model, values).items()}
+        for number, values in enumerate(ends.seen, 1)
     ]
     return [
         {name: now[name] - then[name] for name in now}

@@ -151,9 +151,11 @@ class SharedSetup:
         keras.config.set_floatx(self.floats)
         keras.config.set_dtype_policy(self.policy)
         keras.config.set_image_data_format(self.images)
-        left = until - time.time()
+        remaining = until - time.time()
         return replace(
-            self.task, original=self.model.unpacked(), until=time.monotonic() + left
+            self.task,
+            original=self.model.unpacked(),
+            until=time.monotonic() + remaining,
         )
 
 
@@ -244,10 +246,10 @@ class ParallelTrials:
 
 def _answer(future: Future[Answer], until: float) -> Answer | None:
     """Return what comes by `time.time() == until`, None if nothing does."""
-    left = None if math.isinf(until) else max(until - time.time(), 0.0)
+    remaining = None if math.isinf(until) else max(until - time.time(), 0.0)
     try:
         with _reaching():
-            return future.result(left)
+            return future.result(remaining)
     except TimeoutError:
         return None
 

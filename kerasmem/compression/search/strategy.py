@@ -71,7 +71,7 @@ def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchRepor
     """
     trials = Trials(task)
     every = [Setting(name) for name in trials.families]
-    stopped = "all that was planned was tried"
+    reason = "all that was planned was tried"
     try:
         if task.target.limits and not trials.is_done:
             # Judge what just meets the target, and train what loses least.
@@ -82,8 +82,8 @@ def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchRepor
             furthest = spread(trials, _furthest_untrained, every)
             spread(trials, _furthest_trained, _promising(trials, furthest))
     except TimeIsUpError:
-        stopped = "the time was up"
-    return trials.findings.best, _report(trials, stopped)
+        reason = "the time was up"
+    return trials.findings.best, _report(trials, reason)
 
 
 def _just_fitting(trials: Trials, setting: Setting) -> _Ranked | None:
@@ -164,25 +164,25 @@ def _furthest(trials: Trials, setting: Setting, *, trained: bool) -> float:
 
 def _promising(trials: Trials, pairs: Sequence[_Ranked | None]) -> list[Setting]:
     """Return the settings that training may help, those of the lowest numbers."""
-    ranked = sorted((pair for pair in pairs if pair), key=lambda pair: pair[0])
-    settings = [setting for _, setting in ranked]
+    by_drop = sorted((pair for pair in pairs if pair), key=lambda pair: pair[0])
+    settings = [setting for _, setting in by_drop]
     return [c for c in settings if trials.families[c.family].trains][:_PROMISING]
 
 
 def _report(trials: Trials, stopped: str) -> SearchReport:
-    task, known = trials.task, trials.findings
-    tried = list(known.tried.values())
-    on_front = front([(trial.over, trial.worst_drop) for trial in tried])
+    task, findings = trials.task, trials.findings
+    all_trials = list(findings.tried.values())
+    on_front = front([(trial.over, trial.worst_drop) for trial in all_trials])
     return SearchReport(
         target=task.target.limits,
         max_drop=task.max_drop,
-        metric=first_metric(known.before[0]),
+        metric=first_metric(findings.before[0]),
         samples=task.held.samples,
         trials=tuple(
             replace(trial, on_front=is_on)
-            for trial, is_on in zip(tried, on_front, strict=True)
+            for trial, is_on in zip(all_trials, on_front, strict=True)
         ),
-        chosen=tried.index(known.best.trial),
-        left_out=known.left_out,
+        chosen=all_trials.index(findings.best.trial),
+        left_out=findings.left_out,
         stopped=stopped,
     )

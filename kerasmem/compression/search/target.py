@@ -122,15 +122,15 @@ def costs(
         "latency_ms": lambda: latencies([model], *batch)[0].get("latency_ms"),
         "flops": lambda: flops(as_floats),
     }
-    found = {name: measures[name]() for name in names}
-    for name, value in found.items():
+    values = {name: measures[name]() for name in names}
+    for name, value in values.items():
         if not value:
             raise ConfigError(
                 f"The {name} of the model {model.name!r} cannot be told: it has no "
                 "graph of layers, or an axis of open length. Received: target with "
                 f"{name!r}."
             )
-    return {name: float(value or 0) for name, value in found.items()}
+    return {name: float(value or 0) for name, value in values.items()}
 
 
 _OF = {

@@ -247,17 +247,19 @@ class Trials:
         context = replace(context, fit={**context.fit, **fit}, epochs=epochs)
         model, changes = self._compressed(steps, context)
         model_costs = self._costs(model, steps)
-        held = self.task.held
-        after = metrics_by_part(model, held)
-        lost = drop(self.findings.before, after, held.samples, self.task.final_samples)
+        held_out = self.task.held
+        after = metrics_by_part(model, held_out)
+        metric_drop = drop(
+            self.findings.before, after, held_out.samples, self.task.final_samples
+        )
         trial = SearchTrial(
             name=name,
             steps=tuple(step.to_json() for step in steps),
             epochs=epochs,
             costs=model_costs,
             over=self.findings.limits.over(model_costs),
-            drop=lost.mean,
-            drop_error=lost.error,
+            drop=metric_drop.mean,
+            drop_error=metric_drop.error,
             seconds=time.monotonic() - begin,
         )
         return Candidate(trial, steps, model, changes)

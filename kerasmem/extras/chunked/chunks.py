@@ -113,12 +113,12 @@ class Table:
     def _products(self, states: Any) -> Any:
         if not self.in_parts:
             return ops.einsum(f"rd,{self._axes}->rw", states, self.weights)
-        found: list[Any] = []
+        products: list[Any] = []
         for part in self.parts():
-            own = self.cut(*part, found[-1] if found else states)
-            found.append(ops.einsum(f"rd,{self._axes}->rw", states, own))
+            own = self.cut(*part, products[-1] if products else states)
+            products.append(ops.einsum(f"rd,{self._axes}->rw", states, own))
             del own  # before the next are made
-        return ops.concatenate(found, axis=-1)
+        return ops.concatenate(products, axis=-1)
 
     def _by_states(self, by_logits: Any) -> Any:
         if not self.in_parts:
@@ -158,9 +158,9 @@ def crossentropy(
         return nothing, ops.stop_gradient(nothing)
     size, starts = _chunks(states)
     words = table.words
-    fixed = table
+    constant_table = table
     if not table.in_parts:
-        fixed = replace(table, weights=ops.stop_gradient(table.weights))
+        constant_table = replace(table, weights=ops.stop_gradient(table.weights))
     apart = ops.stop_gradient(states)
 
     def step(index: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def crossentropy(
         own = current().after(apart, last, lambda x: _part(x, start, size))
         weight, count = (_part(x, start, size) * fresh for x in (weights, counts))
         label = _part(labels, start, size)
-        logits, bend = fixed.capped(own)
+        logits, bend = constant_table.capped(own)
         # What does not count may have any label.
         valid = ops.where(ops.equal(weight, 0), 0, label)
         loss, slope, best = current().crossentropy(logits, valid)
@@ -184,7 +184,7 @@ def crossentropy(
             slope += smoothing * (is_label - 1 / words)
         slope = slope * weight[:, None]
         slope = slope if bend is None else slope * bend
-        rows, by_parts = fixed.slopes(own, slope, by_parts)
+        rows, by_parts = constant_table.slopes(own, slope, by_parts)
         before = _part(by_states, start, size)
         is_hit = ops.equal(best, label)
         return (
@@ -196,13 +196,13 @@ def crossentropy(
 
     with current().inference():
         nothing = ops.zeros((), "float32")
-        parts = fixed.parts() if table.trained else []
-        zeros = [ops.zeros_like(fixed.cut(*part)) for part in parts]
+        parts = constant_table.parts() if table.trained else []
+        zeros = [ops.zeros_like(constant_table.cut(*part)) for part in parts]
         begin = (nothing, nothing, ops.zeros_like(apart), *zeros)
         total, hits, by_states, *by_parts = _loop(states, size, step, begin)
     slopes = [(states, by_states)]
     if by_parts:
-        slopes.append((table.weights, fixed.joined(by_parts)))
+        slopes.append((table.weights, constant_table.joined(by_parts)))
     total = ops.stop_gradient(total)
     for value, slope in slopes:
         # Zero, with the slope that is known.
@@ -248,8 +248,8 @@ def _chunks(states: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
     if isinstance(rows, int):
         size = rows_of_chunk(rows)
     else:
-        wanted = ops.maximum(-(-rows // CHUNKS), LEAST_ROWS)
-        size = ops.maximum(ops.minimum(wanted, rows), 1)
+        rows_by_count = ops.maximum(-(-rows // CHUNKS), LEAST_ROWS)
+        size = ops.maximum(ops.minimum(rows_by_count, rows), 1)
 
     def starts(index: Any) -> tuple[Any, Any]:
         first = index * size

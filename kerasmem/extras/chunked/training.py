@@ -63,8 +63,8 @@ class ChunkedCrossentropy(keras.losses.Loss):
             own = ops.sparse_categorical_crossentropy(valid, logits, from_logits=True)
             others = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             share = self.label_smoothing
-            lost = (1 - share) * own + share * others
-            return ops.sum(lost * weights) / count
+            losses = (1 - share) * own + share * others
+            return ops.sum(losses * weights) / count
         total, hits = crossentropy(
             rows, head.table, labels, weights, counts, self.label_smoothing
         )

@@ -106,9 +106,9 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         else:
             own, by_columns = self.embedding.reverse_embeddings, True
         owner = self if self.embedding is None else self.embedding
-        trained = bool(owner.trainable_variables)
+        is_trained = bool(owner.trainable_variables)
         cap, axis = self.logit_soft_cap, 1 if by_columns else 0
-        table = Table(own, by_columns, self.compute_dtype, trained, cap)
+        table = Table(own, by_columns, self.compute_dtype, is_trained, cap)
         if isinstance(own, ComputedVariable) and own.has_parts(axis):
             return replace(table, trained=False)  # codes are not
         return table.whole()
@@ -130,8 +130,10 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         rows = ops.reshape(inputs, (-1, width))
         table = self.table
         if self.top_k is not None:
-            found = best_words(rows, table, self.top_k)
-            return tuple(ops.reshape(x, (*around, self.top_k)) for x in found)
+            words_and_logits = best_words(rows, table, self.top_k)
+            return tuple(
+                ops.reshape(x, (*around, self.top_k)) for x in words_and_logits
+            )
         if rows.shape[0] is None or rows.shape[0] > width:
             table = table.whole()  # parts of so many logits are more than it
         outputs = ops.reshape(table.logits(rows), (*around, table.words))
@@ -181,11 +183,11 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
 
 def head_and_states(outputs: Any) -> tuple[ChunkedVocabulary | None, Any]:
     """Return which head gave something, None if none did, and of which states."""
-    found = _HEADS.get(id(outputs))
-    head = found and found[0]()
-    if found is None or head is None:
+    entry = _HEADS.get(id(outputs))
+    head = entry and entry[0]()
+    if entry is None or head is None:
         return None, ops.convert_to_tensor(outputs)
-    return head, outputs if found[1] is None else found[1]
+    return head, outputs if entry[1] is None else entry[1]
 
 
 def _remember(outputs: Any, head: ChunkedVocabulary, states: Any) -> None:

@@ -63,9 +63,9 @@ def _steps(report: CompressionReport, changes: Sequence[WeightChange]) -> Iterat
         yield f"{number}. **{step.get('technique')}**{': ' * bool(config)}{config}"
     if not report.steps:
         yield "The weights were written in another coding, and are the same."
-    changed = {change.weight for change in changes if change.changed}
-    untouched = {change.weight for change in changes} - changed
-    yield f"\nWeights changed: {len(changed):,}; as they were: {len(untouched):,}."
+    count = len({change.weight for change in changes if change.changed})
+    others = len({change.weight for change in changes}) - count
+    yield f"\nWeights changed: {count:,}; as they were: {others:,}."
 
 
 def _figures(report: CompressionReport) -> Iterator[str]:

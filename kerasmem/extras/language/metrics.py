@@ -50,7 +50,7 @@ def language_figures(
         DataError: if a model gives no logits for each token, if it sees tokens that it
             is to foretell, or if models know different tokens.
     """
-    found, rows = {}, batch_size
+    by_name, rows = {}, batch_size
     for model in models.values():
         rows = min(rows, _rows_within(model, data, batch_size))
     times = latencies(list(models.values()), data, rows)
@@ -59,7 +59,7 @@ def language_figures(
     for (name, model), latency in zip(models.items(), times, strict=True):
         own = replace(figures(model, None, rows, FileSize(0)), **latency)
         tokens = own.latency_batch_size and length * own.latency_batch_size
-        found[name] = replace(
+        by_name[name] = replace(
             own,
             metrics=language_metrics(model, data, rows, model is not first and first),
             tokens_per_second=tokens
@@ -67,7 +67,7 @@ def language_figures(
             and 1e3 * tokens / own.latency_ms,
             token_bytes=token_bytes(model),
         )
-    return found
+    return by_name
 
 
 def language_metrics(
@@ -84,8 +84,8 @@ def language_metrics(
     sums, total = np.zeros(3), 0.0
     with current().inference():
         for own, other, y, weight in _batches(model, reference, data, batch_size):
-            found = _of_tokens(own, other, y)
-            sums += [(to_numpy(x).astype(np.float64) * weight).sum() for x in found]
+            values = _of_tokens(own, other, y)
+            sums += [(to_numpy(x).astype(np.float64) * weight).sum() for x in values]
             total += weight.sum(dtype=np.float64)
     loss, divergence, agreement = (sums / total).tolist()
     metrics = {"perplexity": math.exp(min(loss, 700.0))}

@@ -44,15 +44,16 @@ def compare(path: Path, converted: ConvertedLayer) -> float:
         raise ModelError("the model in the file rounds, and the new one does not")
     model = converted.layer
     inputs = _inputs(model)
-    expected = answers_of_keras_2(path, inputs, with_tfmot=converted.is_wrapped)
+    keras_2_outputs = answers_of_keras_2(path, inputs, with_tfmot=converted.is_wrapped)
     answers = model(inputs if len(inputs) > 1 else inputs[0], training=False)
     outputs = [to_numpy(answer) for answer in keras.tree.flatten(answers)]
-    if [a.shape for a in outputs] != [b.shape for b in expected]:
+    if [a.shape for a in outputs] != [b.shape for b in keras_2_outputs]:
         raise ModelFileError(
             f"{str(path)!r}: the converted model gives outputs of the shapes "
-            f"{[a.shape for a in outputs]}. Expected: {[b.shape for b in expected]}."
+            f"{[a.shape for a in outputs]}. Expected: "
+            f"{[b.shape for b in keras_2_outputs]}."
         )
-    apart = difference(outputs, expected, least=1.0)
+    apart = difference(outputs, keras_2_outputs, least=1.0)
     halves = any("16" in layer.compute_dtype for layer in sublayers(model))
     tolerance = _TOLERANCE_OF_HALVES if halves else _TOLERANCE
     if not apart <= tolerance:
@@ -99,7 +100,7 @@ def _inputs(model: Any) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     layers = sublayers(model)
     takes_indices = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
-    found = []
+    arrays = []
     for tensor in model.inputs:
         first, *rest = tensor.shape
         shape = [first or _SAMPLES, *(n or _OPEN_LENGTH for n in rest)]
@@ -107,5 +108,5 @@ def _inputs(model: Any) -> list[np.ndarray]:
             values = random.integers(0, 2, shape)  # which any table has
         else:
             values = random.normal(size=shape)
-        found.append(values.astype(tensor.dtype))
-    return found
+        arrays.append(values.astype(tensor.dtype))
+    return arrays

@@ -99,12 +99,12 @@ def masked(
         masks: of some of them, in the same order, told apart by their shapes.
     """
     waiting = list(masks)
-    found = []
+    new_weights = []
     for weight in weights:
         if waiting and waiting[0].shape == weight.shape:
             weight = weight * waiting.pop(0)  # noqa: PLW2901
-        found.append(weight)
-    return found
+        new_weights.append(weight)
+    return new_weights
 
 
 _CENTROIDS, _INDICES = "cluster_centroids_", "pulling_indices_"
@@ -142,17 +142,17 @@ def _is_of_tfmot(name: str) -> bool:
 
 
 def _with_centroids(entries: Sequence[Named]) -> list[Named]:
-    found = list(entries)
+    new_entries = list(entries)
     indices = [a for name, a in entries if _parts(name)[1].startswith(_INDICES)]
     for i, (name, centroids) in enumerate(entries):
         if _parts(name)[1].startswith(_CENTROIDS):
             before, weight = entries[i - 1]
-            found[i - 1] = (before, clustered(weight, centroids, indices.pop(0)))
-    return found
+            new_entries[i - 1] = (before, clustered(weight, centroids, indices.pop(0)))
+    return new_entries
 
 
 def _with_masks(entries: Sequence[Named]) -> list[Named]:
-    found = list(entries)
+    new_entries = list(entries)
     for wrapper in dict.fromkeys(_parts(name)[0] for name, _ in entries):
         masks = [a for name, a in entries if _parts(name) == (wrapper, "mask")]
         own = (wrapper, wrapper.removeprefix(_PRUNED))
@@ -163,8 +163,8 @@ def _with_masks(entries: Sequence[Named]) -> list[Named]:
         ]
         weights = masked([entries[i][1] for i in places], masks)
         for i, weight in zip(places, weights, strict=True):
-            found[i] = (entries[i][0], weight)
-    return found
+            new_entries[i] = (entries[i][0], weight)
+    return new_entries
 
 
 @dataclass
@@ -196,12 +196,14 @@ class ConvertedLayer:
         """True if tfmot wrapped it, or a layer in it."""
         if wrapper_kind(self.stored) is not None:
             return True
-        return any(made.is_wrapped for made in self.layers)
+        return any(layer.is_wrapped for layer in self.layers)
 
     @property
     def is_rounded(self) -> bool:
         """True if tfmot rounds it, or a layer in it, while it is trained."""
-        return is_rounding(self.stored) or any(made.is_rounded for made in self.layers)
+        return is_rounding(self.stored) or any(
+            layer.is_rounded for layer in self.layers
+        )
 
 
 class Assignment:

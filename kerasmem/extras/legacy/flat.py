@@ -47,31 +47,31 @@ def fill_by_layer(
     Raises:
         ModelFileError: if one is superfluous or of another shape.
     """
-    for made in model.layers:
-        entries = layers.get(made.name, ())
+    for layer in model.layers:
+        entries = layers.get(layer.name, ())
         if isinstance(entries, Mapping):
-            fill_by_layer(entries, made, assignment)
-        elif made.layer is not None:
-            entries = without_wrappers(entries) if made.is_wrapped else entries
-            _fill(made, entries, assignment)
+            fill_by_layer(entries, layer, assignment)
+        elif layer.layer is not None:
+            entries = without_wrappers(entries) if layer.is_wrapped else entries
+            _fill(layer, entries, assignment)
 
 
 def _fill(
     converted: ConvertedLayer, entries: Sequence[Named], assignment: Assignment
 ) -> None:
-    trained, others = _order(converted)
-    at, seen = 0, set()
-    for layer, listed in (*trained, *others):
-        variables = [v for v in listed if id(v) not in seen]
-        seen.update(map(id, variables))
-        stored = entries[at : at + len(variables)]
+    trainable_runs, others = _order(converted)
+    at, variable_ids = 0, set()
+    for layer, layer_variables in (*trainable_runs, *others):
+        variables = [v for v in layer_variables if id(v) not in variable_ids]
+        variable_ids.update(map(id, variables))
+        own_entries = entries[at : at + len(variables)]
         at += len(variables)
-        if len(stored) < len(variables):
+        if len(own_entries) < len(variables):
             raise ModelFileError(
                 f"The file has too few weights for the layer {layer.name!r}. "
-                f"Expected: {len(variables)}. Received: {len(stored)}."
+                f"Expected: {len(variables)}. Received: {len(own_entries)}."
             )
-        for variable, array in _pairs(layer.name, variables, stored):
+        for variable, array in _pairs(layer.name, variables, own_entries):
             assignment.put(variable, array, layer.name)
     if at < len(entries):
         raise ModelFileError(
@@ -102,29 +102,29 @@ def _within(layer: str, path: str) -> tuple[str, ...]:
 def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
     """Return what is trained, and what is not, in the order of Keras 2."""
     if not converted.layers:
-        trained, others = _order_within(converted.layer)
-        return [(converted.layer, trained)], [(converted.layer, others)]
+        trainable_runs, others = _order_within(converted.layer)
+        return [(converted.layer, trainable_runs)], [(converted.layer, others)]
     inner = [_order(child) for child in converted.layers if child.layer is not None]
-    trained = [run for runs, _ in inner for run in runs]
+    trainable_runs = [run for runs, _ in inner for run in runs]
     others = [run for _, runs in inner for run in runs]
     if converted.layer.trainable:
-        return trained, others
-    return [], [*trained, *others]
+        return trainable_runs, others
+    return [], [*trainable_runs, *others]
 
 
 def _order_within(layer: Any) -> tuple[list[Any], list[Any]]:
     own = ([*layer._trainable_variables], [*layer._non_trainable_variables])
     inner = [_order_within(child) for child in _children(layer)]
-    trained = [variable for variables, _ in inner for variable in variables]
+    trainable = [variable for variables, _ in inner for variable in variables]
     others = [variable for _, variables in inner for variable in variables]
     if isinstance(layer, keras.Model):  # which lists its own behind those within
-        trained, others = [*trained, *own[0]], [*others, *own[1]]
+        trainable, others = [*trainable, *own[0]], [*others, *own[1]]
     else:
-        trained, others = [*own[0], *trained], [*own[1], *others]
+        trainable, others = [*own[0], *trainable], [*own[1], *others]
     if layer.trainable:
-        return trained, others
+        return trainable, others
     if isinstance(layer, keras.Model):
-        return [], [*trained, *others]
+        return [], [*trainable, *others]
     return [], [*own[0], *own[1], *(v for t, n in inner for v in (*t, *n))]
 
 
@@ -174,9 +174,9 @@ def _metadata(path: Path) -> dict[str, Any]:
         content = read_regular(path / _METADATA, MOST_BYTES, follow_link=True)
         for number, value in fields(memoryview(content)):
             if number == 1 and isinstance(value, memoryview):
-                found: dict[int, Any] = dict(fields(value))
-                if bytes(found[3]).decode() == _ROOT:
-                    text = bytes(found[5]).decode()
+                node: dict[int, Any] = dict(fields(value))
+                if bytes(node[3]).decode() == _ROOT:
+                    text = bytes(node[5]).decode()
                     return read_json(text, object_hook=_without_wrapping)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ModelFileError(f"{_METADATA} is damaged") from error
@@ -195,15 +195,15 @@ def _layers(checkpoint: Checkpoint, node: Node, config: dict[str, Any]) -> Layer
     if "output_layers" not in config:
         # A Sequential does not count its input.
         layers = [layer for layer in layers if layer["class_name"] != "InputLayer"]
-    found: dict[str, Sequence[Named] | Layers] = {}
+    weights: dict[str, Sequence[Named] | Layers] = {}
     for index, layer in enumerate(layers):
         inner, place = layer["config"], checkpoint.child(node, f"layer-{index}")
         if "layers" in inner:
-            found[inner["name"]] = _layers(checkpoint, place, inner)
+            weights[inner["name"]] = _layers(checkpoint, place, inner)
         elif "variables" in place.children:
-            listed = checkpoint.child(place, "variables")
-            found[inner["name"]] = list(_arrays(checkpoint, listed))
-    return found
+            variables = checkpoint.child(place, "variables")
+            weights[inner["name"]] = list(_arrays(checkpoint, variables))
+    return weights
 
 
 def _arrays(checkpoint: Checkpoint, listed: Node) -> Iterator[Named]:

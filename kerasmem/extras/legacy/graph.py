@@ -77,14 +77,16 @@ def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedL
         if is_operator(layer):
             raise refusal(layer, "it is a function of TensorFlow in a Sequential")
     layers = [make(layer, custom_objects) for layer in config["layers"]]
-    own = [made.layer for made in layers if made.layer is not None]
+    own = [inner.layer for inner in layers if inner.layer is not None]
     if not (own and isinstance(own[0], keras.layers.InputLayer)):
         own.insert(0, keras.Input(batch_shape=_input_shape(stored)))
     model = keras.Sequential(own, name=known_name(config["name"]))
     _set_trainable(model, config)
     # As `model.layers` does, the file counts them without the input.
-    listed = [m for m in layers if not isinstance(m.layer, keras.layers.InputLayer)]
-    return ConvertedLayer(stored, model, listed)
+    counted_layers = [
+        m for m in layers if not isinstance(m.layer, keras.layers.InputLayer)
+    ]
+    return ConvertedLayer(stored, model, counted_layers)
 
 
 def _input_shape(stored: Config) -> tuple[int | None, ...]:
@@ -129,12 +131,12 @@ class Functional:
         waiting = {
             layer["name"]: list(layer["inbound_nodes"]) for layer in config["layers"]
         }
-        for name, made in self._layers.items():
-            if isinstance(made.layer, keras.layers.InputLayer):
-                self._outputs[name].append(made.layer.output)
+        for name, inner in self._layers.items():
+            if isinstance(inner.layer, keras.layers.InputLayer):
+                self._outputs[name].append(inner.layer.output)
         while any(waiting.values()):
-            advanced = [self._advance(*layer) for layer in waiting.items()]
-            if not any(advanced):
+            has_advanced = [self._advance(*layer) for layer in waiting.items()]
+            if not any(has_advanced):
                 names = sorted(name for name, nodes in waiting.items() if nodes)
                 raise refusal(self._stored, f"what goes into {names[0]!r} is missing")
         return keras.Model(
@@ -165,8 +167,8 @@ class Functional:
         if _is_reference(structure):
             if structure[0] == _CONSTANT:
                 return structure[2]
-            made = self._outputs[structure[0]][self._call_number(structure)]
-            return keras.tree.flatten(made)[structure[2]]
+            outputs = self._outputs[structure[0]][self._call_number(structure)]
+            return keras.tree.flatten(outputs)[structure[2]]
         if isinstance(structure, list):
             return [self._tensors(value) for value in structure]
         if isinstance(structure, dict):
@@ -183,9 +185,9 @@ def _called(converted: ConvertedLayer, x: Any, arguments: dict[str, Any]) -> Any
     if isinstance(x, list) and isinstance(converted.layer, _RECURRENT):
         x, *states = x
         arguments["initial_state"] = _unpacked(states)
-    told = {k: v for k, v in arguments.items() if v is not None}
+    options = {k: v for k, v in arguments.items() if v is not None}
     try:
-        return converted.layer(x, **told)
+        return converted.layer(x, **options)
     except Exception as error:
         raise refusal(converted.stored, f"its call fails: {reason(error)}") from error
 

@@ -29,9 +29,9 @@ def main(model: str, inputs: str, answers: str, kind: str) -> None:
             tfmot: Any = importlib.import_module("tensorflow_model_optimization")
             scopes.enter_context(tfmot.sparsity.keras.prune_scope())
             scopes.enter_context(tfmot.clustering.keras.cluster_scope())
-        loaded = keras.models.load_model(model, compile=False)
-        found = loaded(x if len(x) > 1 else x[0], training=False)
-    flat = importlib.import_module("tensorflow").nest.flatten(found)
+        loaded_model = keras.models.load_model(model, compile=False)
+        outputs = loaded_model(x if len(x) > 1 else x[0], training=False)
+    flat = importlib.import_module("tensorflow").nest.flatten(outputs)
     np.savez(answers, *map(np.asarray, flat))
 
 

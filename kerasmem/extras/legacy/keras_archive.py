@@ -71,14 +71,14 @@ class Part:
             >>> Part(parts={"dense_1": Part({"0": 5})}).listed(["Dense", "Dense"])[1]
             Part(arrays={'0': 5}, parts={})
         """
-        seen: Counter[str] = Counter()
-        found = []
+        counts: Counter[str] = Counter()
+        parts = []
         for index, name in enumerate(map(snake_case, classes)):
-            by_class = f"{name}_{seen[name]}" if seen[name] else name
-            seen[name] += 1
+            by_class = f"{name}_{counts[name]}" if counts[name] else name
+            counts[name] += 1
             part = self.parts.get(by_class) or self.parts.get(str(index))
-            found.append(part or Part())
-        return found
+            parts.append(part or Part())
+        return parts
 
 
 def snake_case(name: str) -> str:
@@ -96,24 +96,24 @@ def snake_case(name: str) -> str:
 def _part(group: Any) -> Part:
     arrays = group.get("vars", {})
     names = sorted(arrays, key=int)
-    numbered = {name: whole_array(arrays[name], group.file) for name in names}
+    by_number = {name: whole_array(arrays[name], group.file) for name in names}
     inner = {
         name: _part(item)
         for name, item in group.items()
         if name != "vars" and isinstance(item, h5py.Group)
     }
-    return Part(numbered, inner)
+    return Part(by_number, inner)
 
 
 def _fill_model(part: Part, model: ConvertedLayer, assignment: Assignment) -> None:
-    classes = [made.stored["class_name"] for made in model.layers]
+    classes = [layer.stored["class_name"] for layer in model.layers]
     parts = part.parts.get("layers", Part()).listed(classes)
-    for made, inner in zip(model.layers, parts, strict=True):
-        if made.layers:
-            _fill_model(inner, made, assignment)
-        elif made.layer is not None:
-            waiting = _taken_out(made.stored, inner)
-            _fill(made.layer, _unwrapped(made.stored, inner), waiting, assignment)
+    for layer, inner in zip(model.layers, parts, strict=True):
+        if layer.layers:
+            _fill_model(inner, layer, assignment)
+        elif layer.layer is not None:
+            waiting = _taken_out(layer.stored, inner)
+            _fill(layer.layer, _unwrapped(layer.stored, inner), waiting, assignment)
 
 
 def _fill(
@@ -145,12 +145,12 @@ def _fill(
 
 def _part_of(child: Any, layer: Any, part: Part) -> Part:
     """Return what the file keeps of a layer within a layer."""
-    for name, found in part.parts.items():
+    for name, inner_part in part.parts.items():
         value = getattr(layer, name, None)
         if value is child:
-            return found
+            return inner_part
         if isinstance(value, Sequence) and any(v is child for v in value):
-            parts = found.listed([type(v).__name__ for v in value])
+            parts = inner_part.listed([type(v).__name__ for v in value])
             return next(p for v, p in zip(value, parts, strict=True) if v is child)
     return Part()
 
@@ -186,8 +186,8 @@ def _pruned(part: Part, wrapper: Part) -> Part:
 
 def _masked(part: Part, waiting: list[np.ndarray]) -> Part:
     before = list(part.arrays.values())
-    found = masked(before, waiting)
-    used = sum(a is not b for a, b in zip(before, found, strict=True))
-    del waiting[:used]
-    arrays = dict(zip(part.arrays, found, strict=True))
+    new_arrays = masked(before, waiting)
+    used_masks = sum(a is not b for a, b in zip(before, new_arrays, strict=True))
+    del waiting[:used_masks]
+    arrays = dict(zip(part.arrays, new_arrays, strict=True))
     return Part(arrays, {n: _masked(p, waiting) for n, p in part.parts.items()})

@@ -93,8 +93,8 @@ def _explicit(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _matmul(a: Any, b: Any, **transposed: Any) -> Any:
-    given = {k for k, v in _explicit(transposed).items() if v}
-    if unknown := given - {"transpose_a", "transpose_b"}:
+    options = {k for k, v in _explicit(transposed).items() if v}
+    if unknown := options - {"transpose_a", "transpose_b"}:
         raise ValueError(f"unknown arguments {sorted(unknown)}")
     swap = keras.ops.swapaxes
     a = swap(a, -1, -2) if transposed.get("transpose_a") else a
@@ -174,17 +174,17 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
         config.pop("batch_input_shape", None)
         return _serialized(None, class_name, config, own)
     class_name = _OTHER_CLASS.get(class_name, class_name)
-    made = getattr(keras.layers, class_name, None)
-    if not (isinstance(made, type) and issubclass(made, keras.Layer)):
+    layer_class = getattr(keras.layers, class_name, None)
+    if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
         raise refusal(
             layer,
             f"the class {class_name!r} is not known here. Name the module that defines "
             "it with --import, or give custom_objects= in Python",
         )
-    renamed = _RENAMED.get(layer["class_name"], {})
-    config = {renamed.get(key, key): value for key, value in config.items()}
+    new_names = _RENAMED.get(layer["class_name"], {})
+    config = {new_names.get(key, key): value for key, value in config.items()}
     try:
-        config = accepted(made, config)
+        config = accepted(layer_class, config)
     except ValueError as error:
         raise refusal(layer, str(error)) from error
     return _serialized("keras.layers", class_name, _inner(config, custom_objects), None)
@@ -192,13 +192,15 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
 
 def _inner(config: Config, custom_objects: Mapping[str, Any]) -> Config:
     """Return a config with the layers in it translated."""
-    found = dict(config)
+    new_config = dict(config)
     for key in _INNER:
         if isinstance(config.get(key), dict) and not is_graph(config[key]):
-            found[key] = translate(config[key], custom_objects)
+            new_config[key] = translate(config[key], custom_objects)
     if "cells" in config:
-        found["cells"] = [translate(cell, custom_objects) for cell in config["cells"]]
-    return found
+        new_config["cells"] = [
+            translate(cell, custom_objects) for cell in config["cells"]
+        ]
+    return new_config
 
 
 def reason(error: Exception) -> str:
@@ -298,11 +300,11 @@ def accepted(layer_class: type, config: Config) -> Config:
             "its vocabulary, which adapt learned, is not in its config. Next: give it "
             "to the layer as vocabulary= where tf_keras is, and save the model anew"
         )
-    known = _parameters(layer_class)
+    parameters = _parameters(layer_class)
     for key, value in config.items():
-        if key not in known and not _is_without_effect(key, value):
+        if key not in parameters and not _is_without_effect(key, value):
             raise ValueError(f"Keras 3 has no {key}={value!r} there")
-    return {k: _value(layer_class, k, v) for k, v in config.items() if k in known}
+    return {k: _value(layer_class, k, v) for k, v in config.items() if k in parameters}
 
 
 def _is_without_effect(key: str, value: Any) -> bool:

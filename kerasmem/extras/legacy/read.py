@@ -39,8 +39,8 @@ def load_legacy(
         ModelFileError: if it cannot be had; the layer and the reason are named.
     """
     with bounded_weights(path):
-        made, training = _converted(path, custom_objects)
-    if made.is_rounded:
+        model, training = _converted(path, custom_objects)
+    if model.is_rounded:
         warnings.warn(
             f"{str(path)!r} comes from quantization-aware training: its weights are "
             'there as trained, without the rounding. Next: km.Quantize("int8-static").',
@@ -49,10 +49,10 @@ def load_legacy(
         )
     if training is not None and compile:
         try:
-            made.layer.compile(**compile_arguments(training, custom_objects))
+            model.layer.compile(**compile_arguments(training, custom_objects))
         except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
             say_without_loss(path, first_reason(error))
-    return made
+    return model
 
 
 def load_converted(path: str | Path) -> ConvertedLayer:
@@ -78,15 +78,15 @@ def _converted(
     """Return the model, not compiled, and what it was compiled with."""
     try:
         file = _read(path)
-        converted = make(file.config, custom_objects)
-        if not isinstance(converted.layer, keras.Model):
+        model = make(file.config, custom_objects)
+        if not isinstance(model.layer, keras.Model):
             raise ModelFileError("There is no model in the file.")
         assignment = Assignment()
-        file.fill(converted, assignment)
-        assignment.check_complete(converted.layer)
+        file.fill(model, assignment)
+        assignment.check_complete(model.layer)
     except DAMAGED as error:
         raise ModelFileError(f"{str(path)!r} could not be loaded: {error}") from error
-    return converted, file.training
+    return model, file.training
 
 
 def _read(path: Path) -> LegacyFile:
@@ -128,10 +128,10 @@ def _texts(group: Any, name: str) -> list[str]:
     """Return a list of names, which a long one is cut into several attributes for."""
     if name in group.attrs:
         return [attribute_text(value) for value in group.attrs[name]]
-    found: list[str] = []
-    while f"{name}{len(found)}" in group.attrs:
-        found.append(f"{name}{len(found)}")
-    return [attribute_text(value) for part in found for value in group.attrs[part]]
+    names: list[str] = []
+    while f"{name}{len(names)}" in group.attrs:
+        names.append(f"{name}{len(names)}")
+    return [attribute_text(value) for part in names for value in group.attrs[part]]
 
 
 Config = dict[str, Any]

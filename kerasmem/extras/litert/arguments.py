@@ -155,8 +155,8 @@ def in_batches(
         call(dict(zip(names, (_rows(a, start, size) for a in arrays), strict=True)))
         for start in range(0, len(arrays[0]), size)
     ]
-    joined = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
-    return [output[: len(arrays[0])] for output in joined]
+    outputs_by_name = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+    return [output[: len(arrays[0])] for output in outputs_by_name]
 
 
 def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:

@@ -144,12 +144,12 @@ def observe(
     Raises:
         DataError: if a tensor holds NaN or infinity.
     """
-    seen: dict[str, Seen] = {}
+    by_name: dict[str, Seen] = {}
     for batch in batches:
         for name, values in read(batch):
             if values.size:
-                seen.setdefault(name, Seen(values.shape)).add(name, values)
-    return seen
+                by_name.setdefault(name, Seen(values.shape)).add(name, values)
+    return by_name
 
 
 def multiplications(

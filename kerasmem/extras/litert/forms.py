@@ -224,14 +224,14 @@ def resident_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> Resident:
         job = send(model, Path(folder, "model.keras"))
         job["inputs"] = str(_stored(folder, arrays))
         task, backend = f"{__name__}:predict", keras.backend.backend()
-        found = run_in_child(
+        answer = run_in_child(
             task,
             job,
             backend=backend,
             environment=ON_THE_CPU,
             doing=f"Measuring {model.name!r} in Keras",
         )
-    return _resident(found)
+    return _resident(answer)
 
 
 def resident_in_litert(
@@ -253,8 +253,8 @@ def resident_in_litert(
         inputs = _stored(folder, list(arrays.values()))
         names = (str(file), str(inputs), str(threads), *arrays)
         script = Path(resident_child.__file__)
-        found = run_script(script, *names, doing="Measuring the file in LiteRT")
-    return _resident(json.loads(found))
+        answer = run_script(script, *names, doing="Measuring the file in LiteRT")
+    return _resident(json.loads(answer))
 
 
 def predict(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,8 +266,8 @@ def predict(job: Mapping[str, Any]) -> dict[str, Any]:
     if not kernel_peak_works():
         return {"before": None, "peak": None}
     _warm_up()
-    with np.load(job["inputs"]) as stored:
-        arrays = [stored[f"arr_{number}"] for number in range(len(stored.files))]
+    with np.load(job["inputs"]) as file:
+        arrays = [file[f"arr_{number}"] for number in range(len(file.files))]
     before = resident_bytes()
     model = receive(job)
     batch, peak = in_structure(model, arrays), KernelPeak()

@@ -76,14 +76,14 @@ class LiteRT:
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the float tensors that the last run computed, with their names."""
-        computed = {
+        numbers = {
             number
             for operation in self._interpreter._get_ops_details()
             for number in operation["outputs"]
         }
-        computed.update(each["index"] for each in self._interpreter.get_input_details())
+        numbers.update(each["index"] for each in self._interpreter.get_input_details())
         for detail in self._interpreter.get_tensor_details():
-            if detail["index"] in computed and detail["dtype"] == np.float32:
+            if detail["index"] in numbers and detail["dtype"] == np.float32:
                 yield detail["name"], self._interpreter.get_tensor(detail["index"])
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -112,8 +112,8 @@ def constant_bytes(content: bytes) -> int:
         ConfigError: if `ai-edge-litert` is not installed.
     """
     model = litert_module("schema_py_generated").ModelT.InitFromPackedBuf(content, 0)
-    used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
-    buffers = (model.buffers[number].data for number in used)
+    numbers = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
+    buffers = (model.buffers[number].data for number in numbers)
     return sum(len(data) for data in buffers if data is not None)
 
 
@@ -250,11 +250,11 @@ def float_outputs(
     that they stand for.
     """
     names = [argument.name for argument in arguments]
-    coded = [
+    inputs = [
         encoded(array, file.inputs[name])
         for name, array in zip(names, arrays, strict=True)
     ]
-    outputs = outputs_of(file, arguments, coded, batch_size)
+    outputs = outputs_of(file, arguments, inputs, batch_size)
     return [
         decoded(output, file.outputs[f"output_{number}"])
         for number, output in enumerate(outputs)

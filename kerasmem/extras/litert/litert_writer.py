@@ -52,12 +52,12 @@ def read_graph(content: bytes) -> Graph:
     operations, constants = list[Operation](), dict[str, np.ndarray]()
     for place, graph in enumerate(model.subgraphs):
         names = [tensor.name.decode() for tensor in graph.tensors]
-        stored = {
+        constant_numbers = {
             number
             for number, tensor in enumerate(graph.tensors)
             if model.buffers[tensor.buffer].data is not None
         }
-        for number in stored:
+        for number in constant_numbers:
             tensor = graph.tensors[number]
             if tensor.type == schema.TensorType.FLOAT32:
                 data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
@@ -69,12 +69,12 @@ def read_graph(content: bytes) -> Graph:
             operations.append(Operation(INPUT, (), (), inputs, has_floats=has_floats))
         for operator in graph.operators:
             code = model.operatorCodes[operator.opcodeIndex]
-            given = [n for n in operator.inputs if n >= 0]
+            input_numbers = [n for n in operator.inputs if n >= 0]
             operations.append(
                 Operation(
                     kinds[max(code.builtinCode, code.deprecatedBuiltinCode)],
-                    tuple(names[n] for n in given if n not in stored),
-                    tuple(names[n] for n in given if n in stored),
+                    tuple(names[n] for n in input_numbers if n not in constant_numbers),
+                    tuple(names[n] for n in input_numbers if n in constant_numbers),
                     tuple(names[n] for n in operator.outputs),
                     is_inner=place > 0,
                     has_floats=any(
@@ -91,16 +91,16 @@ def read_graph(content: bytes) -> Graph:
 
 def _with_unique_names(model: Any, content: bytes) -> bytes:
     """Return the file with names that differ, and change those of `model` likewise."""
-    seen, is_new = set[bytes](), False
+    names, is_new = set[bytes](), False
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             name, count = tensor.name, 0
-            while name in seen:
+            while name in names:
                 count += 1
                 name = b"%s_%d" % (tensor.name, count)
             is_new = is_new or name != tensor.name
             tensor.name = name
-            seen.add(name)
+            names.add(name)
     if not is_new:
         return content
     import flatbuffers

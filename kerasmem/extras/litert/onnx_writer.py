@@ -45,11 +45,11 @@ def read_graph(content: bytes) -> Graph:
     operations = []
     for number, node in enumerate(graph.node):
         node.name = f"{node.op_type}_{number}"  # names may be missing
-        computed = tuple(n for n in node.input if n and n not in constants)
+        activations = tuple(n for n in node.input if n and n not in constants)
         operations.append(
             Operation(
                 node.op_type,
-                computed,
+                activations,
                 tuple(n for n in node.input if n in constants),
                 tuple(n for n in node.output if n),
                 has_floats=not floats.isdisjoint(node.output),
@@ -294,8 +294,8 @@ def _store_codes(model: Any, operation: Operation, graph: Graph) -> None:
     del model.graph.initializer[place]
     zeros = np.zeros(len(scales), np.int8)
     for suffix, array in (("codes", codes), ("scales", scales), ("zeros", zeros)):
-        stored = onnx.numpy_helper.from_array(array, f"{name}_{suffix}")
-        model.graph.initializer.append(stored)
+        tensor = onnx.numpy_helper.from_array(array, f"{name}_{suffix}")
+        model.graph.initializer.append(tensor)
     model.graph.node.insert(
         0,
         onnx.helper.make_node(

@@ -169,11 +169,11 @@ def judged_samples(
     labels = [each for _, each in parts if each is not None]
     if len(labels) < len(parts):
         return Judged(inputs)
-    joined = (
+    labels_by_output = (
         None if each[0] is None else np.concatenate(each)[:JUDGED]
         for each in zip(*labels, strict=True)
     )
-    return Judged(inputs, list(joined))
+    return Judged(inputs, list(labels_by_output))
 
 
 def _labels(model: Any, y: Any) -> list[Any]:
@@ -191,7 +191,9 @@ def check_lengths(arguments: Sequence[Argument], arrays: Sequence[np.ndarray]) -
     """Raise a `DataError` unless samples have the lengths that the file shall have."""
     for argument, array in zip(arguments, arrays, strict=True):
         lengths = zip(argument.shape[1:], array.shape[1:], strict=True)
-        if any(known not in (None, length) for known, length in lengths):
+        if any(
+            wanted_length not in (None, length) for wanted_length, length in lengths
+        ):
             raise DataError(
                 f"The samples do not have the lengths of the file. Expected: "
                 f"{argument.shape[1:]} for input {argument.name!r}. Received: "

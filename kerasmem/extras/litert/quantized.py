@@ -87,12 +87,12 @@ def quantized(job: Job, judged: Judged) -> Found:
     names = [argument.name for argument in job.arguments]
     read = writer.tensor_reader(graph.content)
     rows = job.batch_size or batch_length(read, next(batches_of(names, job.arrays, 1)))
-    seen = observe(read, batches_of(names, job.arrays, rows))
-    ranges = {name: one.range for name, one in seen.items()}
+    observations = observe(read, batches_of(names, job.arrays, rows))
+    ranges = {name: one.range for name, one in observations.items()}
     own, stays = own_ranges(job, graph, read)
-    ranges |= table_ranges(graph, seen) | dict(own)
+    ranges |= table_ranges(graph, observations) | dict(own)
     codes = bool(quantized_variables(job.model))
-    file_writer = writer.Writer(graph, seen, ranges, has_codes=codes)
+    file_writer = writer.Writer(graph, observations, ranges, has_codes=codes)
 
     errors: list[ModelError] = []
 
@@ -106,7 +106,7 @@ def quantized(job: Job, judged: Judged) -> Found:
         return Tried(content, outputs, judge.loss(outputs))
 
     stays |= graph.stays
-    candidates = Candidates(graph, seen, ranges, stays, writer.supports)
+    candidates = Candidates(graph, observations, ranges, stays, writer.supports)
     best = Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
     if not best.file.content:
         raise errors[0]
@@ -115,12 +115,12 @@ def quantized(job: Job, judged: Judged) -> Found:
 
 def _judge(job: Job, judged: Judged) -> Judge:
     model = copy_of(job.model)
-    expected = outputs_in_keras(model, judged.arrays, judged.batch_size)
-    classifies = classifiers(judged.model_loss, expected)
+    float_outputs = outputs_in_keras(model, judged.arrays, judged.batch_size)
+    classifies = classifiers(judged.model_loss, float_outputs)
     labels = judged.labels if all(classifies) else None
     if labels is not None:
-        check_labels(labels, expected)
-    return Judge(expected, classifies, labels, judged.tolerance)
+        check_labels(labels, float_outputs)
+    return Judge(float_outputs, classifies, labels, judged.tolerance)
 
 
 def _run(
@@ -164,7 +164,7 @@ def own_ranges(
     names = [argument.name for argument in job.arguments]
     ranges = {}
     for name, values in read(dict(zip(names, few, strict=True))):
-        like = [ends for known, ends in fixed_ranges if _is_same(known, values)]
+        like = [ends for tensor, ends in fixed_ranges if _is_same(tensor, values)]
         if like:
             ranges[name] = like[0]
     return ranges, _floats_of(graph, ranges)

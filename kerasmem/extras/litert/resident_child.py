@@ -22,8 +22,8 @@ def _kibibytes(name: str) -> int | None:
         text = _STATUS.read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(rf"{name}:\s*(\d+) kB", text)
-    return int(found[1]) if found else None
+    match = re.search(rf"{name}:\s*(\d+) kB", text)
+    return int(match[1]) if match else None
 
 
 def main() -> None:
@@ -32,15 +32,15 @@ def main() -> None:
     from ai_edge_litert.interpreter import Interpreter
 
     path, inputs, threads, *names = sys.argv[1:]
-    with np.load(inputs) as stored:
-        arrays = {name: stored[f"arr_{number}"] for number, name in enumerate(names)}
+    with np.load(inputs) as file:
+        arrays = {name: file[f"arr_{number}"] for number, name in enumerate(names)}
     before = _kibibytes("VmRSS")
     run = Interpreter(model_path=path, num_threads=int(threads)).get_signature_runner()
     for _ in range(_PASSES):
         run(**arrays)
     peak = _kibibytes("VmHWM")
-    found = {"before": before, "peak": peak}
-    bytes_of = {name: size and size * 1024 for name, size in found.items()}
+    kibibytes = {"before": before, "peak": peak}
+    bytes_of = {name: size and size * 1024 for name, size in kibibytes.items()}
     sys.stdout.write(json.dumps(bytes_of))
 
 

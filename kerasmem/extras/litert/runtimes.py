@@ -103,12 +103,12 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
         copy.preprocessor = None  # the samples are token ids
     setup = Setup(copy, data, batch, sizes, threads, files)
     figures, runnables = _make(setup, say)
-    timed = _time(runnables, setup, say)
+    times = _time(runnables, setup, say)
     for form, runnable in runnables.items():
         say(f"measuring the memory of {form.name}")
         figures[form] = replace(
             figures[form],
-            times=timed[form],
+            times=times[form],
             file_bytes=runnable.file_bytes,
             weight_bytes=runnable.weight_bytes,
             **_resident(runnable, batch, say),
@@ -174,7 +174,7 @@ def _make(
     """Return the forms that can be made and run, and of each how far off it is."""
     figures: dict[Form, RuntimeFigures] = {}
     runnables: Runnables = {}
-    expected: Arrays | None = None
+    first_outputs: Arrays | None = None
     for form in FORMS:
         say(f"making {form.name}")
         plain = RuntimeFigures(
@@ -183,8 +183,8 @@ def _make(
         try:
             runnable = form.make(setup)
             outputs = runnable.outputs(setup.batch)
-            expected = outputs if expected is None else expected
-            apart = difference(outputs, expected, _LEAST_OUTPUT)
+            first_outputs = outputs if first_outputs is None else first_outputs
+            apart = difference(outputs, first_outputs, _LEAST_OUTPUT)
         except (ConfigError, DataError, ModelError, ChildDiedError) as error:
             figures[form] = replace(plain, reason=" ".join(str(error).split()))
             continue
@@ -200,12 +200,12 @@ def _time(
         say(f"timing batches of {size}")
         batch = _rows(setup.batch, size)
         calls = [runnable.run(batch) for runnable in runnables.values()]
-        for form, found in zip(
+        for form, seconds in zip(
             runnables, in_turns(calls, _TURNS, _SECONDS), strict=True
         ):
-            low, median, high = spread(found)
+            low, median, high = spread(seconds)
             times[form].append(BatchTime(size, median, low, high))
-    return {form: tuple(found) for form, found in times.items()}
+    return {form: tuple(seconds) for form, seconds in times.items()}
 
 
 def _resident(
@@ -240,21 +240,23 @@ def advise(runtimes: Sequence[RuntimeFigures]) -> tuple[RuntimeAdvice, ...]:
             without the figure, are not considered.
     """
     sizes = [time.batch_size for time in runtimes[0].times]
-    found = [
+    best_choices = [
         _best(f"fastest, batch of {size}", runtimes, _time_of(size)) for size in sizes
     ]
-    found += [
+    best_choices += [
         _best("least memory, runtime included", runtimes, _process),
         _best("smallest file", runtimes, _bytes_of("file_bytes")),
     ]
     alone = [each for each in runtimes if not each.needs_keras]
-    found += [
+    best_choices += [
         _best(f"fastest without Keras, batch of {size}", alone, _time_of(size))
         for size in sizes[:1]
     ]
     within = [each for each in runtimes if each.needs_keras]
-    found.append(_best("least weights in Keras", within, _bytes_of("weight_bytes")))
-    return tuple(advice for advice in found if advice is not None)
+    best_choices.append(
+        _best("least weights in Keras", within, _bytes_of("weight_bytes"))
+    )
+    return tuple(advice for advice in best_choices if advice is not None)
 
 
 def _best(
@@ -262,27 +264,27 @@ def _best(
     runtimes: Sequence[RuntimeFigures],
     figure: Callable[[RuntimeFigures], _Figure | None],
 ) -> RuntimeAdvice | None:
-    known = [
-        (each, found)
+    candidates = [
+        (each, value)
         for each in runtimes
-        if not each.reason and (found := figure(each)) is not None
+        if not each.reason and (value := figure(each)) is not None
     ]
-    if not known:
+    if not candidates:
         return None
-    best, least = min(known, key=lambda pair: pair[1].value)
+    best, least = min(candidates, key=lambda pair: pair[1].value)
     others = [
         each.name
-        for each, found in known
-        if each is not best and found.low <= least.value
+        for each, value in candidates
+        if each is not best and value.low <= least.value
     ]
-    told = [f"{use[0].upper()}{use[1:]}: {best.name}, {least.text}"]
-    first, base = known[0]
+    sentences = [f"{use[0].upper()}{use[1:]}: {best.name}, {least.text}"]
+    first, base = candidates[0]
     if first is not best and first.name not in others:
-        told.append(f" ({first.name}: {base.text})")
-    told.append(_how_exact(best))
+        sentences.append(f" ({first.name}: {base.text})")
+    sentences.append(_how_exact(best))
     if others:
-        told.append(f"; not clearly worse: {'; '.join(others)}")
-    return RuntimeAdvice(use, best.name, tuple(others), f"{''.join(told)}.")
+        sentences.append(f"; not clearly worse: {'; '.join(others)}")
+    return RuntimeAdvice(use, best.name, tuple(others), f"{''.join(sentences)}.")
 
 
 def _how_exact(best: RuntimeFigures) -> str:

@@ -133,9 +133,9 @@ def export(  # noqa: PLR0913 - the public entry point
     arguments, arrays = inputs_and_samples(
         model, samples, CALIBRATION, batch_size=batch_size, input_shape=input_shape
     )
-    judged = judged_samples(model, arguments, arrays, validation_data)
-    judged = replace(
-        judged, tolerance=tolerance, model_loss=loss, batch_size=batch_size
+    samples_to_judge = judged_samples(model, arguments, arrays, validation_data)
+    samples_to_judge = replace(
+        samples_to_judge, tolerance=tolerance, model_loss=loss, batch_size=batch_size
     )
     kind = ONNX if is_onnx(path) else LITERT
     try:
@@ -143,12 +143,12 @@ def export(  # noqa: PLR0913 - the public entry point
             _Floats(model, kind, arguments, arrays, batch_size)
         )
         if scheme == FLOAT:
-            result = _exact(job, content, judged)
+            result = _exact(job, content, samples_to_judge)
         else:
             whole = Job(
                 content, model, scheme, kind, job.arguments, arrays, job.batch_size
             )
-            result = quantized(whole, judged)
+            result = quantized(whole, samples_to_judge)
     except OSError as error:
         raise OutputError(
             f"Could not write a temporary file to make {str(path)!r} of: "
@@ -252,9 +252,9 @@ def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
     copy = copy_of(job.model)
     compute_in_float32(copy)
     with as_floats(copy):
-        expected = outputs_in_keras(copy, few, judged.batch_size)
-    allowed = _FLOAT_TOLERANCE if judged.tolerance is None else judged.tolerance
-    judge = Judge(expected, [False] * len(expected), None, allowed)
+        keras_outputs = outputs_in_keras(copy, few, judged.batch_size)
+    tolerance = _FLOAT_TOLERANCE if judged.tolerance is None else judged.tolerance
+    judge = Judge(keras_outputs, [False] * len(keras_outputs), None, tolerance)
     return Found([], Tried(content, outputs, judge.loss(outputs)), judge)
 
 

@@ -116,7 +116,7 @@ class Adam8bit(SlotOptimizer):
     def _slots_of(self, variable: Any, add_slot: AddSlot) -> FullMoments | CodedMoments:
         path = path_of(variable)
         is_small = math.prod(variable.shape) < self.min_quantized_size
-        if is_small or any(re.search(kept, path) for kept in self.full_precision):
+        if is_small or any(re.search(pattern, path) for pattern in self.full_precision):
             return FullMoments(variable, add_slot)
         return CodedMoments(variable, add_slot, self.block_size)
 

@@ -66,9 +66,9 @@ def fastest(
     base, *others = variants
     if base.reason:
         return None
-    found = [v for v in others if not v.reason and _is_faster(v, base, noise)]
-    found = [v for v in found if not _needs_less(base, v)] or found
-    return min(found, key=lambda v: _number(v.step_ms), default=None)
+    candidates = [v for v in others if not v.reason and _is_faster(v, base, noise)]
+    candidates = [v for v in candidates if not _needs_less(base, v)] or candidates
+    return min(candidates, key=lambda v: _number(v.step_ms), default=None)
 
 
 def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> str:
@@ -84,12 +84,12 @@ def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> s
         return _without_base(base, ran)
     faster = fastest(variants, noise)
     leaner = _leanest(base, ran)
-    said = [_about_time(base, faster)]
+    sentences = [_about_time(base, faster)]
     if leaner is None:
-        said.append("Nothing here needs clearly less memory.")
+        sentences.append("Nothing here needs clearly less memory.")
     elif leaner is not faster:
-        said.append(_about_memory(base, leaner, noise))
-    return " ".join(said)
+        sentences.append(_about_memory(base, leaner, noise))
+    return " ".join(sentences)
 
 
 def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
@@ -99,10 +99,10 @@ def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
         variants: their planned peaks; the first is as compiled.
     """
     base, *others = variants
-    planned = [variant for variant in others if not variant.reason]
+    candidates = [variant for variant in others if not variant.reason]
     if base.reason:
         return f"As compiled there is no plan: {base.reason}"
-    leaner = _leanest(base, planned)
+    leaner = _leanest(base, candidates)
     if leaner is None:
         return "Nothing here needs clearly less memory, by the plans."
     return f"{_if_short(base, leaner)}. No plan tells what it costs in time."
@@ -126,8 +126,8 @@ def _needs_less(one: VariantFigures, other: VariantFigures) -> bool:
 def _leanest(
     base: VariantFigures, ran: Sequence[VariantFigures]
 ) -> VariantFigures | None:
-    found = [variant for variant in ran if _needs_less(variant, base)]
-    return min(found, key=lambda v: _number(v.peak_bytes), default=None)
+    candidates = [variant for variant in ran if _needs_less(variant, base)]
+    return min(candidates, key=lambda v: _number(v.peak_bytes), default=None)
 
 
 def _about_time(base: VariantFigures, faster: VariantFigures | None) -> str:

@@ -168,7 +168,7 @@ def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -
         variant: what to change.
         count_traces: whether retracing is counted, too.
     """
-    answered: dict[str, Any]
+    answer_of_child: dict[str, Any]
     try:
         job = {
             **changed(request, variant).job(),
@@ -177,7 +177,7 @@ def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -
             "devices": variant.devices,
             "count_traces": count_traces,
         }
-        answered = run_in_child(
+        answer_of_child = run_in_child(
             f"{__name__}:answer",
             job,
             backend=request.backend,
@@ -185,13 +185,15 @@ def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -
             doing=f"Measuring the option {variant.name!r}",
         )
     except ChildDiedError as error:
-        told = f"its process ended by {error.how}: {error.reason}"
-        answered = {"reason": _one_line(told)}
+        text = f"its process ended by {error.how}: {error.reason}"
+        answer_of_child = {"reason": _one_line(text)}
     except KerasMemError as error:
-        answered = {"reason": _one_line(str(error))}
-    steps = [TracedStep(**step) for step in answered.pop("traced_steps", [])]
-    not_counted = answered.pop("not_counted", "")
-    return Trial(figures_of(request, variant, answered), tuple(steps), not_counted)
+        answer_of_child = {"reason": _one_line(str(error))}
+    steps = [TracedStep(**step) for step in answer_of_child.pop("traced_steps", [])]
+    not_counted = answer_of_child.pop("not_counted", "")
+    return Trial(
+        figures_of(request, variant, answer_of_child), tuple(steps), not_counted
+    )
 
 
 def figures_of(
@@ -219,11 +221,11 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         if job["left_out"] is not None:
             backends.current().step_options().leave_out(job["left_out"])
         with _devices(job["devices"]):
-            found = measure(request_of(job), job["steps_per_update"])
+            figures = measure(request_of(job), job["steps_per_update"])
     # Whatever a framework raises about an option is the reason of its line.
     except Exception as error:  # noqa: BLE001
         return {"reason": _reason(error)}
-    return found | (_traces(request_of(job)) if job["count_traces"] else {})
+    return figures | (_traces(request_of(job)) if job["count_traces"] else {})
 
 
 def _traces(request: Request) -> dict[str, Any]:

@@ -29,17 +29,17 @@ def odd_sizes(model: Any, batch_size: int) -> tuple[OddSize, ...]:
         model: a built model.
         batch_size: samples in a batch.
     """
-    found = {("", "batch size"): batch_size}
+    sizes = {("", "batch size"): batch_size}
     if has_graph(model):
         for tensor in model.inputs:
             shape = tensor.shape
             is_table = "float" in tensor.dtype and 2 <= len(shape) <= _FEATURES_RANK
             if is_table and shape[-1] is not None:
-                found[tensor.name, "features"] = shape[-1]
-    found |= dict(_outputs(model))
+                sizes[tensor.name, "features"] = shape[-1]
+    sizes |= dict(_outputs(model))
     return tuple(
         OddSize(*place, size, _next(size, _OF_16_BITS), _next(size, _OF_TF32))
-        for place, size in found.items()
+        for place, size in sizes.items()
         if size % _OF_16_BITS
     )
 
@@ -119,21 +119,21 @@ def retraces(steps: Sequence[TracedStep], *, compiled: bool) -> tuple[Retrace, .
             compiles what was traced once, so for a new size the time tells.
     """
     later = {step.batch: step.step_ms for step in steps if step.epoch > 0}
-    seen = {step.samples for step in steps[:1]}
-    found = []
+    sizes = {step.samples for step in steps[:1]}
+    retrace_list = []
     for before, step in pairwise(steps):
         again = later.get(step.batch, step.step_ms)
         cost = step.step_ms - again
-        is_new = step.samples not in seen
+        is_new = step.samples not in sizes
         is_slow = cost > max(_COMPILES_MS, _COMPILES_TIMES * again)
-        seen.add(step.samples)
+        sizes.add(step.samples)
         if (step.traces or 0) > (before.traces or 0):
             cause = _new_size(step, steps, "traced") if is_new else _no_new_size(step)
-            found.append(Retrace(step.epoch, step.batch, cause, cost))
+            retrace_list.append(Retrace(step.epoch, step.batch, cause, cost))
         elif compiled and is_new and is_slow:
             cause = _new_size(step, steps, "compiled")
-            found.append(Retrace(step.epoch, step.batch, cause, cost))
-    return tuple(found)
+            retrace_list.append(Retrace(step.epoch, step.batch, cause, cost))
+    return tuple(retrace_list)
 
 
 def _new_size(step: TracedStep, steps: Sequence[TracedStep], verb: str) -> str:

@@ -61,13 +61,13 @@ def tune(
     request.job()  # what cannot go to another process at all is told now
     backend = backends.current()
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
-    chosen = _chosen_variants(variants(request, devices), only)
-    tried = _announced([AS_COMPILED, *chosen, AS_COMPILED], say)
-    first = attempt(request, next(tried), count_traces=True)
-    *others, last = (attempt(request, variant) for variant in tried)
+    options = _chosen_variants(variants(request, devices), only)
+    announced_options = _announced([AS_COMPILED, *options, AS_COMPILED], say)
+    first = attempt(request, next(announced_options), count_traces=True)
+    *others, last = (attempt(request, variant) for variant in announced_options)
     figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
     apart = noise(first.figures, last.figures)
-    figures = _confirmed(request, chosen, figures, apart, say)
+    figures = _confirmed(request, options, figures, apart, say)
     return _tuning(request, first, figures, apart)
 
 
@@ -112,8 +112,10 @@ def plan_options(  # noqa: PLR0913 - those of the command
         for variant in variants(request, devices=1)
         if variant.jit_compile is None and variant.left_out is None
     ]
-    tried = _announced([AS_COMPILED, *_chosen_variants(possible, only)], say)
-    figures = [_planned(request, variant) for variant in tried]
+    announced_options = _announced(
+        [AS_COMPILED, *_chosen_variants(possible, only)], say
+    )
+    figures = [_planned(request, variant) for variant in announced_options]
     return _without_times(request, figures, leanest_by_plan(figures))
 
 
@@ -151,13 +153,15 @@ def _confirmed(
     A process may run in a better moment than all others. Who is the fastest is asked
     again until the answer has run twice.
     """
-    found = {figure.name: figure for figure in figures}
+    figures_by_name = {figure.name: figure for figure in figures}
     by_name = {variant.name: variant for variant in chosen}
-    while (best := fastest([*found.values()], apart)) and best.name in by_name:
+    while (
+        best := fastest([*figures_by_name.values()], apart)
+    ) and best.name in by_name:
         say(f"again, to be sure: {best.name}")
         again = attempt(request, by_name.pop(best.name)).figures
-        found[best.name] = again if again.reason else combined(best, again)
-    return [*found.values()]
+        figures_by_name[best.name] = again if again.reason else combined(best, again)
+    return [*figures_by_name.values()]
 
 
 def _tuning(

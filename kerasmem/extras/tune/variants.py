@@ -60,27 +60,27 @@ def variants(request: Request, devices: int) -> tuple[Variant, ...]:
     """
     jit, size = not request.jit_compile, request.batch_size
     how = f"model.compile(..., jit_compile={jit})"
-    found = [Variant(f"jit {'on' if jit else 'off'}", how, jit_compile=jit)]
+    options = [Variant(f"jit {'on' if jit else 'off'}", how, jit_compile=jit)]
     for policy in _POLICIES:
         if policy != request.model.dtype_policy.name:
             how = f"keras.config.set_dtype_policy({policy!r}) before the model is made"
-            found.append(Variant(policy, how, dtype_policy=policy))
+            options.append(Variant(policy, how, dtype_policy=policy))
     for name, key in backends.current().step_options().graph_passes.items():
         how = f"tf.config.optimizer.set_experimental_options({{{key!r}: False}})"
-        found.append(Variant(f"{name} off", how, left_out=name))
+        options.append(Variant(f"{name} off", how, left_out=name))
     if policy_of(request.model) is None:
         how = f"km.rematerialize(model, batch_size={size})"
-        found.append(Variant("rematerialized", how, rematerialized=True))
+        options.append(Variant("rematerialized", how, rematerialized=True))
     for count in (n for n in _ACCUMULATIONS if n <= size):
         how = f"batch_size={size // count} and an optimizer with "
         how += f"gradient_accumulation_steps={count}"
         name = f"accumulation, {count} batches"
-        found.append(Variant(name, how, steps_per_update=count))
+        options.append(Variant(name, how, steps_per_update=count))
     # Keras on torch trains on several devices only with several processes.
     if devices > 1 and request.backend in _DATA_PARALLEL:
         how, name = _DATA_PARALLEL[request.backend], f"data parallel, {devices} devices"
-        found.append(Variant(name, how, devices=devices))
-    return tuple(found)
+        options.append(Variant(name, how, devices=devices))
+    return tuple(options)
 
 
 def changed(request: Request, variant: Variant) -> Request:

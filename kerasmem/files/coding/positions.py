@@ -75,8 +75,8 @@ class _ByClass:
         self._grid, self._classes = grid, classes
         self._numbers = counts.shape
         sizes = [
-            np.bincount(found, minlength=number)
-            for found, number in zip(classes, counts.shape, strict=True)
+            np.bincount(numbers, minlength=number)
+            for numbers, number in zip(classes, counts.shape, strict=True)
         ]
         clear = np.outer(*sizes) - counts
         self._code = rans.Code(np.stack([clear.ravel(), counts.ravel()], axis=1))
@@ -110,9 +110,9 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> "_Eight | _ByClass":
     counts = _counts(grid, classes)
     ways: list[_ByClass] = []
     for step in (1, _CLASSES_A_DOUBLING, 0):
-        merged = [_merged(each, step) for each in classes]
+        coarse_classes = [_merged(each, step) for each in classes]
         numbers = [_merged(np.arange(number), step) for number in counts.shape]
-        ways.append(_ByClass(grid, merged, _counts(counts, numbers)))
+        ways.append(_ByClass(grid, coarse_classes, _counts(counts, numbers)))
     best = min(ways, key=lambda way: way.coded_bytes)
     eight = _Eight(full)
     return eight if _WORTH_IT * eight.coded_bytes < best.coded_bytes else best
@@ -127,11 +127,11 @@ def read(shape: tuple[int, ...], source: Reader) -> np.ndarray:
             return _read_eight(source, math.prod(shape))
         if not 0 < number < _MOST_CLASSES:
             raise damaged("it tells a number that cannot be")
-        found = np.zeros(length, np.uint16)
+        class_of_each = np.zeros(length, np.uint16)
         if number > 1:
-            found = rans.read(source, length, number)
+            class_of_each = rans.read(source, length, number)
         numbers.append(number)
-        classes.append(found)
+        classes.append(class_of_each)
     contexts = _contexts(classes, numbers[1])
     flags = rans.read(source, contexts.size, 2, contexts, math.prod(numbers))
     return flags.astype(bool)
@@ -164,13 +164,15 @@ def _counts(grid: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
 def _sums(array: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Return the sum of the rows of each class, of the shape (classes, columns)."""
     order = np.argsort(classes, kind="stable")
-    found, begins = np.unique(classes[order], return_index=True)
+    present_classes, begins = np.unique(classes[order], return_index=True)
     sums = np.zeros((int(classes.max(initial=0)) + 1, array.shape[1]), np.int64)
-    sums[found] = np.add.reduceat(array[order], begins, axis=0, dtype=np.int64)
+    sums[present_classes] = np.add.reduceat(
+        array[order], begins, axis=0, dtype=np.int64
+    )
     return sums
 
 
 def _contexts(classes: list[np.ndarray], columns: int) -> np.ndarray:
     """Return the context of each position, from the classes of its row and column."""
-    of_row, of_column = (found.astype(np.uint16) for found in classes)
+    of_row, of_column = (numbers.astype(np.uint16) for numbers in classes)
     return (of_row[:, None] * np.uint16(columns) + of_column).ravel()

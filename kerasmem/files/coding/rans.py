@@ -67,13 +67,13 @@ class Frequencies:
         Raises:
             ModelFileError: if it is not that.
         """
-        expected = 2 * contexts * (symbols - 1)
+        size = 2 * contexts * (symbols - 1)
         try:
             unpack = zlib.decompressobj()
-            content = unpack.decompress(source.block(), expected + 1)
+            content = unpack.decompress(source.block(), size + 1)
         except zlib.error as error:
             raise damaged("its frequencies cannot be read") from error
-        if len(content) != expected:
+        if len(content) != size:
             raise damaged("its frequencies have another number")
         table = np.empty((contexts, symbols), np.int64)
         table[:, :-1] = np.frombuffer(content, "<u2").reshape(contexts, symbols - 1)
@@ -93,9 +93,9 @@ class _Flags:
     def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the frequency of each symbol, and how far its place is into it."""
         zeros = self._zeros[0 if self._contexts is None else self._contexts[row]]
-        found = np.greater_equal(place, zeros, out=self._flags[row])
-        often = np.where(found, TOTAL - zeros, zeros)
-        return often, place - np.where(found, zeros, 0)
+        is_set = np.greater_equal(place, zeros, out=self._flags[row])
+        often = np.where(is_set, TOTAL - zeros, zeros)
+        return often, place - np.where(is_set, zeros, 0)
 
     def symbols(self) -> np.ndarray:
         """Return all symbols, of type uint16."""
@@ -137,19 +137,19 @@ class _Places:
 def _scaled(counts: np.ndarray) -> np.ndarray:
     """Return whole numbers with the sum 2^14, near to proportional to counts."""
     come = np.flatnonzero(counts)
-    scaled = np.zeros(counts.size, np.int64)
+    whole_numbers = np.zeros(counts.size, np.int64)
     if not come.size:
-        scaled[0] = TOTAL
-        return scaled
+        whole_numbers[0] = TOTAL
+        return whole_numbers
     exact = counts[come] * (TOTAL / counts[come].sum())
-    scaled[come] = np.maximum(exact, 1).astype(np.int64)
-    while (over := scaled.sum() - TOTAL) != 0:
+    whole_numbers[come] = np.maximum(exact, 1).astype(np.int64)
+    while (over := whole_numbers.sum() - TOTAL) != 0:
         # The most frequent symbols lose or gain least by one more or less.
-        largest = np.argpartition(scaled, -min(abs(over), come.size))
+        largest = np.argpartition(whole_numbers, -min(abs(over), come.size))
         some = largest[-min(abs(over), come.size) :]
-        some = some[scaled[some] > 1] if over > 0 else some
-        scaled[some] -= np.sign(over)
-    return scaled
+        some = some[whole_numbers[some] > 1] if over > 0 else some
+        whole_numbers[some] -= np.sign(over)
+    return whole_numbers
 
 
 _LOWEST = 1 << 16
@@ -178,8 +178,8 @@ def lanes(count: int, coded_bytes: float, whole_bytes: float = 0) -> int:
     """
     each = _BYTES_A_LANE if coded_bytes < _MANY else _BYTES_A_LANE_OF_MANY
     part, whole = int(coded_bytes) // each, int(whole_bytes) // _WHOLE_BYTES_A_LANE
-    wanted = max(part, whole, 4)
-    return max(min(wanted, _MOST_LANES, count), least_lanes(count))
+    count_by_size = max(part, whole, 4)
+    return max(min(count_by_size, _MOST_LANES, count), least_lanes(count))
 
 
 def least_lanes(count: int) -> int:
@@ -216,17 +216,17 @@ def encode(
             row = slice(begin, begin + width)
             now = state[: most[row].size]
             (full,) = (now > most[row]).nonzero()
-            taken = now[full]
-            rows.append(taken)
-            now[full] = taken >> np.uint32(16)
+            full_states = now[full]
+            rows.append(full_states)
+            now[full] = full_states >> np.uint32(16)
             # Exact: both are whole and below 2^32. Integers divide ten times slower.
             times = (now / often[row]).astype(np.uint32)
             times *= rest[row]
             now += times
             now += before[row]
         words.append(np.concatenate(rows[::-1]).astype("<u2"))
-    ordered = [state.astype("<u4"), *reversed(words)]
-    return b"".join(part.tobytes() for part in ordered)
+    arrays = [state.astype("<u4"), *reversed(words)]
+    return b"".join(part.tobytes() for part in arrays)
 
 
 def decode(

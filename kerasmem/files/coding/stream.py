@@ -82,8 +82,8 @@ class Reader:
             raise damaged("something follows behind its end")
 
     def _bytes(self, count: int) -> memoryview:
-        taken = self._content[self._at : self._at + count]
-        if len(taken) != count:
+        block = self._content[self._at : self._at + count]
+        if len(block) != count:
             raise damaged("it ends too early")
         self._at += count
-        return taken
+        return block

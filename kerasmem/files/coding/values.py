@@ -150,10 +150,10 @@ def _seem_many(entries: np.ndarray) -> bool:
 
 def _different(entries: np.ndarray) -> np.ndarray:
     """Return the different entries, sorted. A sample has most of them, if few."""
-    found = np.unique(some_of(entries))
-    place = np.searchsorted(found, entries)
-    missing = found[np.minimum(place, found.size - 1)] != entries
-    return np.union1d(found, entries[missing])
+    entries_found = np.unique(some_of(entries))
+    place = np.searchsorted(entries_found, entries)
+    missing = entries_found[np.minimum(place, entries_found.size - 1)] != entries
+    return np.union1d(entries_found, entries[missing])
 
 
 _FORMS: list[Any] = [_Raw, _Bytes, _Few]

@@ -82,10 +82,12 @@ def outputs_on(model: Any, x: Any) -> Any:
         with current().inference():
             return model(x, training=False)
     except Exception as error:
-        named = f" named {', '.join(named_leaves(x))}" if isinstance(x, dict) else ""
+        input_names = (
+            f" named {', '.join(named_leaves(x))}" if isinstance(x, dict) else ""
+        )
         raise DataError(
             f"The model {model.name!r} cannot be called with the inputs of the data: "
-            f"{first_reason(error)}. Received: x{named}."
+            f"{first_reason(error)}. Received: x{input_names}."
         ) from error
 
 
@@ -109,8 +111,8 @@ def check_labels(model: Any, data: Any, outputs: Any = None) -> None:
     if outputs is not None and labels is not None and takes_loss(model):
         tensors = keras.tree.flatten(outputs)
         losses = of_each(model, model.loss, outputs)
-        given = of_each(model, labels, outputs)
-        for output, loss, array in zip(tensors, losses, given, strict=True):
+        labels_by_output = of_each(model, labels, outputs)
+        for output, loss, array in zip(tensors, losses, labels_by_output, strict=True):
             if compares_entries(loss):
                 _check_label_shape(output, loss, array)
     check_classes(model, data)
@@ -119,15 +121,15 @@ def check_labels(model: Any, data: Any, outputs: Any = None) -> None:
 def _check_label_shape(output: Any, loss: Any, labels: Any) -> None:
     """Raise unless labels, None for none, have the shape of an output of the model."""
     shape = tuple(getattr(labels, "shape", None) or ())
-    wanted = (None, *tuple(output.shape)[1:])
-    if shape and None not in shape[1:] and not _fits(wanted, shape):
-        known = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
+    output_shape = (None, *tuple(output.shape)[1:])
+    if shape and None not in shape[1:] and not _fits(output_shape, shape):
+        loss_name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
         raise DataError(
-            f"The labels do not fit the model and its loss: {known} compares them with "
-            f"the output entry by entry. Expected: y of the output's shape {wanted}. "
-            f"Received: y of shape {shape}. Next: labels of that shape; for numbers of "
-            "classes, loss='sparse_categorical_crossentropy' (--loss on the command "
-            "line)."
+            f"The labels do not fit the model and its loss: {loss_name} compares them "
+            "with the output entry by entry. Expected: y of the output's shape "
+            f"{output_shape}. Received: y of shape {shape}. Next: labels of that "
+            "shape; for numbers of classes, loss='sparse_categorical_crossentropy' "
+            "(--loss on the command line)."
         )
 
 
@@ -228,14 +230,14 @@ def check_lengths(arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
         _check_rows(name, array)
     lengths = {name: length_of(array) for name, array in arrays.items()}
-    received = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+    counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
     if len(set(lengths.values())) > 1:
         raise DataError(
             "All arrays of samples must have the same length. Received: "
-            f"{received} samples."
+            f"{counts} samples."
         )
     if 0 in lengths.values():
-        raise DataError(f"The data is empty. Received: {received} samples.")
+        raise DataError(f"The data is empty. Received: {counts} samples.")
 
 
 def _check_rows(name: str, array: Any) -> None:
@@ -259,18 +261,23 @@ def _check_label_names(model: Any, label_names: list[str]) -> None:
     """Raise unless every label is named after an output, and no output lacks one."""
     outputs = getattr(model, "output", None)  # a Sequential has one and no such name
     if isinstance(outputs, dict):
-        wanted = list(named_leaves(outputs))
+        output_names = list(named_leaves(outputs))
     elif isinstance(outputs, (list, tuple)):
-        wanted = list(model.output_names)
+        output_names = list(model.output_names)
     else:
         raise DataError(
             "The model has one output, so its labels are one array. Received: labels "
             f"named {', '.join(label_names)}."
         )
-    if not _outputs_with_loss(model, wanted) <= set(label_names) <= set(wanted):
+    if (
+        not _outputs_with_loss(model, output_names)
+        <= set(label_names)
+        <= set(output_names)
+    ):
         raise DataError(
             "Labels are named after the outputs. Received: the model has the outputs "
-            f"{', '.join(wanted)}; the data has the labels {', '.join(label_names)}."
+            f"{', '.join(output_names)}; the data has the labels "
+            f"{', '.join(label_names)}."
         )
 
 
@@ -293,31 +300,31 @@ def _by_input(
         wanted: their names in data, in the same order.
         x: the arrays.
     """
-    given = named_leaves(x)
+    arrays = named_leaves(x)
     if isinstance(x, dict):
-        missing = [name for name in wanted if name not in given]
+        missing = [name for name in wanted if name not in arrays]
         if missing:
             raise DataError(
                 f"The model's inputs are named {wanted}. Received: data named "
-                f"{list(given)}; {missing} missing. Next: name the data after the "
+                f"{list(arrays)}; {missing} missing. Next: name the data after the "
                 "inputs."
             )
-        return [(t, given[name]) for t, name in zip(inputs, wanted, strict=True)]
-    if len(given) != len(inputs):
+        return [(t, arrays[name]) for t, name in zip(inputs, wanted, strict=True)]
+    if len(arrays) != len(inputs):
         raise DataError(
             f"The model has {len(inputs)} inputs, {wanted}. Received: "
-            f"{len(given)} arrays of x."
+            f"{len(arrays)} arrays of x."
         )
-    return list(zip(inputs, given.values(), strict=True))
+    return list(zip(inputs, arrays.values(), strict=True))
 
 
 def _check_input(tensor: Any, array: Any) -> None:
     shape = tuple(np.shape(array))
-    expected = (None, *tensor.shape[1:])  # a recorded batch size limits no array
-    if not _fits(expected, shape):
+    input_shape = (None, *tensor.shape[1:])  # a recorded batch size limits no array
+    if not _fits(input_shape, shape):
         raise DataError(
             f"The data does not fit input {tensor.name!r} of the model, which takes "
-            f"shape {expected}. Received: x of shape {shape}."
+            f"shape {input_shape}. Received: x of shape {shape}."
         )
     dtype = str(getattr(array, "dtype", np.asarray(array).dtype))
     if tensor.dtype != "string" and not _NUMERIC.search(dtype):
@@ -363,8 +370,8 @@ def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
             )
         return [np.asarray(array) for array in keras.tree.flatten(x)]
     if isinstance(x, dict):
-        given = named_leaves(x)
-        arrays = [given[name] for name in input_names(model)]
+        by_name = named_leaves(x)
+        arrays = [by_name[name] for name in input_names(model)]
     else:
         arrays = keras.tree.flatten(x)
     for tensor in tensors:

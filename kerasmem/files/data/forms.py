@@ -363,10 +363,10 @@ def _named(data: Any) -> dict[str, Any]:
             f"in x. Received: a tuple of {len(parts)}. Next: several inputs go into a "
             "dict or a list."
         )
-    given = zip(_ARGUMENTS, parts, strict=False)
+    pairs = zip(_ARGUMENTS, parts, strict=False)
     return {
         name: keras.tree.map_structure(_as_array, part)
-        for name, part in given
+        for name, part in pairs
         if part is not None
     }
 

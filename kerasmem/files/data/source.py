@@ -91,9 +91,9 @@ def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
         raise ValueError(f"its header is damaged: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never loaded")
-    wanted = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or wanted > size:
-        raise ValueError(f"it tells of an array of {wanted} bytes and has {size}")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or nbytes > size:
+        raise ValueError(f"it tells of an array of {nbytes} bytes and has {size}")
     return shape, in_columns, dtype
 
 
@@ -127,9 +127,11 @@ def _check_members(archive: zipfile.ZipFile) -> None:
             with archive.open(member) as file:
                 form_of(file, member.file_size)
     whole = sum(member.file_size for member in archive.infolist())
-    stored = sum(member.compress_size for member in archive.infolist())
-    if whole > max(_LARGE_BYTES, _MOST_TIMES * stored):
-        raise ValueError(f"it would take {whole} bytes, of which it has {stored}")
+    compressed_size = sum(member.compress_size for member in archive.infolist())
+    if whole > max(_LARGE_BYTES, _MOST_TIMES * compressed_size):
+        raise ValueError(
+            f"it would take {whole} bytes, of which it has {compressed_size}"
+        )
 
 
 def _start(path: Path, member: zipfile.ZipInfo) -> int:
@@ -339,8 +341,8 @@ def _grouped(path: Path, arrays_by_key: dict[str, np.ndarray]) -> LoadedData:
         arrays[name] = array.astype(str).astype(object) if is_text else array
     for split in {"train", *splits}:
         if "x" not in splits.get(split, {}):
-            wanted = "x_test" if split == "test" else "x or x_train"
-            raise DataError(f"{path} holds no array {wanted}. {_ADVICE}")
+            array_name = "x_test" if split == "test" else "x or x_train"
+            raise DataError(f"{path} holds no array {array_name}. {_ADVICE}")
     return LoadedData(**{split: _as_tuple(parts) for split, parts in splits.items()})
 
 

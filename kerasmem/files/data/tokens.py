@@ -113,12 +113,12 @@ def _read(path: Path, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.nda
             return _of_text(path.read_text("utf-8"), model, preprocessor)
         with path.open("rb") as file:  # closed, whatever NumPy makes of it
             check_sizes(file)
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return loaded, np.ones(loaded.shape, bool)
-            ids = loaded[_IDS]
-            has_mask = _MASK in loaded.files
-            mask = loaded[_MASK] if has_mask else np.ones(ids.shape)
+            arrays = np.load(file, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                return arrays, np.ones(arrays.shape, bool)
+            ids = arrays[_IDS]
+            has_mask = _MASK in arrays.files
+            mask = arrays[_MASK] if has_mask else np.ones(ids.shape)
             return ids, mask.astype(bool)
     except (OSError, ValueError, KeyError, EOFError, *_DAMAGED) as error:
         raise DataError(f"{path} holds no tokens: {error}. {_FORMS}") from error
@@ -138,14 +138,14 @@ def _of_text(text: str, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.n
 
 def _length(model: Any, preprocessor: Any, length: int | None) -> int:
     inputs = getattr(model, "inputs", None)
-    fixed = inputs[0].shape[1] if inputs else None
-    if length is not None and fixed not in (None, length):
+    model_length = inputs[0].shape[1] if inputs else None
+    if length is not None and model_length not in (None, length):
         raise DataError(
-            f"The model {model.name!r} takes rows of {fixed} tokens. "
+            f"The model {model.name!r} takes rows of {model_length} tokens. "
             f"Received: length={length}."
         )
     most = getattr(preprocessor, "sequence_length", None) or LENGTH
-    return fixed or length or min(LENGTH, most)
+    return model_length or length or min(LENGTH, most)
 
 
 def _rows(

@@ -183,8 +183,8 @@ class BFCAllocator:
         Exact unless the device can give less than the limit.
         """
         idle = self._idle_regions() if self.policy.garbage_collection else []
-        taken = self.pool_bytes - sum(region.size for region in idle)
-        room = (self.policy.most_bytes - taken) // ROUNDING * ROUNDING
+        busy_bytes = self.pool_bytes - sum(region.size for region in idle)
+        room = (self.policy.most_bytes - busy_bytes) // ROUNDING * ROUNDING
         return max(self.largest_free_bytes, room)
 
     @property

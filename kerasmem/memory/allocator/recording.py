@@ -36,28 +36,28 @@ def why_refused(allocator: BFCAllocator, size: int) -> str:
 def _refusal(allocator: BFCAllocator, size: int) -> tuple[str, str]:
     """Return why `size` bytes are not to be had, and what would help."""
     need, most = rounded(size), allocator.policy.most_bytes
-    asked, limit = format_bytes(size), format_bytes(most)
+    request, limit = format_bytes(size), format_bytes(most)
     if need > most:
         return (
-            f"{asked} in one piece is more than the limit of {limit}",
+            f"{request} in one piece is more than the limit of {limit}",
             ". No smaller batch of the other tensors helps, this one has to shrink.",
         )
-    left = most - allocator.in_use_bytes
-    if need > left:
+    remaining = most - allocator.in_use_bytes
+    if need > remaining:
         waste = allocator.wasted_bytes
-        wasted = f" ({format_bytes(waste)} of them waste)" if waste else ""
+        note = f" ({format_bytes(waste)} of them waste)" if waste else ""
         return (
-            f"{format_bytes(allocator.in_use_bytes)} of {limit} are in use{wasted}, so "
-            f"{asked} more do not fit: {format_bytes(need - left)} are missing",
+            f"{format_bytes(allocator.in_use_bytes)} of {limit} are in use{note}, so "
+            f"{request} more do not fit: {format_bytes(need - remaining)} are missing",
             ".",
         )
     remedy = "use the allocator cuda_malloc_async."
     if allocator.policy.growth:
         remedy = f"preallocate the pool (growth=False), or {remedy}"
     return (
-        f"{left / most:.0%} of {limit} are free but no block above "
-        f"{format_bytes(allocator.obtainable_bytes)}, so {asked} in one piece are not "
-        "to be had",
+        f"{remaining / most:.0%} of {limit} are free but no block above "
+        f"{format_bytes(allocator.obtainable_bytes)}, so {request} in one piece "
+        "are not to be had",
         f": {remedy}",
     )
 
@@ -118,12 +118,12 @@ class MemoryWatcher:
         if address is None:
             self.refusal = why_refused(self.allocator, size)
             return None
-        given = self.allocator.chunk_at(address).size
+        chunk_bytes = self.allocator.chunk_at(address).size
         self._block_at[address] = len(self._blocks)
         self._blocks.append(
             Block(
                 requested_bytes=size,
-                given_bytes=given,
+                given_bytes=chunk_bytes,
                 address=address,
                 allocated_at=len(self._in_use),
                 freed_at=None,
@@ -326,17 +326,17 @@ def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
     if not isinstance(policy, PoolPolicy):
         policy = PoolPolicy(limit_bytes=parse_bytes(policy))
     watcher = MemoryWatcher(BFCAllocator(policy))
-    refused = _run(timeline, watcher)
-    done = replace(
+    refusal = _run(timeline, watcher)
+    new_timeline = replace(
         watcher.timeline(),
         allocator=f"{timeline.allocator}, in {format_bytes(policy.limit_bytes)}",
         first_step=timeline.first_step,
         steps=timeline.steps,
     )
-    if refused is None:
-        return Replay(done, None, None)
-    cause, _ = _refusal(watcher.allocator, refused.requested_bytes)
-    return Replay(done, refused, f"{cause}. {_remedy(timeline, policy)}")
+    if refusal is None:
+        return Replay(new_timeline, None, None)
+    cause, _ = _refusal(watcher.allocator, refusal.requested_bytes)
+    return Replay(new_timeline, refusal, f"{cause}. {_remedy(timeline, policy)}")
 
 
 def _run(timeline: Timeline, watcher: MemoryWatcher) -> Block | None:

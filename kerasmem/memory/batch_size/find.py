@@ -143,14 +143,14 @@ def _search(
     Raises:
         ConfigError: if the limit is below what the variables take.
     """
-    fixed = sum(part.nbytes for part in persistent_parts(request))
-    if limit_bytes <= fixed:
+    fixed_bytes = sum(part.nbytes for part in persistent_parts(request))
+    if limit_bytes <= fixed_bytes:
         raise ConfigError(
             "The limit is below what the model's variables take whatever the batch "
-            f"size. Expected: more than {format_bytes(fixed)}. Received: "
+            f"size. Expected: more than {format_bytes(fixed_bytes)}. Received: "
             f"memory_limit={format_bytes(limit_bytes)}."
         )
-    usable = fixed + round(USABLE * (limit_bytes - fixed))
+    usable = fixed_bytes + round(USABLE * (limit_bytes - fixed_bytes))
 
     def tried(size: int) -> Trial:
         return attempt(request.with_batch_size(size), limit_bytes, usable)
@@ -164,7 +164,7 @@ def _search(
         predict=predictor(request, sizes[-1]),
         attempt=planned if by_plans else tried,
         limit_bytes=usable,
-        fixed_bytes=fixed,
+        fixed_bytes=fixed_bytes,
         sizes=sizes,
         # A plan that does not fit hurts nobody.
         most_failures=MOST_TRIALS if by_plans else MOST_FAILURES,
@@ -181,11 +181,11 @@ def _result(search: Search, limit: int) -> BatchSize:
             f"{format_bytes(search.predict(1))}, estimated for one sample. Received: "
             f"memory_limit={format_bytes(limit)}."
         )
-    measured = {trial.batch_size: trial.peak_bytes for trial in search.trials}
+    peaks = {trial.batch_size: trial.peak_bytes for trial in search.trials}
     powers = {1 << power for power in range((2 * largest).bit_length())}
     curve = tuple(
-        CurvePoint(size, search.corrected(size), measured.get(size))
-        for size in sorted(powers | set(measured))
+        CurvePoint(size, search.corrected(size), peaks.get(size))
+        for size in sorted(powers | set(peaks))
     )
     return BatchSize(
         largest, limit_bytes=limit, curve=curve, trials=tuple(search.trials)
@@ -220,7 +220,7 @@ def predictor(request: Request, largest: int) -> Callable[[int], int]:
     # Two at least: a line goes through them.
     sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
     try:
-        answered = run_in_child(
+        answer = run_in_child(
             f"{__name__}:answer",
             {**request.job(), "sizes": sizes},
             backend=request.backend,
@@ -233,7 +233,7 @@ def predictor(request: Request, largest: int) -> Callable[[int], int]:
         return estimated
     # What ran first differs from step to step: a smaller batch may have been seen at a
     # higher peak, and so a larger one can reach it.
-    peaks = list(accumulate(answered["peaks"], max))
+    peaks = list(accumulate(answer["peaks"], max))
     return functools.partial(_between, sizes, peaks)
 
 

@@ -46,14 +46,14 @@ class Search:
 
     def corrected(self, batch_size: int) -> int:
         """Return the estimated peak, corrected by the last measured one."""
-        measured = [t for t in self.trials if t.peak_bytes is not None]
-        if not measured:
+        trials = [t for t in self.trials if t.peak_bytes is not None]
+        if not trials:
             return self.predict(batch_size)
-        last = max(measured, key=lambda trial: trial.batch_size)
-        said = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
+        last = max(trials, key=lambda trial: trial.batch_size)
+        estimate = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
         was = max((last.peak_bytes or 0) - self.fixed_bytes, 1)
         step = self.predict(batch_size) - self.fixed_bytes
-        return self.fixed_bytes + round(step * was / said)
+        return self.fixed_bytes + round(step * was / estimate)
 
     @property
     def _fits(self) -> int:

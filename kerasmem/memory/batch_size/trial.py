@@ -129,8 +129,8 @@ def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str
         return ONLY_WHAT_IT_NEEDS
     if backend != "tensorflow":
         return ON_THE_CPU
-    limited = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
-    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD, **limited}
+    limit = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(max(limit_bytes // MIB, 1))}
+    return {**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD, **limit}
 
 
 def set_limit(limit_bytes: int, device: str) -> None:
@@ -206,6 +206,6 @@ def _peak_without_allocator(request: Request) -> int:
     """
     if request.backend == "torch":
         return peak_of(later_step(request))
-    planned = estimate_in_process(request).peak_bytes
+    peak = estimate_in_process(request).peak_bytes
     run_once(request, zeros(request))
-    return planned
+    return peak

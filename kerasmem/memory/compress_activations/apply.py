@@ -44,8 +44,8 @@ class ActivationCompression(Checked):
     def chosen(self, operation: Any) -> bool:
         """Return whether the layer or operation is compressed."""
         name = operation.name
-        wanted = self.include is None or _matches(name, self.include)
-        return wanted and not _matches(name, self.exclude)
+        is_included = self.include is None or _matches(name, self.include)
+        return is_included and not _matches(name, self.exclude)
 
     def check(self, model: Any) -> None:
         """Raise a ConfigError if a name or pattern matches nothing in `model`."""

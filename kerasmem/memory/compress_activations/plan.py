@@ -59,9 +59,9 @@ def role_of(operation: Any) -> Role:
     if entry.channels == "activation":
         # A mask of -1e9 among scores would take all eight bits.
         own = {"linear": Role.LINEAR, "softmax": Role.JOINING}
-        named = (getattr(keras.activations, name) for name in own)
-        found = dict(zip(named, own.values(), strict=True)).get(operation.activation)
-        return found or Role.CHEAP
+        functions = (getattr(keras.activations, name) for name in own)
+        role = dict(zip(functions, own.values(), strict=True)).get(operation.activation)
+        return role or Role.CHEAP
     return Role[entry.residuals.upper()]
 
 
@@ -101,8 +101,8 @@ def choose(
     for node, role in zip(nodes, roles_of(nodes), strict=True):
         # Only in the last group that an input comes from, and in later ones, are all
         # of them there before the call.
-        made = [maker[id(x)] for x in node.input_tensors if id(x) in maker]
-        last = max(made, key=lambda group: group.number, default=None)
+        makers = [maker[id(x)] for x in node.input_tensors if id(x) in maker]
+        last = max(makers, key=lambda group: group.number, default=None)
         way = _way(node, role, last) if chosen(node.operation) else Way.PLAIN
         if last is None or not _joins(node, role, way, last):
             last = _Group(len(groups), way)
@@ -195,12 +195,14 @@ def _step(segment: Segment, way: Way, seed: int, data: set[int]) -> Step:
     # An input without a value has no number among the arguments of a step.
     if way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs):
         return Step(segment, None)
-    numbered = list(enumerate(segment.inputs))
+    numbered_inputs = list(enumerate(segment.inputs))
     if way is Way.EMPTY:
-        floats = frozenset(n for n, x in numbered if "float" in x.dtype)
+        floats = frozenset(n for n, x in numbered_inputs if "float" in x.dtype)
         return Step(segment, EmptyStore(floats))
-    packed = frozenset(n for n, x in numbered if id(x) not in data and _is_packable(x))
-    return Step(segment, PackedStore(packed, seed))
+    packed_numbers = frozenset(
+        n for n, x in numbered_inputs if id(x) not in data and _is_packable(x)
+    )
+    return Step(segment, PackedStore(packed_numbers, seed))
 
 
 def _is_packable(x: Any) -> bool:

@@ -147,9 +147,9 @@ class _Value:
     def record(self) -> LayerBytes:
         """Return the figures."""
         size = nbytes(self.spec)
-        packed = self.packed * packed_bytes(self.spec.shape)
+        code_bytes = self.packed * packed_bytes(self.spec.shape)
         fate = _AS_IT_IS if self.whole else _PACKED if self.packed else _NOT_STORED
-        return LayerBytes(self.layer, size, self.whole * size + packed, fate)
+        return LayerBytes(self.layer, size, self.whole * size + code_bytes, fate)
 
 
 @dataclass
@@ -160,16 +160,16 @@ class _Count:
     def run(self, model: Any, inputs: Sequence[_Value]) -> list[_Value]:
         """Return the outputs of a model; count what it makes and stores."""
         graph = own_graph(model)
-        known = dict(zip(map(id, graph.inputs), inputs, strict=True))
+        values = dict(zip(map(id, graph.inputs), inputs, strict=True))
         for step in self.plans[id(model)].steps:
             # A nested model that is opened stores for itself.
             if any(id(node.operation) not in self.plans for node in step.segment.nodes):
                 for number, symbol in enumerate(step.segment.inputs):
-                    known[id(symbol)].store(number, step)
+                    values[id(symbol)].store(number, step)
             for node in step.segment.nodes:
-                outputs = self._call(node, known, whole=step.store is None)
-                known.update(zip(map(id, node.outputs), outputs, strict=True))
-        return [known[id(y)] for y in graph.outputs]
+                outputs = self._call(node, values, whole=step.store is None)
+                values.update(zip(map(id, node.outputs), outputs, strict=True))
+        return [values[id(y)] for y in graph.outputs]
 
     def _call(
         self, node: Any, known: dict[int, _Value], *, whole: bool
@@ -283,11 +283,11 @@ def activation_report(model: Any, data: Any) -> ActivationReport:
             "The gradient needs a loss. Expected: a compiled model, or a batch without "
             f"`y`. Received: {model.name!r}, not compiled. Next: model.compile(...)."
         )
-    plain, compressed = (same_draws(clone(model), model) for _ in range(2))
-    compress_in_place(compressed, settings)
-    found = []
-    for copy in (plain, compressed):
+    plain, lean_copy = (same_draws(clone(model), model) for _ in range(2))
+    compress_in_place(lean_copy, settings)
+    gradients_by_copy = []
+    for copy in (plain, lean_copy):
         # The dropout of Keras on torch draws from a generator of torch's own.
         with seeded(settings.seed):
-            found.append(gradients(copy, batch))
-    return ActivationReport(layers, *changes(*found))
+            gradients_by_copy.append(gradients(copy, batch))
+    return ActivationReport(layers, *changes(*gradients_by_copy))

@@ -117,11 +117,11 @@ def rounding_noise(known: Any, seed: int) -> Any:
     strides = ops.convert_to_tensor(strides, dtype="float32")
     sums = ops.sum(known, axis=-1, keepdims=True)
     bits = ops.bitwise_and(ops.view(sums, dtype="int32"), NOISE_LEVELS - 1)
-    drawn = ops.cast(bits, "float32") / NOISE_LEVELS
-    first = _level(ops.sum(drawn) + random.random())
+    numbers = ops.cast(bits, "float32") / NOISE_LEVELS
+    first = _level(ops.sum(numbers) + random.random())
     second = _fraction(first * random.integers(1, NOISE_LEVELS) + random.random())
     stride = ops.floor(second * (NOISE_LEVELS // 2)) * 2 + 1
-    groups = _level(drawn + _spread(drawn)) * stride + first
+    groups = _level(numbers + _spread(numbers)) * stride + first
     places = _level(starts + first * strides) + 0.5 / NOISE_LEVELS
     both = _fraction(groups) + places
     return both - ops.floor(both)
@@ -129,8 +129,8 @@ def rounding_noise(known: Any, seed: int) -> Any:
 
 def _spread(like: Any) -> Any:
     """Return evenly spread numbers, so that equal groups are not rounded equally."""
-    counted = ops.cumsum(ops.reshape(ops.ones_like(like), (-1,)))
-    return ops.reshape(_fraction(counted * _GOLDEN), ops.shape(like))
+    places = ops.cumsum(ops.reshape(ops.ones_like(like), (-1,)))
+    return ops.reshape(_fraction(places * _GOLDEN), ops.shape(like))
 
 
 def _fraction(x: Any) -> Any:
@@ -158,14 +158,14 @@ def pack(tensor: Any, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
     """
     whole = _grouped(ops.cast(tensor, "float32"), groups)
     finite = ops.isfinite(whole)
-    known = ops.where(finite, whole, 0.0)
-    low = ops.min(known, axis=-1, keepdims=True)
-    high = ops.max(known, axis=-1, keepdims=True)
+    values = ops.where(finite, whole, 0.0)
+    low = ops.min(values, axis=-1, keepdims=True)
+    high = ops.max(values, axis=-1, keepdims=True)
     scales = ops.maximum(high / STEPS - low / STEPS, SMALLEST)
     scales = ops.maximum(scales, ops.maximum(high, -low) * FINEST)
     zeros = ops.ceil(-low / scales)
-    exact = (known + zeros * scales) * (1.0 / scales)
-    codes = ops.floor(exact + rounding_noise(known, seed))
+    exact = (values + zeros * scales) * (1.0 / scales)
+    codes = ops.floor(exact + rounding_noise(values, seed))
     codes = ops.clip(codes, 0, HIGHEST)
     infinite = ops.where(whole < 0, float(NEGATIVE), float(NAN))
     special = ops.where(whole > 0, float(POSITIVE), infinite)
@@ -222,8 +222,8 @@ class PackedStore:
 
     def unpack(self, packed: tuple[Any, ...], like: Like) -> Any:
         """Return the activation, rounded."""
-        known = [size if isinstance(size, int) else None for size in like.shape]
-        return unpack(packed, grouping(known), like.shape, like.dtype)
+        shape = [size if isinstance(size, int) else None for size in like.shape]
+        return unpack(packed, grouping(shape), like.shape, like.dtype)
 
 
 @dataclass(frozen=True)

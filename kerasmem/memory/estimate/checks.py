@@ -88,8 +88,8 @@ def scaled_if_half(optimizer: Any, policy: str) -> Any:
         policy: name of the model's dtype policy.
     """
     kinds = keras.optimizers
-    taken = isinstance(optimizer, (kinds.LossScaleOptimizer, kinds.MultiOptimizer))
-    if taken or policy != "mixed_float16":
+    is_wrapper = isinstance(optimizer, (kinds.LossScaleOptimizer, kinds.MultiOptimizer))
+    if is_wrapper or policy != "mixed_float16":
         return optimizer
     return kinds.LossScaleOptimizer(unbuilt_copy(optimizer))
 
@@ -126,9 +126,9 @@ def compiles(
     if asked is None:
         # Keras keeps no word about whether the choice was the user's.
         here = model._resolve_auto_jit_compile()
-        chosen = model.compiled and model.jit_compile != here
+        was_chosen = model.compiled and model.jit_compile != here
         by_itself = (on_gpu and replicas == 1) or backend == "jax"
-        asked = model.jit_compile if chosen else by_itself
+        asked = model.jit_compile if was_chosen else by_itself
     # TensorFlow gives such a layer to cuDNN, which XLA cannot compile.
     cudnn = (True, "auto") if on_gpu else ()
     return bool(asked) and not any(

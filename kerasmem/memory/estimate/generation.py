@@ -28,8 +28,8 @@ def check_generates(model: Any, length: int) -> None:
         ConfigError: if the length is another, or more than the model has places for.
         ModelError: if the model does not generate.
     """
-    needed = ("generate_step", "sampler", "backbone")
-    if any(getattr(model, name, None) is None for name in needed):
+    attributes = ("generate_step", "sampler", "backbone")
+    if any(getattr(model, name, None) is None for name in attributes):
         raise ModelError(
             "A model that generates is a CausalLM of KerasHub. Expected: one, such as "
             f"keras_hub.models.GemmaCausalLM. Received: model={as_received(model)}. "

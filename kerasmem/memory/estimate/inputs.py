@@ -58,11 +58,11 @@ def checked_inputs(
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
     is_read = own_graph(model) is not None
-    fixed = fixed_batch(model)
-    if fixed not in {None, batch_size}:
+    fixed_size = fixed_batch(model)
+    if fixed_size not in {None, batch_size}:
         raise ConfigError(
             f"The model {model.name!r} takes batches of one size only. Expected: "
-            f"{fixed}. Received: batch_size={batch_size}."
+            f"{fixed_size}. Received: batch_size={batch_size}."
         )
     own = _own_inputs(model)
     if generate is not None:
@@ -176,15 +176,17 @@ def _tensors(shapes: Any, dtype: str) -> Any:
 def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
     """Return name, shape without the batch axis (None if unknown) and dtype."""
     if own_graph(model) is not None:
-        named = zip(input_names(model), model.inputs, strict=True)
+        named_tensors = zip(input_names(model), model.inputs, strict=True)
     # A model without a graph remembers at most the shapes that it was built with.
     elif (structure := structure_when_built(model)) is not None:
-        named = named_leaves(structure).items()
+        named_tensors = named_leaves(structure).items()
     else:
         shapes = (model._build_shapes_dict or {"inputs": None}).items()
-        known = [(name, s[1:] if s and is_shape(s) else None) for name, s in shapes]
-        return [(name, s and tuple(s), model.input_dtype) for name, s in known]
-    return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named]
+        named_shapes = [
+            (name, s[1:] if s and is_shape(s) else None) for name, s in shapes
+        ]
+        return [(name, s and tuple(s), model.input_dtype) for name, s in named_shapes]
+    return [(name, tuple(x.shape[1:]), x.dtype) for name, x in named_tensors]
 
 
 _OF_MASKS = {"padding_mask": "bool"}
@@ -271,9 +273,11 @@ def _targets(model: Any, x: Any) -> Any:
     outputs = model.compute_output_spec(x, **options)
     outputs = keras.tree.map_structure(lambda spec: spec, outputs)
     losses = keras.tree.flatten(model.loss)
-    found = keras.tree.flatten(outputs)
-    losses *= len(found) if len(losses) == 1 else 1
-    targets = [_target(out, loss) for out, loss in zip(found, losses, strict=False)]
+    flat_outputs = keras.tree.flatten(outputs)
+    losses *= len(flat_outputs) if len(losses) == 1 else 1
+    targets = [
+        _target(out, loss) for out, loss in zip(flat_outputs, losses, strict=False)
+    ]
     return keras.tree.pack_sequence_as(outputs, targets)
 
 

@@ -205,14 +205,14 @@ def answer_in_child(
     Raises:
         ModelError: if the model cannot go there.
     """
-    answered = run_in_child(
+    answer = run_in_child(
         f"{__name__}:answer_job",
         {**request.job(), "module": module},
         backend=request.backend,
         environment={**ON_THE_CPU, **(environment or {})},
         doing=f"The estimate for batch size {request.batch_size}",
     )
-    return MemoryEstimate.from_json(answered["estimate"])
+    return MemoryEstimate.from_json(answer["estimate"])
 
 
 def answer_job(job: Mapping[str, Any]) -> dict[str, str]:

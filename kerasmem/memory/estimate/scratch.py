@@ -105,15 +105,15 @@ def unrolled_bytes(
         return 0, 0
     patches = math.prod(image[:-1]) * math.prod(kernel[:-1])
     work = (patches + math.prod(image) + math.prod(kernel)) * width
-    filled = -(-_CACHE // work) * patches * width
-    shared = batch_size == 1 or work // threads() >= _CACHE_OF_A_CORE
-    return filled, patches * width if shared else filled
+    filled_bytes = -(-_CACHE // work) * patches * width
+    is_shared = batch_size == 1 or work // threads() >= _CACHE_OF_A_CORE
+    return filled_bytes, patches * width if is_shared else filled_bytes
 
 
 def in_one_dnn() -> bool:
     """Return whether oneDNN runs the convolutions of a TensorFlow started like this."""
-    said = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower()
-    return sys.platform != "darwin" and said not in ("0", "false")
+    setting = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower()
+    return sys.platform != "darwin" and setting not in ("0", "false")
 
 
 def threads() -> int:

@@ -68,12 +68,12 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
     """
     model, sharding = request.model, request.sharding
     precision = Precision(model.dtype_policy, request.dtype_policy)
-    stored = [_StandIn.of(v, precision.variable_dtype(v)) for v in model.weights]
-    for stand_in, variable in zip(stored, model.weights, strict=True):
+    stand_ins = [_StandIn.of(v, precision.variable_dtype(v)) for v in model.weights]
+    for stand_in, variable in zip(stand_ins, model.weights, strict=True):
         stand_in._layout = sharding.layout_of(variable)
-    rows = [("parameter", v.path, v.nbytes) for v in stored]
+    rows = [("parameter", v.path, v.nbytes) for v in stand_ins]
     if request.optimizer is not None:
-        slots = _slots(request, [v for v in stored if v.trainable])
+        slots = _slots(request, [v for v in stand_ins if v.trainable])
         rows += [
             ("optimizer_state", slot.variable or "", slot.nbytes) for slot in slots
         ]
@@ -204,12 +204,12 @@ class _StandIn:
 
     @classmethod
     def of(cls, v: Any, dtype: str | None = None) -> "_StandIn":
-        stored = str(keras.backend.standardize_dtype(dtype or v.dtype))
-        made = cls(v.shape, stored, v.name, v.path)
-        made.trainable = v.trainable
-        made.overwrite_with_gradient = getattr(v, "overwrite_with_gradient", False)
-        made._layout = getattr(v, "_layout", None)
-        return made
+        stored_dtype = str(keras.backend.standardize_dtype(dtype or v.dtype))
+        stand_in = cls(v.shape, stored_dtype, v.name, v.path)
+        stand_in.trainable = v.trainable
+        stand_in.overwrite_with_gradient = getattr(v, "overwrite_with_gradient", False)
+        stand_in._layout = getattr(v, "_layout", None)
+        return stand_in
 
     @property
     def held(self) -> tuple[int, ...]:

@@ -102,12 +102,12 @@ class RecordedStep:
 
     def by_call(self, phase: str) -> list[list[Op]]:
         """Return the operations of a phase for each call of the part."""
-        found: list[list[Op]] = [[] for _ in self.nodes]
+        ops_by_call: list[list[Op]] = [[] for _ in self.nodes]
         for op in self.ops:
             number = None if op.call is None else self._numbers[op.call]
             if number is not None and op.phase == phase:
-                found[number].append(op)
-        return found
+                ops_by_call[number].append(op)
+        return ops_by_call
 
     def simulate(self, pieces: Pieces) -> Simulation:
         """Return what a later step needs in which pieces are computed again."""
@@ -143,13 +143,15 @@ def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
     # XLA merges operations of neighbors, across every place to cut: the plan is made as
     # if it did not.
     backend = "tensorflow" if request.backend == "jax" else request.backend
-    unmerged = replace(request, backend=backend, jit_compile=False)
+    eager_request = replace(request, backend=backend, jit_compile=False)
     how = framework(backend, request.device, compiled=False)
-    step = record(unmerged, how)
+    step = record(eager_request, how)
     if step is None:
         raise TypeError("The step of a model without a graph cannot be written down.")
-    stored = sum(part.nbytes for part in persistent_parts(request))
-    return RecordedStep(request, path, graph, step, stored + 2 * how.held_scratch)
+    variable_bytes = sum(part.nbytes for part in persistent_parts(request))
+    return RecordedStep(
+        request, path, graph, step, variable_bytes + 2 * how.held_scratch
+    )
 
 
 def _is_fixed(node: Any) -> bool:
@@ -168,8 +170,8 @@ def _work(op: Op) -> float:
         return 0.0
     # What only says that others are done has no bytes.
     reads = [x for x in op.reads if x.nbytes]
-    moved = sum(x.nbytes for x in (*reads, *op.writes))
-    return _WORK_PER_BYTE * moved + 2 * _products(op, reads)
+    moved_bytes = sum(x.nbytes for x in (*reads, *op.writes))
+    return _WORK_PER_BYTE * moved_bytes + 2 * _products(op, reads)
 
 
 def _products(op: Op, reads: Sequence[Tensor]) -> float:
@@ -234,35 +236,35 @@ def _costs(step: RecordedStep) -> list[CallCosts]:
     ]
     forward, backward = step.by_call("forward"), step.by_call("backward")
     read_later = {x.root for op in step.ops if op.phase == "backward" for x in op.reads}
-    found = []
+    costs = []
     for number in range(len(nodes)):
-        made = {y.root for op in forward[number] for y in op.writes}
+        outputs = {y.root for op in forward[number] for y in op.writes}
         read = {x.root for op in backward[number] for x in op.reads}
-        taken = {x.root for op in forward[number] for x in op.reads} - made
-        found.append(
+        inputs = {x.root for op in forward[number] for x in op.reads} - outputs
+        costs.append(
             CallCosts(
-                kept_bytes=_nbytes(made & read_later),
+                kept_bytes=_nbytes(outputs & read_later),
                 output_bytes=_output_bytes(forward, number, last_use[number]),
                 work=sum(map(_work, forward[number])),
-                needs_itself=bool(made & read),
+                needs_itself=bool(outputs & read),
                 uses=uses[number],
-                reads_uses=any(x.kind != "parameter" for x in taken & read),
+                reads_uses=any(x.kind != "parameter" for x in inputs & read),
                 last_use=last_use[number],
             )
         )
-    return found
+    return costs
 
 
 def _output_bytes(forward: Sequence[list[Op]], number: int, last_use: int) -> int:
     """Return the bytes that later calls take."""
-    made = {y.root for op in forward[number] for y in op.writes}
-    taken = {
+    outputs = {y.root for op in forward[number] for y in op.writes}
+    later_reads = {
         x.root
         for ops in forward[number + 1 : last_use + 1]
         for op in ops
         for x in op.reads
     }
-    return _nbytes(made & taken)
+    return _nbytes(outputs & later_reads)
 
 
 def _nbytes(tensors: set[Tensor]) -> int:

@@ -108,10 +108,10 @@ class Rematerialization:
 def _line(piece: Piece) -> str:
     first, last = piece.layers[0], piece.layers[-1]
     names = first if first == last else f"{first} ... {last}"
-    kept = format_bytes(piece.kept_bytes)
-    fate = f"keeps all, {kept}"
+    size = format_bytes(piece.kept_bytes)
+    fate = f"keeps all, {size}"
     if piece.recomputed:
-        fate = f"computes {format_bytes(piece.recomputed_bytes)} again, keeps {kept}"
+        fate = f"computes {format_bytes(piece.recomputed_bytes)} again, keeps {size}"
     return f"  {names} ({len(piece.layers)}): {fate}"
 
 

@@ -107,14 +107,14 @@ def rematerialize(
     lean = same_draws(clone(model), model)
     step = recorded_step(replace(request, model=lean))
     if segments is not None:
-        chosen = by_segments(step, segments)
+        choice = by_segments(step, segments)
     else:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
-        chosen = by_limit(step, limit)
+        choice = by_limit(step, limit)
         if limit is None:
-            _warn_if_little(chosen.plan)
-    apply(lean, step.path, chosen.pieces)
-    _PLANS[lean] = chosen.plan
+            _warn_if_little(choice.plan)
+    apply(lean, step.path, choice.pieces)
+    _PLANS[lean] = choice.plan
     return lean
 
 
@@ -177,13 +177,15 @@ def policy_for(model: Any, path: Path, pieces: Pieces) -> ActivationPolicy:
         path: where the model inside of it is that is cut.
         pieces: ranges of that one's calls, each computed again as one.
     """
-    noted = [
+    recomputed_segments = [
         RecomputedSegment(segment.nodes, Residuals.ALL)
         for segment, again in _segments(main_part(model, path), pieces)
         if again
     ]
     settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
-    return ActivationPolicy("rematerialize", apply_again, settings, tuple(noted))
+    return ActivationPolicy(
+        "rematerialize", apply_again, settings, tuple(recomputed_segments)
+    )
 
 
 def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
@@ -204,5 +206,5 @@ def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
 
 def _recomputed(model: Any, function: Function) -> Function:
     # Whether XLA compiles the step is known once it is traced.
-    compiled = model.compiled and bool(model.jit_compile)
-    return current().recomputed(function, compiled=compiled)
+    is_compiled = model.compiled and bool(model.jit_compile)
+    return current().recomputed(function, compiled=is_compiled)

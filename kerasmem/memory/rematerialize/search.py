@@ -43,14 +43,14 @@ def plans(calls: Sequence[CallCosts], fixed: frozenset[int]) -> list[Pieces]:
     sizes = sorted({edge.inside_bytes for edge in edges if edge.again})
     total_bytes = sum(call.kept_bytes for call in calls)
     total_work = sum(call.work for call in calls) or 1.0
-    found: dict[Pieces, None] = {(): None}
+    candidates: dict[Pieces, None] = {(): None}
     for size in _spread(sizes, _SIZES):
-        allowed = [e for e in edges if not e.again or e.inside_bytes <= size]
+        edges_within = [e for e in edges if not e.again or e.inside_bytes <= size]
         for price in _PRICES:
-            best = _shortest(allowed, len(calls), price * total_bytes / total_work)
-            found[best] = None
-            found[best[:-1]] = None  # the last piece is needed at once
-    return list(found)
+            best = _shortest(edges_within, len(calls), price * total_bytes / total_work)
+            candidates[best] = None
+            candidates[best[:-1]] = None  # the last piece is needed at once
+    return list(candidates)
 
 
 def even(calls: Sequence[CallCosts], fixed: frozenset[int], count: int) -> Pieces:
@@ -77,20 +77,20 @@ def even(calls: Sequence[CallCosts], fixed: frozenset[int], count: int) -> Piece
 
 def split(pieces: Sequence[tuple[int, int]], fixed: frozenset[int]) -> Pieces:
     """Return the pieces without the calls that cannot be computed again."""
-    found: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     for start, end in pieces:
         edges = [start - 1, *(n for n in range(start, end) if n in fixed), end]
-        found += [(a + 1, b) for a, b in itertools.pairwise(edges) if a + 1 < b]
-    return tuple(found)
+        parts += [(a + 1, b) for a, b in itertools.pairwise(edges) if a + 1 < b]
+    return tuple(parts)
 
 
 def _crossing(calls: Sequence[CallCosts]) -> list[int]:
     """Return the bytes handed over each place between two calls."""
-    found = [0] * (len(calls) + 1)
+    crossing_bytes = [0] * (len(calls) + 1)
     for number, call in enumerate(calls):
         for place in range(number + 1, min(call.last_use, len(calls)) + 1):
-            found[place] += call.output_bytes
-    return found
+            crossing_bytes[place] += call.output_bytes
+    return crossing_bytes
 
 
 def _cuts(calls: Sequence[CallCosts]) -> list[int]:
@@ -123,19 +123,19 @@ def _edges(calls: Sequence[CallCosts], fixed: frozenset[int]) -> Iterator[_Edge]
 
 def _again(calls: Sequence[CallCosts], start: int, end: int) -> _Edge:
     piece = range(start, end)
-    handed = sum(calls[n].output_bytes for n in piece if calls[n].last_use >= end)
-    needed: set[int] = set()
+    output_bytes = sum(calls[n].output_bytes for n in piece if calls[n].last_use >= end)
+    numbers: set[int] = set()
     for number in reversed(piece):
         call = calls[number]
-        if call.needs_itself or number in needed:
-            needed.add(number)
-            needed |= call.uses
+        if call.needs_itself or number in numbers:
+            numbers.add(number)
+            numbers |= call.uses
         elif call.reads_uses:
-            needed |= call.uses
-    work = sum(calls[n].work for n in piece if n in needed)
+            numbers |= call.uses
+    work = sum(calls[n].work for n in piece if n in numbers)
     inside = sum(calls[n].kept_bytes for n in piece)
     return _Edge(
-        start, end, again=True, kept_bytes=handed, inside_bytes=inside, work=work
+        start, end, again=True, kept_bytes=output_bytes, inside_bytes=inside, work=work
     )
 
 
@@ -179,16 +179,21 @@ def by_limit(step: RecordedStep, limit_bytes: int | None) -> Chosen:
     Raises:
         ConfigError: if no plan keeps the limit.
     """
-    tried = {
+    simulations = {
         pieces: step.simulate(pieces)
         for pieces in (*plans(step.calls, step.fixed), _rooted(step))
     }
-    lowest = min(tried, key=lambda p: (tried[p].peak_bytes, tried[p].extra_time))
+    lowest = min(
+        simulations,
+        key=lambda p: (simulations[p].peak_bytes, simulations[p].extra_time),
+    )
     if limit_bytes is None:
-        return _chosen(step, lowest, tried[lowest])
-    fitting = [p for p, found in tried.items() if found.peak_bytes <= limit_bytes]
+        return _chosen(step, lowest, simulations[lowest])
+    fitting = [
+        p for p, figures in simulations.items() if figures.peak_bytes <= limit_bytes
+    ]
     if not fitting:
-        least, plain = tried[lowest].peak_bytes, tried[()].peak_bytes
+        least, plain = simulations[lowest].peak_bytes, simulations[()].peak_bytes
         raise ConfigError(
             f"No plan keeps the limit at batch size {step.request.batch_size}. "
             f"Expected: from {format_bytes(least)}, the lowest estimated peak "
@@ -196,8 +201,10 @@ def by_limit(step: RecordedStep, limit_bytes: int | None) -> Chosen:
             f"{format_bytes(limit_bytes)}. Next: pass a higher limit or a smaller "
             "batch_size."
         )
-    best = min(fitting, key=lambda p: (tried[p].extra_time, tried[p].peak_bytes))
-    return _chosen(step, best, tried[best])
+    best = min(
+        fitting, key=lambda p: (simulations[p].extra_time, simulations[p].peak_bytes)
+    )
+    return _chosen(step, best, simulations[best])
 
 
 def by_segments(step: RecordedStep, segments: int | Sequence[str]) -> Chosen:
@@ -254,24 +261,24 @@ def _chosen(step: RecordedStep, pieces: Pieces, simulation: Simulation) -> Chose
 
 def _pieces(step: RecordedStep, pieces: Pieces) -> list[Piece]:
     """Return all pieces in order, those between the given ones too."""
-    found: list[Piece] = []
+    all_pieces: list[Piece] = []
     at = 0
     for start, end in (*pieces, (len(step.calls),) * 2):
         if at < start:
-            found.append(_piece(step, at, start, recomputed=False))
+            all_pieces.append(_piece(step, at, start, recomputed=False))
         if start < end:
-            found.append(_piece(step, start, end, recomputed=True))
+            all_pieces.append(_piece(step, start, end, recomputed=True))
         at = end
-    return found
+    return all_pieces
 
 
 def _piece(step: RecordedStep, start: int, end: int, *, recomputed: bool) -> Piece:
     calls = step.calls[start:end]
     inside = sum(call.kept_bytes for call in calls)
-    handed = sum(call.output_bytes for call in calls if call.last_use >= end)
+    output_bytes = sum(call.output_bytes for call in calls if call.last_use >= end)
     return Piece(
         layers=tuple(step.names[start:end]),
         recomputed=recomputed,
-        kept_bytes=handed if recomputed else inside,
+        kept_bytes=output_bytes if recomputed else inside,
         recomputed_bytes=inside if recomputed else 0,
     )

@@ -75,22 +75,22 @@ _BEFORE = Origin(None, "unknown")
 
 def drafts(events: Sequence[MemoryEvent], names: Names) -> list[Draft]:
     """Return the blocks that `events` allocate or free."""
-    found: list[Draft] = []
+    blocks: list[Draft] = []
     alive: dict[int, Draft] = {}
     phases = _Phases(events)
     for number, event in enumerate(events):
         if event.is_allocation:
             origin = phases.completed(event, names)
             alive[event.address] = Draft(event, origin, allocated_at=number)
-            found.append(alive[event.address])
+            blocks.append(alive[event.address])
             continue
         block = alive.pop(event.address, None)
         if block is None:
             block = Draft(event, _BEFORE)
-            found.append(block)
+            blocks.append(block)
         block.freed_at = number
         block.after = phases.now(event.thread)
-    return found
+    return blocks
 
 
 class _Phases:

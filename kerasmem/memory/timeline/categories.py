@@ -146,14 +146,14 @@ class Updates:
         return next(iter(layers)) if len(layers) == 1 else None
 
     def _assignments(self, drafts: Sequence[Draft]) -> dict[str, KnownVariable]:
-        assigned: dict[str, KnownVariable] = {}
+        variables: dict[str, KnownVariable] = {}
         for draft in drafts:
             if draft.freed_at is None and draft.event.operation:
                 event = draft.event
                 variable = self._held.at_closing(event.address, event.requested_bytes)
                 if variable:
-                    assigned[event.operation] = variable
-        return assigned
+                    variables[event.operation] = variable
+        return variables
 
     def _operations_per_variable(self, drafts: Sequence[Draft]) -> dict[str, int]:
         # An optimizer does the same to one variable after the other, so its
@@ -280,12 +280,14 @@ def timelines(
         steps: the steps in the window.
     """
     names = Names(model, style)
-    made = []
+    by_allocator = []
     for trace in profile.traces:
         if trace.events:
-            held = HeldVariables(model, trace.device, profile.opening, profile.closing)
-            made.append(_timeline(trace, names, held, steps))
-    return sorted(made, key=lambda timeline: -timeline.peak_bytes)
+            variables = HeldVariables(
+                model, trace.device, profile.opening, profile.closing
+            )
+            by_allocator.append(_timeline(trace, names, variables, steps))
+    return sorted(by_allocator, key=lambda timeline: -timeline.peak_bytes)
 
 
 def _timeline(
@@ -296,10 +298,12 @@ def _timeline(
     events = consistent(trace.events)
     first = events[0]
     opening_bytes = first.in_use_bytes - change(first)
-    found = drafts(events, names)
-    blocks = Categories(found, held, len(steps)).blocks()
-    opened = sum(b.given_bytes for b in blocks if b.allocated_at is None)
-    blocks += held.still_there(opening_bytes - opened, trace.rounding_bytes)
+    block_drafts = drafts(events, names)
+    blocks = Categories(block_drafts, held, len(steps)).blocks()
+    opening_block_bytes = sum(b.given_bytes for b in blocks if b.allocated_at is None)
+    blocks += held.still_there(
+        opening_bytes - opening_block_bytes, trace.rounding_bytes
+    )
     return Timeline(
         allocator=trace.allocator,
         source=trace.source,

@@ -76,15 +76,15 @@ class Watched:
 
 def watched(model: Any) -> tuple[Watched, Followed]:
     """Return what a timeline has to know of a built and compiled model."""
-    known = list(_known_variables(model))
+    pairs = list(_known_variables(model))
     layers: dict[int, tuple[Any, str]] = {id(model): (model, "")}
     data = Watched(
         name=model.name,
         root=_node(model, model.name, layers),
-        variables=tuple(plain for plain, _ in known),
+        variables=tuple(plain for plain, _ in pairs),
         optimizers=tuple(optimizer.name for optimizer in _optimizers(model)),
     )
-    variables = [variable for _, variable in known]
+    variables = [variable for _, variable in pairs]
     return data, Followed(model, [*layers.values()], variables)
 
 
@@ -122,18 +122,18 @@ def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
         for layer in sublayers(model)
         for variable in own_variables(layer)
     }
-    trained = {id(variable) for variable in model.trainable_variables}
-    seen: set[int] = set()
+    trainable_ids = {id(variable) for variable in model.trainable_variables}
+    ids: set[int] = set()
     for variable in (*model.trainable_variables, *model.variables):
-        if id(variable) not in seen:
-            seen.add(id(variable))
+        if id(variable) not in ids:
+            ids.add(id(variable))
             layer = layer_of.get(id(variable)) or variable.path.rpartition("/")[0]
-            is_trained = id(variable) in trained
-            known = _known(variable, layer or None, "parameter", is_trained=is_trained)
-            yield known, variable
+            is_trained = id(variable) in trainable_ids
+            entry = _known(variable, layer or None, "parameter", is_trained=is_trained)
+            yield entry, variable
     for variable in (v for each in optimizers(model) for v in each.variables):
-        if id(variable) not in seen:
-            seen.add(id(variable))
+        if id(variable) not in ids:
+            ids.add(id(variable))
             layer = _layer_of_slot(variable, model.trainable_variables, layer_of)
             yield _known(variable, layer, "optimizer_state"), variable
 
@@ -253,14 +253,14 @@ class HeldVariables:
         """
         blocks, rest = [], opening_bytes
         for place in sorted(self._waiting, key=lambda place: -place.nbytes):
-            given = -(-place.nbytes // rounding) * rounding
-            if given <= rest:
-                rest -= given
+            block_bytes = -(-place.nbytes // rounding) * rounding
+            if block_bytes <= rest:
+                rest -= block_bytes
                 variable = self._at(place)
                 blocks.append(
                     Block(
                         requested_bytes=variable.nbytes,
-                        given_bytes=given,
+                        given_bytes=block_bytes,
                         address=place.address or 0,
                         allocated_at=None,
                         freed_at=None,

@@ -67,24 +67,30 @@ def model_bars(models: Mapping[str, ModelFigures]) -> Bars | None:
         None without two models, or without a figure that all of them have.
     """
     figures = list(models.values())
-    known = {
+    values_by_name = {
         file_label(figures): ([f.model_file_bytes for f in figures], format_bytes),
         "weights in RAM": ([f.weight_bytes for f in figures], format_bytes),
         "activation peak": ([f.activation_peak_bytes for f in figures], format_bytes),
         "median latency": ([f.latency_ms for f in figures], format_ms),
     }
-    shown = {
+    measured_values = {
         name: ([value for value in values if value], text)
-        for name, (values, text) in known.items()
+        for name, (values, text) in values_by_name.items()
         if all(values)
     }
-    if len(models) < 2 or not shown:
+    if len(models) < 2 or not measured_values:
         return None
     return Bars(
         f"Size and time beside “{next(iter(models))}”",
         tuple(models),
-        {name: [v / values[0] for v in values] for name, (values, _) in shown.items()},
-        {name: [*map(text, values)] for name, (values, text) in shown.items()},
+        {
+            name: [v / values[0] for v in values]
+            for name, (values, _) in measured_values.items()
+        },
+        {
+            name: [*map(text, values)]
+            for name, (values, text) in measured_values.items()
+        },
     )
 
 
@@ -113,9 +119,9 @@ def layer_bars(changes: Sequence[WeightChange]) -> Bars | None:
         )
     if all(before == after for before, after in sizes.values()):
         return None
-    ranked = sorted(sizes, key=lambda layer: -sizes[layer][0])
-    rows = {layer: sizes[layer] for layer in ranked[:_MOST_LAYERS]}
-    if rest := [sizes[layer] for layer in ranked[_MOST_LAYERS:]]:
+    by_size = sorted(sizes, key=lambda layer: -sizes[layer][0])
+    rows = {layer: sizes[layer] for layer in by_size[:_MOST_LAYERS]}
+    if rest := [sizes[layer] for layer in by_size[_MOST_LAYERS:]]:
         before, after = map(sum, zip(*rest, strict=True))
         rows[f"{len(rest):,} smaller layers"] = (before, after)
     return Bars(
@@ -163,10 +169,10 @@ def history_panels(history: Mapping[str, Sequence[float]]) -> list[Panel]:
 
 def _lines(history: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[Line]:
     points = [(name, _by_epoch(history, name)) for name in names]
-    shown = [(name, found) for name, found in points if found]
+    non_empty = [(name, values) for name, values in points if values]
     return [
-        Line(name, style, [*map(float, found)], [*map(float, found.values())])
-        for (name, found), style in zip(shown, _STYLES, strict=False)
+        Line(name, style, [*map(float, values)], [*map(float, values.values())])
+        for (name, values), style in zip(non_empty, _STYLES, strict=False)
     ]
 
 
@@ -204,8 +210,10 @@ def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
 
     The weights that cost most at the highest sparsity have lines.
     """
-    ranked = sorted(sensitivity.weights, key=lambda w: -float(sensitivity.drops(w)[-1]))
-    shown = ranked[: len(_STYLES)]
+    by_drop = sorted(
+        sensitivity.weights, key=lambda w: -float(sensitivity.drops(w)[-1])
+    )
+    most_sensitive = by_drop[: len(_STYLES)]
     places = [0.0, *sensitivity.sparsities]
     lines = [
         Line(
@@ -214,11 +222,13 @@ def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
             places,
             [float(sensitivity.baseline), *map(float, w.values)],
         )
-        for w, style in zip(shown, _STYLES, strict=False)
+        for w, style in zip(most_sensitive, _STYLES, strict=False)
     ]
     notes = ["One weight is pruned, the others are whole; nothing is trained."]
-    if len(shown) < len(ranked):
-        notes.append(f"Shown are the {len(shown)} most sensitive of {len(ranked)}.")
+    if len(most_sensitive) < len(by_drop):
+        notes.append(
+            f"Shown are the {len(most_sensitive)} most sensitive of {len(by_drop)}."
+        )
     title = f"{sensitivity.metric} by sparsity of one weight"
     return Panel(title, tuple(lines), tuple(notes), unit="number", step="sparsity")
 
@@ -280,7 +290,7 @@ def page_content(page: Page) -> dict[str, Any]:
     fits = later_fits(Run(memory=page.memory, gradients=page.gradients))
     packer = Packer()
     of_models, of_layers = model_bars(page.models), layer_bars(page.changes)
-    packed = packer.pack(
+    script_data = packer.pack(
         {
             "bars": packed_bars({"models": of_models, "layers": of_layers}, packer),
             "fits": packer.whole(fits),
@@ -290,7 +300,7 @@ def page_content(page: Page) -> dict[str, Any]:
     )
     flow = gradient_flow(page.gradients)
     return {
-        "packed": packed,
+        "packed": script_data,
         "of_models": of_models,
         "of_layers": of_layers,
         "models": models_table(page.models) if page.models else None,
@@ -311,8 +321,8 @@ def page_content(page: Page) -> dict[str, Any]:
 
 def _counted(changes: Sequence[WeightChange]) -> str:
     weights = {change.weight for change in changes}
-    changed = {change.weight for change in changes if change.changed}
-    return f"{len(changed):,} changed, {len(weights) - len(changed):,} left alone"
+    count = len({change.weight for change in changes if change.changed})
+    return f"{count:,} changed, {len(weights) - count:,} left alone"
 
 
 STYLES = ("compression.css",)

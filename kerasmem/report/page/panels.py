@@ -50,10 +50,12 @@ class Packer:
         """Return the reference of a column of numbers, kept to four digits."""
         column = _as_float32(values).reshape(-1)
         bits = column.view(np.uint32)
-        dropped = np.uint32(23 - _KEPT_BITS)
-        rounded = (bits + (np.uint32(1) << (dropped - np.uint32(1)))) >> dropped
-        kept = np.where(np.isfinite(column), rounded << dropped, bits)
-        return self._add(kept.astype(np.uint32).view(np.float32), rising=False)
+        dropped_bits = np.uint32(23 - _KEPT_BITS)
+        rounded_bits = (
+            bits + (np.uint32(1) << (dropped_bits - np.uint32(1)))
+        ) >> dropped_bits
+        kept_bits = np.where(np.isfinite(column), rounded_bits << dropped_bits, bits)
+        return self._add(kept_bits.astype(np.uint32).view(np.float32), rising=False)
 
     def pack(self, content: Mapping[str, Any]) -> str:
         """Return the content and every column as one text without `<`, `>` or `&`."""
@@ -197,10 +199,13 @@ def thinned(line: Line) -> Line:
         return line
     y = np.asarray(line.y)
     low, high = np.where(np.isnan(y), np.inf, y), np.where(np.isnan(y), -np.inf, y)
-    kept: dict[int, None] = {}
+    indices: dict[int, None] = {}
     for part in np.array_split(np.arange(len(y)), _MOST_POINTS // 2):
         ends = {int(part[low[part].argmin()]), int(part[high[part].argmax()])}
-        kept |= dict.fromkeys(sorted(ends))
+        indices |= dict.fromkeys(sorted(ends))
     return Line(
-        line.name, line.style, [line.x[i] for i in kept], [line.y[i] for i in kept]
+        line.name,
+        line.style,
+        [line.x[i] for i in indices],
+        [line.y[i] for i in indices],
     )

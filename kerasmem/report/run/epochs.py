@@ -15,13 +15,13 @@ def continued(epochs: Iterable[int]) -> list[int]:
         >>> continued([0, 1, 2, 0, 1])
         [0, 1, 2, 3, 4]
     """
-    found: list[int] = []
+    numbers: list[int] = []
     offset = 0
     for epoch in epochs:
-        if found and epoch + offset <= found[-1]:
-            offset = found[-1] + 1 - epoch
-        found.append(epoch + offset)
-    return found
+        if numbers and epoch + offset <= numbers[-1]:
+            offset = numbers[-1] + 1 - epoch
+        numbers.append(epoch + offset)
+    return numbers
 
 
 def numbered(records: Iterable[MemoryRecord]) -> Iterator[tuple[int, MemoryRecord]]:
@@ -33,14 +33,14 @@ def numbered(records: Iterable[MemoryRecord]) -> Iterator[tuple[int, MemoryRecor
     counts: dict[int, tuple[int, int]] = {}
     for record in records:
         # How far the numbers are ahead of the fit's own, and how many epochs ended.
-        offset, ended = counts.get(record.process, (0, 0))
-        is_earlier = record.phase == "train" and record.epoch < ended
-        if record.phase in IN_FIT and (is_earlier or record.epoch < ended - 1):
-            offset, ended = offset + ended - record.epoch, 0
+        offset, epoch_count = counts.get(record.process, (0, 0))
+        is_earlier = record.phase == "train" and record.epoch < epoch_count
+        if record.phase in IN_FIT and (is_earlier or record.epoch < epoch_count - 1):
+            offset, epoch_count = offset + epoch_count - record.epoch, 0
         yield offset + record.epoch + 1, record
         if record.phase == "train" and record.batch is None:
-            ended = record.epoch + 1
-        counts[record.process] = offset, ended
+            epoch_count = record.epoch + 1
+        counts[record.process] = offset, epoch_count
 
 
 def placed(records: Sequence[MemoryRecord]) -> Iterator[tuple[float, MemoryRecord]]:

@@ -47,24 +47,29 @@ def gradient_flow(records: Sequence[GradientRecord], model: str = "") -> Gradien
         model: name of the model, which is left out of the paths.
     """
     epochs = [epoch + 1 for epoch in continued(r.epoch for r in records)]
-    detailed = [i for i, record in enumerate(records) if record.variables]
-    paths = dict.fromkeys(v.path for i in detailed for v in records[i].variables)
+    sampled_epochs = [i for i, record in enumerate(records) if record.variables]
+    paths = dict.fromkeys(v.path for i in sampled_epochs for v in records[i].variables)
     rows = {path: row for row, path in enumerate(paths)}
-    shape = (len(paths), len(detailed))
+    shape = (len(paths), len(sampled_epochs))
     measures = {name: np.full(shape, np.nan) for name in MEASURES}
-    for column, i in enumerate(detailed):
+    for column, i in enumerate(sampled_epochs):
         for variable in records[i].variables:
             for name, array in measures.items():
                 value = getattr(variable, name)
                 if value is not None:
                     array[rows[variable.path], column] = value
-    merged = max(1, math.ceil(len(paths) * len(detailed) / _MOST_CELLS))
+    columns_per_group = max(
+        1, math.ceil(len(paths) * len(sampled_epochs) / _MOST_CELLS)
+    )
     return GradientFlow(
         tuple(epochs),
         tuple(path.removeprefix(f"{model}/") for path in paths),
-        {name: _merge(name, array, merged) for name, array in measures.items()},
-        tuple(epochs[i] for i in detailed[::merged]),
-        merged,
+        {
+            name: _merge(name, array, columns_per_group)
+            for name, array in measures.items()
+        },
+        tuple(epochs[i] for i in sampled_epochs[::columns_per_group]),
+        columns_per_group,
     )
 
 
@@ -94,8 +99,8 @@ def _merge(name: str, array: np.ndarray, merged: int) -> np.ndarray:
     if merged == 1:
         return array
     padding = -array.shape[1] % merged
-    padded = np.pad(array, ((0, 0), (0, padding)), constant_values=np.nan)
-    groups = padded.reshape(len(array), -1, merged)
+    padded_array = np.pad(array, ((0, 0), (0, padding)), constant_values=np.nan)
+    groups = padded_array.reshape(len(array), -1, merged)
     if name == "nonfinite":
         return np.nansum(groups, axis=2)
     if name in {"norm_max", "max_abs"}:
@@ -144,19 +149,21 @@ def variable_table(flow: GradientFlow) -> Table:
         )
         for row, path in enumerate(flow.paths)
     ]
-    shown, note = evenly(rows, most=1000)
+    rows_shown, note = evenly(rows, most=1000)
     head = ("variable", "norm, first epoch", "norm, last epoch", "largest entry")
     return Table(
         "gradient of every variable, over the sampled steps",
         (*head, "update ratio, last", "zeros, last", "nonfinite entries"),
-        tuple(shown),
+        tuple(rows_shown),
         note=note,
     )
 
 
 def _ends(row: np.ndarray) -> tuple[float, float]:
-    known = row[~np.isnan(row)]
-    return (float(known[0]), float(known[-1])) if len(known) else (math.nan, math.nan)
+    values = row[~np.isnan(row)]
+    return (
+        (float(values[0]), float(values[-1])) if len(values) else (math.nan, math.nan)
+    )
 
 
 def _last(row: np.ndarray) -> float:

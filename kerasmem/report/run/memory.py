@@ -25,24 +25,26 @@ def memory_panels(records: Sequence[MemoryRecord]) -> list[Panel]:
 
 def _device_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]:
     readings: dict[str, list[tuple[float, MemoryRecord, DeviceReading]]] = {}
-    shared: dict[str, dict[str, None]] = {}
+    sharing_names: dict[str, dict[str, None]] = {}
     for x, record in placed(records):
         for device in record.counted:
             readings.setdefault(device.name, []).append((x, record, device))
             if device.shares_with:
-                shared.setdefault(device.shares_with, {})[device.name] = None
+                sharing_names.setdefault(device.shares_with, {})[device.name] = None
     for name, own in readings.items():
-        if any(name in sharing for sharing in shared.values()):
+        if any(name in sharing for sharing in sharing_names.values()):
             continue  # the same bytes have a panel already
         lines = Lines()
         for x, record, device in own:
             _add_device(lines, x, record, device)
         devices = [device for _, _, device in own]
-        shown, notes = _without_far_above(lines.filled())
+        lines_shown, notes = _without_far_above(lines.filled())
         notes += _device_notes(devices)
-        if name in shared:
-            notes.append(f"{', '.join(shared[name])} and it share one allocator.")
-        yield Panel(_title(f"Device memory, {name}", owner), shown, tuple(notes))
+        if name in sharing_names:
+            notes.append(
+                f"{', '.join(sharing_names[name])} and it share one allocator."
+            )
+        yield Panel(_title(f"Device memory, {name}", owner), lines_shown, tuple(notes))
 
 
 def _add_device(
@@ -78,8 +80,8 @@ def _host_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]
             lines.add("resident", "current", x, host.rss_bytes)
             lines.add("input pipeline", "pool", x, host.input_bytes)
     if lines.filled():
-        sampled = ("The peak was sampled every few milliseconds.",)
-        notes = sampled if source == "sampled" else ()
+        sampling_note = ("The peak was sampled every few milliseconds.",)
+        notes = sampling_note if source == "sampled" else ()
         yield Panel(_title("Host memory", owner), lines.filled(), notes)
 
 
@@ -127,14 +129,14 @@ def _without_far_above(lines: tuple[Line, ...]) -> tuple[tuple[Line, ...], list[
 
 
 def _device_notes(devices: Iterable[DeviceReading]) -> Iterator[str]:
-    said: dict[str, Callable[[DeviceReading], bool]] = {
+    conditions: dict[str, Callable[[DeviceReading], bool]] = {
         "The allocator leaves small requests out.": lambda d: not d.complete,
         "The peak cannot be reset here: it is that of the whole process so far.": (
             lambda d: not d.peak_was_reset
         ),
     }
     devices = list(devices)
-    return (text for text, holds in said.items() if any(map(holds, devices)))
+    return (text for text, holds in conditions.items() if any(map(holds, devices)))
 
 
 def memory_tables(records: Sequence[MemoryRecord]) -> list[Table]:
@@ -162,12 +164,12 @@ def _device_table(records: Sequence[tuple[int, MemoryRecord]]) -> Table:
         for number, record in records
         for device in record.counted
     ]
-    shown, note = evenly(rows)
+    rows_shown, note = evenly(rows)
     head = ("device", "phase", "process", "epoch", "in use", "peak", "first step")
     return Table(
         "devices, at the end of every epoch",
         (*head, "pool", "fragmentation", "whole card"),
-        tuple(shown),
+        tuple(rows_shown),
         texts=2,
         note=note,
     )
@@ -184,11 +186,11 @@ def _host_table(records: Sequence[tuple[int, MemoryRecord]]) -> Table:
         for number, record in records
         if record.host is not None
     ]
-    shown, note = evenly(rows)
+    rows_shown, note = evenly(rows)
     return Table(
         "host, at the end of every epoch",
         ("phase", "process", "epoch", "resident", "peak", "input pipeline"),
-        tuple(shown),
+        tuple(rows_shown),
         note=note,
     )
 

@@ -36,8 +36,8 @@ def loss_panel(run: Run) -> Panel | None:
     for x, record in _epochs(run):
         lines.add("loss", "peak", x, record.loss)
         lines.add("validation", "validation", x, record.val_loss)
-    filled = lines.filled()
-    return Panel("Loss", filled, unit="number") if filled else None
+    non_empty = lines.filled()
+    return Panel("Loss", non_empty, unit="number") if non_empty else None
 
 
 def loss_table(run: Run) -> Table:
@@ -101,7 +101,7 @@ def page_content(run: Run) -> dict[str, Any]:
     findings = gravest_first(run.findings)
     later = later_fits(run)
     packer = Packer()
-    packed = packer.pack(
+    script_data = packer.pack(
         {
             "fits": packer.whole(later),
             "panels": packed_panels(panels, packer),
@@ -115,7 +115,7 @@ def page_content(run: Run) -> dict[str, Any]:
     )
     tables = [loss_table(run), norm_table(run.gradients, flow)]
     return {
-        "packed": packed,
+        "packed": script_data,
         "findings": findings[:MOST_FINDINGS],
         "more_findings": findings[MOST_FINDINGS:],
         "later_fits": later,

@@ -105,7 +105,7 @@ def _shown(post_mortem: PostMortem) -> Shown:
 def _figures(post_mortem: PostMortem) -> list[Figure]:
     cause = post_mortem.cause
     tensor = " ".join(filter(None, (cause.dtype, cause.shape)))
-    known = (
+    sizes = (
         ("Asked for", cause.requested_bytes, tensor),
         ("Largest free piece", cause.largest_free_bytes, "when it was refused"),
         ("In use", cause.in_use_bytes, "when it was refused"),
@@ -115,7 +115,7 @@ def _figures(post_mortem: PostMortem) -> list[Figure]:
     )
     return [
         Figure(label, format_bytes(size), detail)
-        for label, size, detail in known
+        for label, size, detail in sizes
         if size is not None
     ]
 
@@ -140,12 +140,12 @@ def _bar(post_mortem: PostMortem) -> list[Stretch]:
 
 def _layers(post_mortem: PostMortem) -> str:
     sizes = list(post_mortem.by_layer().items())
-    named = [
+    layer_sizes = [
         f"{layer or NO_LAYER} {format_bytes(size)}" for layer, size in sizes[:_LARGEST]
     ]
-    rest = len(sizes) - len(named)
+    rest = len(sizes) - len(layer_sizes)
     more = f", and {rest:,} smaller" if rest > 0 else ""
-    return f"By layer: {', '.join(named)}{more}."
+    return f"By layer: {', '.join(layer_sizes)}{more}."
 
 
 def _table(post_mortem: PostMortem) -> Table:

@@ -16,11 +16,11 @@ def run_scalars(run: Run) -> dict[int, list[Scalar]]:
     Sizes are MiB. The step of an epoch's figure is the epoch, from 0; that of a batch's
     is the number of batches before it.
     """
-    found = {0: list(_gradient_scalars(run))}
+    by_process = {0: list(_gradient_scalars(run))}
     for process in {record.process for record in run.memory}:
         own = [record for record in run.memory if record.process == process]
-        found[process] = [*found.get(process, []), *_memory_scalars(own)]
-    return found
+        by_process[process] = [*by_process.get(process, []), *_memory_scalars(own)]
+    return by_process
 
 
 def _memory_scalars(records: Sequence[MemoryRecord]) -> Iterator[Scalar]:

@@ -35,18 +35,19 @@ def chosen(timelines: Sequence[Timeline]) -> tuple[list[Timeline], str]:
 
     Those with the highest peaks stay, in the order in which they were recorded.
     """
-    ranked = sorted(range(len(timelines)), key=lambda i: -timelines[i].peak_bytes)
-    kept: list[int] = []
+    by_peak = sorted(range(len(timelines)), key=lambda i: -timelines[i].peak_bytes)
+    numbers: list[int] = []
     blocks = 0
-    for index in ranked:
+    for index in by_peak:
         blocks += len(timelines[index].blocks)
-        if kept and blocks > MOST_BLOCKS:
+        if numbers and blocks > MOST_BLOCKS:
             break
-        kept.append(index)
-    note = (
-        f"Shown are the {len(kept)} of {len(timelines)} windows with the highest peaks."
-    )
-    return [timelines[i] for i in sorted(kept)], note * (len(kept) < len(timelines))
+        numbers.append(index)
+    note = ""
+    if len(numbers) < len(timelines):
+        count = f"{len(numbers)} of {len(timelines)}"
+        note = f"Shown are the {count} windows with the highest peaks."
+    return [timelines[i] for i in sorted(numbers)], note
 
 
 def timeline_title(timeline: Timeline) -> str:
@@ -71,8 +72,8 @@ def allocator_words(timeline: Timeline) -> str:
     if timeline.source == "buffer assignment":
         name = "XLA's plan" + f" ({name})" * (name != "XLA")
     for pattern, words in _ALLOCATORS:
-        if found := re.fullmatch(pattern, name):
-            name = found.expand(words)
+        if match := re.fullmatch(pattern, name):
+            name = match.expand(words)
     return name + of + process
 
 
@@ -141,28 +142,28 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
         timeline: the timeline.
         model: name of the model, which is left out of the layers' paths.
     """
-    given: Counter[tuple[str, str]] = Counter()
-    asked: Counter[tuple[str, str]] = Counter()
+    given_bytes: Counter[tuple[str, str]] = Counter()
+    requested_bytes: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for block in timeline.live(timeline.peak_event):
         layer = (block.layer or NO_LAYER).removeprefix(f"{model}/")
         key = layer, block.category
-        given[key] += block.given_bytes
-        asked[key] += block.requested_bytes
+        given_bytes[key] += block.given_bytes
+        requested_bytes[key] += block.requested_bytes
         count[key] += 1
-    total = sum(given.values())
+    total = sum(given_bytes.values())
     rows = [
         (
             layer,
             category.replace("_", " "),
             format_bytes(size),
-            format_bytes(asked[layer, category]),
+            format_bytes(requested_bytes[layer, category]),
             f"{count[layer, category]:,}",
             share_text(size, total),
         )
-        for (layer, category), size in given.most_common(MOST_ROWS)
+        for (layer, category), size in given_bytes.most_common(MOST_ROWS)
     ]
-    smaller = len(given) - len(rows)
+    smaller = len(given_bytes) - len(rows)
     left_out = f" The {smaller:,} smallest rows are left out." if smaller else ""
     return Table(
         f"in use at the peak, {format_bytes(total)} in all",
@@ -177,7 +178,7 @@ def course_table(timeline: Timeline) -> Table:
     """Return the bytes in use by category over the window, at some forty moments."""
     sizes = sizes_by_category(timeline)
     peak = 0 if timeline.peak_event is None else timeline.peak_event + 1
-    shown, note = evenly(range(sizes.shape[1]), most=40)
+    moments, note = evenly(range(sizes.shape[1]), most=40)
     times = (0, *timeline.times_ns)
     in_use = (timeline.opening_bytes, *timeline.in_use_bytes)
     rows = [
@@ -187,7 +188,7 @@ def course_table(timeline: Timeline) -> Table:
             format_bytes(in_use[moment]),
             *(format_bytes(int(size)) for size in sizes[:, moment]),
         )
-        for moment in sorted({*shown, peak})
+        for moment in sorted({*moments, peak})
     ]
     names = (name.replace("_", " ") for name in CATEGORIES)
     return Table(
@@ -203,8 +204,8 @@ def sizes_by_category(timeline: Timeline) -> np.ndarray:
     moments = len(timeline.in_use_bytes) + 1
     changes = np.zeros((len(CATEGORIES), moments + 1), np.int64)
     rows = [CATEGORIES.index(block.category) for block in timeline.blocks]
-    given = [block.given_bytes for block in timeline.blocks]
+    given_bytes = [block.given_bytes for block in timeline.blocks]
     starts, ends = lives(timeline)
-    np.add.at(changes, (rows, starts), given)
-    np.subtract.at(changes, (rows, ends), given)
+    np.add.at(changes, (rows, starts), given_bytes)
+    np.subtract.at(changes, (rows, ends), given_bytes)
     return changes.cumsum(axis=1)[:, :moments]

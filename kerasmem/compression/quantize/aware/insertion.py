@@ -83,8 +83,10 @@ class Rounding(Rewrite):
             layers[at].tensors += names
             return
         name = f"{place.tensor.replace('/', '_').replace(':', '_')}_fake_quantize"
-        taken = {each.name for each in (*self._layers.values(), *self.inside.values())}
-        while name in taken:
+        names_in_use = {
+            each.name for each in (*self._layers.values(), *self.inside.values())
+        }
+        while name in names_in_use:
             name += "_"
         own = {"never_negative": place.never_negative, "ends": place.ends}
         layers[at] = FakeQuantize(tensors=names, name=name, **own, **self._options)

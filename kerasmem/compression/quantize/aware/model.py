@@ -105,23 +105,23 @@ def quantization_aware(
         own = clone(model)  # its tensors are named as in every later copy
         plan = weight_plan(own, quantize)
         learns = learned_scales and not quantize.is_static
-        found = _weight_places(plan, learned=learns)
-        aware, renewed, inside = own, dict[int, Any](), dict[int, FakeQuantize]()
+        weight_places = _weight_places(plan, learned=learns)
+        aware, new_blocks, inside = own, dict[int, Any](), dict[int, FakeQuantize]()
         if rounds:
             static = None
             if quantize.is_static:
-                excluded = (w for w, _ in plan if matches(quantize.exclude, w))
-                static = plan_of_training(own, staying_float(excluded))
+                excluded_weights = (w for w, _ in plan if matches(quantize.exclude, w))
+                static = plan_of_training(own, staying_float(excluded_weights))
             options = {"decay": decay, "learned": learned_scales}
             rewrite = Rounding(own, places(own, static), **options)
             rewrite.begin(named_as_in(own, model, ranges))
             aware, pairs = rewrite.run(own)
-            inside, renewed = rewrite.inside, {id(old): new for old, new in pairs}
+            inside, new_blocks = rewrite.inside, {id(old): new for old, new in pairs}
             compile_as(aware, own)
         for key, block in {id(w.block): w.block for w, _ in plan}.items():
-            new = renewed.get(key, block)
-            if key in found or key in inside:
-                to_quantized(new, found.get(key, []))
+            new = new_blocks.get(key, block)
+            if key in weight_places or key in inside:
+                to_quantized(new, weight_places.get(key, []))
             if key in inside:
                 round_inside(new, inside[key])
         forget_float_weights(sublayers(aware))
@@ -135,13 +135,13 @@ def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[Place]]
         plan: how weights will be stored.
         learned: whether scales are trained.
     """
-    found: dict[int, list[Place]] = defaultdict(list)
+    by_block: dict[int, list[Place]] = defaultdict(list)
     for weight, place in plan:
         if isinstance(place, Place):
             learns = learned and _has_scales(weight, place.coding)
             fake = replace(place, fake=True, learned=learns, path=weight.path)
-            found[id(weight.block)].append(fake)
-    return found
+            by_block[id(weight.block)].append(fake)
+    return by_block
 
 
 def _has_scales(weight: Weight, coding: Any) -> bool:

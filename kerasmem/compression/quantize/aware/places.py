@@ -67,18 +67,18 @@ def places(model: Any, plan: Plan | None = None) -> dict[str, RoundingPoint]:
             for all.
     """
     calls = flatten(model)
-    folded = _folded(model, calls)
+    folds = _folded(model, calls)
     inputs = [calls.names[n] for n in calls.inputs if calls.is_float(n)]
-    found = {name: RoundingPoint(name) for name in inputs}
+    points = {name: RoundingPoint(name) for name in inputs}
     for call in calls.calls:
         if entry_of(call.operation).kernel == "separable":
             within = f"{call.name}/{INSIDE}"
-            found[within] = RoundingPoint(within)
+            points[within] = RoundingPoint(within)
         if plan is not None and has_linear(call.operation):
             before = f"{call.name}/{LINEAR}"
-            found[before] = RoundingPoint(before)
-        found |= _outputs(call, _only_reader(call, calls), calls, folded)
-    return found if plan is None else _coded(found, plan)
+            points[before] = RoundingPoint(before)
+        points |= _outputs(call, _only_reader(call, calls), calls, folds)
+    return points if plan is None else _coded(points, plan)
 
 
 def plan_of_training(model: Any, stays: Stays) -> Plan:
@@ -103,25 +103,27 @@ def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, Roundin
 
     Outputs of a sigmoid or tanh have the one range that LiteRT has for them.
     """
-    rounded = plan.coded
-    coded = {at: place for at, place in points.items() if place.tensor in rounded}
+    coded_names = plan.coded
+    by_place = {
+        at: place for at, place in points.items() if place.tensor in coded_names
+    }
     for call in plan.calls.calls:
         if call.name in plan.reasons and _moves(call.operation):
-            for name in rounded.intersection(call.output_names):
-                coded.setdefault(name, RoundingPoint(name))
-    fixed = plan.ranges({})
-    return {at: replace(p, ends=fixed.get(p.tensor)) for at, p in coded.items()}
+            for name in coded_names.intersection(call.output_names):
+                by_place.setdefault(name, RoundingPoint(name))
+    ranges = plan.ranges({})
+    return {at: replace(p, ends=ranges.get(p.tensor)) for at, p in by_place.items()}
 
 
 def _folded(model: Any, calls: Calls) -> dict[str, str]:
     """Return calls of products by those of the BatchNormalizations they take up."""
-    taken = {id(n) for t in fold_plan(model).takers.values() for n in t.norms}
-    found: dict[str, str] = {}
+    folded_norms = {id(n) for t in fold_plan(model).takers.values() for n in t.norms}
+    products: dict[str, str] = {}
     for call in calls.calls:
         reader = _only_reader(call, calls)
-        if reader and id(reader.operation) in taken:
-            found[reader.name] = found.get(call.name, call.name)
-    return found
+        if reader and id(reader.operation) in folded_norms:
+            products[reader.name] = products.get(call.name, call.name)
+    return products
 
 
 def _outputs(
@@ -182,5 +184,5 @@ def _takes_relu(operation: Any) -> bool:
     """Return whether integers run a rectifier behind it as a part of it."""
     if _is_product(operation):
         return activation_of(operation) is None
-    found = kind_of(operation)
-    return found is not None and found.fuses_relu
+    kind = kind_of(operation)
+    return kind is not None and kind.fuses_relu

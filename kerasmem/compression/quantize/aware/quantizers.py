@@ -108,17 +108,17 @@ class FakeQuantize(keras.layers.Layer):
             ends = ops.convert_to_tensor(self.fixed, "float32")
             return round_to_range(inputs, *ops.unstack(ends, 2))
         before = now = ops.convert_to_tensor(self.range)
-        seen = self._seen(inputs)
+        batch_range = self._seen(inputs)
         if training and not self.learned:
-            now = before - (before - seen) * (1.0 - self.decay)
-        now = ops.where(ops.equal(*ops.unstack(before, 2)), seen, now)
+            now = before - (before - batch_range) * (1.0 - self.decay)
+        now = ops.where(ops.equal(*ops.unstack(before, 2)), batch_range, now)
         if training:
             self.range.assign(_unless_empty(inputs, now, before))
         low, high = ops.unstack(now, 2)
         if self.change is None:
             return round_to_range(inputs, low, high)
         start, stop, step = nudged(low, high, _FIRST, _LAST)
-        rounded = round_by_steps(
+        outputs = round_by_steps(
             ops.cast(inputs, "float32"),
             1.0 + ops.convert_to_tensor(self.change),
             step,
@@ -126,7 +126,7 @@ class FakeQuantize(keras.layers.Layer):
             ops.round(stop / step),
             _entries(inputs),
         )
-        return ops.cast(rounded, inputs.dtype)
+        return ops.cast(outputs, inputs.dtype)
 
     def _seen(self, x: Any) -> Any:
         """Return the ends of the range with zero in it that a tensor takes."""

@@ -127,8 +127,8 @@ def round_to_range(x: Any, low: Any, high: Any, bits: int = 8) -> Any:
     exact = ops.cast(x, "float32")
     if backends.current().fuses_fake_quantization:
         # One operation of its own: quicker there than the dozen below.
-        rounded = keras.quantizers.fake_quant_with_min_max_vars(exact, low, high, bits)
-        return ops.cast(rounded, x.dtype)
+        outputs = keras.quantizers.fake_quant_with_min_max_vars(exact, low, high, bits)
+        return ops.cast(outputs, x.dtype)
     codes = nudged(low, high, 0, (1 << bits) - 1)
     return ops.cast(_rounded_to_codes(exact, *codes), x.dtype)
 
@@ -170,9 +170,9 @@ def _rounded_to_codes(x: Any, start: Any, stop: Any, scale: Any) -> Any:
 
     def gradient(*values: Any, upstream: Any = None) -> Any:
         upstream = values[0] if upstream is None else upstream
-        kept = ops.logical_and(x >= start, x <= stop)
+        inside = ops.logical_and(x >= start, x <= stop)
         none = (ops.zeros_like(each) for each in (start, stop, scale))
-        return (ops.where(kept, upstream, ops.zeros_like(upstream)), *none)
+        return (ops.where(inside, upstream, ops.zeros_like(upstream)), *none)
 
     return codes * scale, gradient
 
@@ -249,10 +249,10 @@ def round_by_steps(
             # There is no code but that of zero where all was zero so far.
             highest = ops.maximum(ops.maximum(high, -low), 1.0)
             share = 1.0 / ops.sqrt(entries * highest)
-            summed = _summed_like(begin, of_steps) * share / begin
+            step_gradient = _summed_like(begin, of_steps) * share / begin
             of_x = ops.where(inside, upstream, ops.zeros_like(upstream))
             none = (ops.zeros_like(each) for each in (begin, low, high, entries))
-            return of_x, summed, *none
+            return of_x, step_gradient, *none
 
         return codes * steps, gradient
 
@@ -264,5 +264,5 @@ def _summed_like(steps: Any, x: Any) -> Any:
     """Return the sums of what shares a step, in the shape of the steps."""
     if len(steps.shape) == 0:
         return keras.ops.sum(x)
-    shared = tuple(axis for axis, length in enumerate(steps.shape) if length == 1)
-    return keras.ops.sum(x, axis=shared, keepdims=True) if shared else x
+    sum_axes = tuple(axis for axis, length in enumerate(steps.shape) if length == 1)
+    return keras.ops.sum(x, axis=sum_axes, keepdims=True) if sum_axes else x

@@ -92,8 +92,10 @@ class FakeQuantizedVariable(StandIn):
     @property
     def value(self) -> Any:
         """The weight, rounded, in the dtype that its reader computes in."""
-        found = _READ.values.get(id(self))
-        return self.origin._maybe_autocast(self._rounded() if found is None else found)
+        hoisted_value = _READ.values.get(id(self))
+        return self.origin._maybe_autocast(
+            self._rounded() if hoisted_value is None else hoisted_value
+        )
 
     @property
     def scales(self) -> np.ndarray | None:
@@ -164,8 +166,8 @@ class FakeQuantizedVariable(StandIn):
         if self.change is not None:
             x = self._round_by_scales(x)
         else:
-            rounded = round_symmetric if coding.symmetric else round_affine
-            x = rounded(x, coding.scale_axes(shape), coding.bits)
+            round_codes = round_symmetric if coding.symmetric else round_affine
+            x = round_codes(x, coding.scale_axes(shape), coding.bits)
         return x if rows is None else rows.restore(x, keras.ops)
 
     def _round_by_scales(self, x: Any) -> Any:
@@ -187,7 +189,7 @@ class FakeQuantizedVariable(StandIn):
             origin._autocast = autocast
 
     def _variable(self, suffix: str, initializer: Any, *, trainable: bool) -> Any:
-        made = keras.Variable(
+        variable = keras.Variable(
             initializer,
             (math.prod(self._scale_shape),),
             "float32",
@@ -195,12 +197,12 @@ class FakeQuantizedVariable(StandIn):
             autocast=False,
             name=f"{self.origin.name}_{suffix}",
         )
-        represents(made, None)
-        return made
+        represents(variable, None)
+        return variable
 
     def _first_scales(self, shape: Any, dtype: Any) -> Any:
-        found = first_scales(self.coding, to_numpy(self.origin))
-        scales = np.ones(shape) if found is None else found.reshape(shape)
+        values = first_scales(self.coding, to_numpy(self.origin))
+        scales = np.ones(shape) if values is None else values.reshape(shape)
         return keras.ops.convert_to_tensor(scales, dtype)
 
 
@@ -214,8 +216,8 @@ def first_scales(coding: Coding, values: np.ndarray) -> np.ndarray | None:
         values: the weight.
     """
     laid_out, scales = coding.laid_out(values, np), coding.encode(values).scales
-    shared = tuple(axis for axis, length in enumerate(scales.shape) if length == 1)
-    used = np.abs(laid_out).max(axis=shared, keepdims=True) > _SMALLEST
-    if not used.any():
+    group_axes = tuple(axis for axis, length in enumerate(scales.shape) if length == 1)
+    is_used = np.abs(laid_out).max(axis=group_axes, keepdims=True) > _SMALLEST
+    if not is_used.any():
         return None
-    return np.where(used, scales, scales[used].mean()).astype("float32")
+    return np.where(is_used, scales, scales[is_used].mean()).astype("float32")

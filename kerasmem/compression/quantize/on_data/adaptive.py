@@ -42,13 +42,15 @@ def adapted_codes(
     target = moments.mixed @ weights
     noise = nearest * steps - weights
     usual = (noise * (moments.rounded @ noise)).sum(-2, keepdims=True)
-    scaled = 2 * steps / np.where(usual > 0, usual, 1.0)
+    gradient_scale = 2 * steps / np.where(usual > 0, usual, 1.0)
     up = _relaxed(
         exact - down,
-        lambda part: scaled * (moments.rounded @ ((down + part) * steps) - target),
+        lambda part: (
+            gradient_scale * (moments.rounded @ ((down + part) * steps) - target)
+        ),
     )
-    pinned = (weights == 0) | (np.abs(nearest) == limit)
-    codes = np.where(pinned, nearest, np.clip(down + (up > 0.5), -limit, limit))
+    keeps_nearest = (weights == 0) | (np.abs(nearest) == limit)
+    codes = np.where(keeps_nearest, nearest, np.clip(down + (up > 0.5), -limit, limit))
     return moments.better(codes, nearest, (weights, steps))
 
 

@@ -40,14 +40,14 @@ def input_scales(
     """
     moments = moments.settled
     weights = matrices(layer, kernel).astype(np.float32)
-    rounded = moments.rounded.astype(np.float32)
+    input_moments = moments.rounded.astype(np.float32)
     # What the float model makes of its own inputs and the weights not of these.
     missing = (moments.mixed - moments.rounded).astype(np.float32) @ weights
 
     def error(scales: np.ndarray) -> float:
-        coded = coding.encode(kernel, input_scales=scales)
-        noise = matrices(layer, coding.decoded(coded, kernel.shape)) - weights
-        errors = noise * (rounded @ noise - 2 * missing)
+        coded_kernel = coding.encode(kernel, input_scales=scales)
+        noise = matrices(layer, coding.decoded(coded_kernel, kernel.shape)) - weights
+        errors = noise * (input_moments @ noise - 2 * missing)
         return float(errors.sum(dtype=np.float64))
 
     sizes = _sizes(layer, weights.shape, coding, moments)

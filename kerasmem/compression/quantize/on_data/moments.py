@@ -41,10 +41,12 @@ class Moments:
         size = self.rounded.shape[-1]
         doubt = size / (size + self.rows)
         alone = doubt * _diagonal(self.rounded)
-        rounded, mixed = ((1 - doubt) * x for x in (self.rounded, self.mixed))
-        for each in (rounded, mixed):
+        input_moments, mixed_moments = (
+            (1 - doubt) * x for x in (self.rounded, self.mixed)
+        )
+        for each in (input_moments, mixed_moments):
             _diagonal(each)[...] += alone
-        return Moments(rounded, mixed, self.rows)
+        return Moments(input_moments, mixed_moments, self.rows)
 
     def error(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Return the squared error of each output, (groups, 1, outputs).
@@ -128,8 +130,8 @@ class _Axes:
     @property
     def is_product(self) -> bool:
         """Whether all that is not summed comes out, and something is summed."""
-        left = set(self.given) - set(self.summed) | set(self.free)
-        return bool(self.summed) and left == set(self.output)
+        letters = set(self.given) - set(self.summed) | set(self.free)
+        return bool(self.summed) and letters == set(self.output)
 
     @property
     def order(self) -> list[int]:
@@ -164,7 +166,7 @@ def columns(layer: Any, x: Any) -> np.ndarray:
     # One filter for each place in the window, which gives what stands there.
     count, channels = math.prod(window), x.shape[-1]
     places = np.eye(count, dtype="float32").reshape(*window, 1, count)
-    found = to_numpy(
+    windows = to_numpy(
         ops.depthwise_conv(
             x,
             ops.convert_to_tensor(np.repeat(places, channels, axis=-2)),
@@ -175,20 +177,24 @@ def columns(layer: Any, x: Any) -> np.ndarray:
         )
     )
     groups = _groups(layer)
-    found = found.reshape(-1, groups, channels // groups, count)
-    return found.transpose(1, 0, 3, 2).reshape(groups, -1, count * (channels // groups))
+    windows = windows.reshape(-1, groups, channels // groups, count)
+    return windows.transpose(1, 0, 3, 2).reshape(
+        groups, -1, count * (channels // groups)
+    )
 
 
 def _einsum_columns(layer: Any, x: np.ndarray) -> np.ndarray:
     axes = _axes(layer)
     dots = "." * (x.ndim - len(axes.given.replace("...", "")))
-    given = axes.given.replace("...", dots)
-    shared, summed = (
-        [given.index(y) for y in each] for each in (axes.shared, axes.summed)
+    input_letters = axes.given.replace("...", dots)
+    shared_axes, sum_axes = (
+        [input_letters.index(y) for y in each] for each in (axes.shared, axes.summed)
     )
-    rows = [axis for axis in range(x.ndim) if axis not in (*shared, *summed)]
-    groups, length = (math.prod(x.shape[a] for a in each) for each in (shared, summed))
-    return x.transpose(*shared, *rows, *summed).reshape(groups, -1, length)
+    rows = [axis for axis in range(x.ndim) if axis not in (*shared_axes, *sum_axes)]
+    groups, length = (
+        math.prod(x.shape[a] for a in each) for each in (shared_axes, sum_axes)
+    )
+    return x.transpose(*shared_axes, *rows, *sum_axes).reshape(groups, -1, length)
 
 
 def matrices(layer: Any, kernel: np.ndarray) -> np.ndarray:
@@ -211,8 +217,8 @@ def of_matrices(layer: Any, as_matrices: np.ndarray) -> np.ndarray:
     shape = tuple(layer.kernel.shape)
     if entry_of(layer).kernel == "einsum":
         axes = _axes(layer)
-        moved = as_matrices.reshape([shape[axis] for axis in axes.order])
-        return moved.transpose(np.argsort(axes.order))
+        in_order = as_matrices.reshape([shape[axis] for axis in axes.order])
+        return in_order.transpose(np.argsort(axes.order))
     return np.moveaxis(as_matrices, 0, 1).reshape(shape)
 
 
@@ -247,14 +253,20 @@ class Sums:
             before: what the rounded model gives it, maybe the same.
         """
         layer = self._layers[number]
-        given = (behind,) if before is behind else (behind, before)
-        exact, *other = _rows(layer, given, self._random)
+        tensors = (behind,) if before is behind else (behind, before)
+        exact, *other = _rows(layer, tensors, self._random)
         rows = other[0] if other else exact
-        turned = rows.swapaxes(-1, -2)
-        rounded = (turned @ rows).astype(np.float64)
-        mixed = (turned @ exact).astype(np.float64) if other else rounded
-        known = self._sums.get(number, (0.0, 0.0, 0))
-        parts = (known[0] + rounded, known[1] + mixed, known[2] + rows.shape[1])
+        columns_of_rows = rows.swapaxes(-1, -2)
+        input_moments = (columns_of_rows @ rows).astype(np.float64)
+        mixed_moments = (
+            (columns_of_rows @ exact).astype(np.float64) if other else input_moments
+        )
+        sums = self._sums.get(number, (0.0, 0.0, 0))
+        parts = (
+            sums[0] + input_moments,
+            sums[1] + mixed_moments,
+            sums[2] + rows.shape[1],
+        )
         self._sums[number] = parts
 
     def pop(self, number: int) -> Moments:
@@ -286,13 +298,13 @@ def _rows(
     arrays = [to_numpy(x).astype(np.float32) for x in tensors]
     if entry_of(layer).kernel in ("dense", "einsum"):
         return [columns(layer, x) for x in arrays]
-    found: list[list[np.ndarray]] = [[] for _ in arrays]
+    rows_by_tensor: list[list[np.ndarray]] = [[] for _ in arrays]
     for sample in range(len(arrays[0])):
         every = [columns(layer, x[sample : sample + 1]) for x in arrays]
         count = every[0].shape[1]
         places = np.arange(count)
         if count > _MOST_ROWS:
             places = random.choice(count, _MOST_ROWS, replace=False)
-        for parts, part in zip(found, every, strict=True):
+        for parts, part in zip(rows_by_tensor, every, strict=True):
             parts.append(part[:, places])
-    return [np.concatenate(parts, axis=1) for parts in found]
+    return [np.concatenate(parts, axis=1) for parts in rows_by_tensor]

@@ -72,17 +72,17 @@ def _homes(changed: Sequence[Weight]) -> dict[int, list[Any]]:
     """
     inner = cache(sublayers)
     ids = cache(lambda layer: set(map(id, inner(layer))))
-    found = {}
+    homes = {}
     for weight in changed:
         around = [x for x in inner(weight.block) if id(weight.owner) in ids(x)]
         around.sort(key=lambda x: len(inner(x)))
         loops = [n for n, x in enumerate(around) if isinstance(x, keras.layers.RNN)]
-        found[id(weight.variable)] = [
+        homes[id(weight.variable)] = [
             x
             for x in around[max(loops, default=0) :]
             if x is weight.owner or not isinstance(x, keras.Model)
         ]
-    return found
+    return homes
 
 
 class _Losses:
@@ -121,10 +121,10 @@ class _Losses:
             return
         self._comparing = True
         with self._alone(layer):
-            rounded = self._twins[id(layer)](*call.args, **call.kwargs)
+            outputs = self._twins[id(layer)](*call.args, **call.kwargs)
         self._comparing = False
         sums = self._sums.setdefault(id(layer), defaultdict(lambda: np.zeros(2)))
-        pairs = zip(exact, arrays_of(layer, rounded) or (), strict=True)
+        pairs = zip(exact, arrays_of(layer, outputs) or (), strict=True)
         for place, each in enumerate(pairs):
             self._counts[id(layer)] += each[0].size
             for want, have in zip(*map(np.atleast_1d, each), strict=True):
@@ -147,10 +147,10 @@ class _Losses:
 
     def _alone(self, layer: Any) -> AbstractContextManager[None]:
         """Return a scope in which what was seen within a quantized layer is float."""
-        seen = [x for x in sublayers(layer)[1:] if id(x) in self._sums]
-        floats = {id(self._twins[id(x)]): x for x in seen}
+        inner_layers = [x for x in sublayers(layer)[1:] if id(x) in self._sums]
+        floats = {id(self._twins[id(x)]): x for x in inner_layers}
         return observing(
-            [self._twins[id(x)] for x in seen],
+            [self._twins[id(x)] for x in inner_layers],
             inputs=lambda call: floats[id(call.layer)](*call.args, **call.kwargs),
         )
 

@@ -190,28 +190,28 @@ class Pass:
     def first_of(self, layer: Any) -> int:
         """Return the number of the first call that may reach a layer."""
         calls = self._calls.calls if self._calls else ()
-        reached = (n for n, call in enumerate(calls) if _holds(call.operation, layer))
-        return next(reached, 0)
+        numbers = (n for n, call in enumerate(calls) if _holds(call.operation, layer))
+        return next(numbers, 0)
 
     def outputs(self, values: Values) -> list[Any]:
         """Return what the model gives, run from where values are held."""
         if self._calls is None:
             return keras.tree.flatten(self._model(values[0], training=False))
-        found = values
-        for found in self.steps(values, len(self._calls.calls) - 1):  # noqa: B007
+        tensors = values
+        for tensors in self.steps(values, len(self._calls.calls) - 1):  # noqa: B007
             pass
-        return [found[number] for number in self._calls.outputs]
+        return [tensors[number] for number in self._calls.outputs]
 
     def last_of(self, layers: Sequence[Any]) -> int:
         """Return the number of the last call that may reach one of some layers."""
         if self._calls is None:
             return 0
-        wanted = set(map(id, layers))
+        layer_ids = set(map(id, layers))
         return max(
             number
             for number, call in enumerate(self._calls.calls)
             if isinstance(call.operation, keras.layers.Layer)
-            and any(id(layer) in wanted for layer in sublayers(call.operation))
+            and any(id(layer) in layer_ids for layer in sublayers(call.operation))
         )
 
     def batches(self) -> Iterator[Values]:
@@ -278,8 +278,8 @@ def batch_within(model: Any, data: Any, most: int) -> int:
     """
     if not _takes_numbers(model, data):
         return most
-    if (fixed := fixed_batch(model, of_states=True)) is not None:
-        return fixed
+    if (fixed_size := fixed_batch(model, of_states=True)) is not None:
+        return fixed_size
     shapes = [array.shape for array in flat_samples(model, data, 1)]
     size = peak_activation_bytes(model, shapes=shapes)
     return most if size is None else max(min(most, _BATCH_BYTES // size), 1)
@@ -291,8 +291,8 @@ def _takes_numbers(model: Any, data: Any) -> bool:
     if graph is None:
         return False
     is_plain = all(x.dtype != "string" and not x.sparse for x in graph.inputs)
-    given = keras.tree.flatten(sample_inputs(data, 1))
-    return is_plain and all(array is not None for array in given)
+    arrays = keras.tree.flatten(sample_inputs(data, 1))
+    return is_plain and all(array is not None for array in arrays)
 
 
 class _End:

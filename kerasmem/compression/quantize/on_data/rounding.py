@@ -68,8 +68,8 @@ ROUNDED = {
 
 def what_is_done(config: "Quantize") -> str:
     """Return what a config does to weights on data."""
-    scaled = "scaled by AWQ" if config.scales == ACTIVATION_AWARE else None
-    return " and ".join(filter(None, (scaled, ROUNDED.get(config.rounding))))
+    scaling = "scaled by AWQ" if config.scales == ACTIVATION_AWARE else None
+    return " and ".join(filter(None, (scaling, ROUNDED.get(config.rounding))))
 
 
 def round_on_data(
@@ -147,18 +147,20 @@ def _round(
     exact, layer = to_numpy(weight.variable).astype(np.float32), weight.owner
     places = _places(layer, exact, moments, place, config)
     values = matrices(layer, exact).astype(np.float64)
-    made = []
+    candidates = []
     for each in places:
-        coded, coding = each.encode(exact), each.coding
+        coded_kernel, coding = each.encode(exact), each.coding
         limit = LIMIT >> (8 - coding.bits)
-        steps = matrices(layer, coding.steps(exact, coded)).astype(np.float64)
-        rounded = steps * _CODES[config.rounding](moments, values, steps, limit)
-        error = moments.settled.error(rounded, values).sum() if places[1:] else 0.0
-        made.append((error, rounded, replace(each, scales=coded.scales)))
-    _, best, place = min(made, key=lambda each: each[0])
-    rounded = of_matrices(layer, best)
-    weight.variable.assign(rounded)
-    return sqnr_db(exact, rounded), place
+        steps = matrices(layer, coding.steps(exact, coded_kernel)).astype(np.float64)
+        new_values = steps * _CODES[config.rounding](moments, values, steps, limit)
+        error = moments.settled.error(new_values, values).sum() if places[1:] else 0.0
+        candidates.append(
+            (error, new_values, replace(each, scales=coded_kernel.scales))
+        )
+    _, best, place = min(candidates, key=lambda each: each[0])
+    new_values = of_matrices(layer, best)
+    weight.variable.assign(new_values)
+    return sqnr_db(exact, new_values), place
 
 
 def _places(
@@ -172,7 +174,11 @@ def _places(
         coding = replace(place.coding, by_input=True)
         scales = input_scales(layer, exact, coding, moments)
         if scales is not None:
-            scaled = replace(place, coding=coding, input_scales=scales)
+            scaled_place = replace(place, coding=coding, input_scales=scales)
             # What suits the nearest codes need not suit others.
-            places = [scaled] if config.rounding == NEAREST else [scaled, *places]
+            places = (
+                [scaled_place]
+                if config.rounding == NEAREST
+                else [scaled_place, *places]
+            )
     return places

@@ -32,14 +32,14 @@ def second_order_codes(
         steps: what the codes are multiplied with, of the same shape.
         limit: the largest code.
     """
-    rounded = moments.settled.rounded
+    input_moments = moments.settled.rounded
     nearest = np.clip(np.rint(weights / steps), -limit, limit)
-    found = np.empty_like(nearest)
-    parts = (rounded, weights, steps)
+    codes = np.empty_like(nearest)
+    parts = (input_moments, weights, steps)
     for group, own in enumerate(zip(*parts, strict=True)):
-        found[group] = _codes(*own, limit)
-    return Moments(rounded, rounded, moments.rows).better(
-        found, nearest, (weights, steps)
+        codes[group] = _codes(*own, limit)
+    return Moments(input_moments, input_moments, moments.rows).better(
+        codes, nearest, (weights, steps)
     )
 
 
@@ -49,26 +49,28 @@ def _codes(
     """Return the codes of one matrix, (K, outputs)."""
     size, diagonal = len(rounded), np.diagonal(rounded)
     # An input that is always zero says nothing: its weights are rounded to nearest.
-    damped = rounded + np.diag(
+    damped_moments = rounded + np.diag(
         _DAMPING * diagonal.mean() + np.where(diagonal > 0, 0.0, 1.0)
     )
     order = np.argsort(-diagonal, kind="stable")
     # From the last row up Cholesky gives an upper root, whose inverse is the one.
-    ordered = damped[np.ix_(order[::-1], order[::-1])]
-    upper = _inverse(np.linalg.cholesky(ordered)[::-1, ::-1])
-    left, steps = weights[order], steps[order]
-    zeros = left == 0
-    codes = np.empty_like(left)
+    moments_in_order = damped_moments[np.ix_(order[::-1], order[::-1])]
+    upper = _inverse(np.linalg.cholesky(moments_in_order)[::-1, ::-1])
+    remaining_weights, steps = weights[order], steps[order]
+    zeros = remaining_weights == 0
+    codes = np.empty_like(remaining_weights)
     for start in range(0, size, _BLOCK):
         end = min(start + _BLOCK, size)
-        lost = np.empty_like(left[start:end])
+        errors = np.empty_like(remaining_weights[start:end])
         for row in range(start, end):
-            code = np.clip(np.rint(left[row] / steps[row]), -limit, limit)
+            code = np.clip(np.rint(remaining_weights[row] / steps[row]), -limit, limit)
             codes[row] = np.where(zeros[row], 0, code)
-            error = (left[row] - codes[row] * steps[row]) / upper[row, row]
-            left[row + 1 : end] -= np.outer(upper[row, row + 1 : end], error)
-            lost[row - start] = error
-        left[end:] -= upper[start:end, end:].T @ lost
+            error = (remaining_weights[row] - codes[row] * steps[row]) / upper[row, row]
+            remaining_weights[row + 1 : end] -= np.outer(
+                upper[row, row + 1 : end], error
+            )
+            errors[row - start] = error
+        remaining_weights[end:] -= upper[start:end, end:].T @ errors
     return codes[np.argsort(order)]
 
 
@@ -78,7 +80,7 @@ def _inverse(upper: np.ndarray) -> np.ndarray:
     if half < _BLOCK:
         return np.triu(np.linalg.inv(upper))
     first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
-    found = np.zeros_like(upper)
-    found[:half, :half], found[half:, half:] = first, last
-    found[:half, half:] = -first @ (upper[:half, half:] @ last)
-    return found
+    inverse = np.zeros_like(upper)
+    inverse[:half, :half], inverse[half:, half:] = first, last
+    inverse[:half, half:] = -first @ (upper[:half, half:] @ last)
+    return inverse

@@ -60,29 +60,31 @@ def sensitivities(
     run = Pass(model, (x,), size)
     loss = model.loss if model.compiled else None
     kinds = describe_outputs(model, loss, outputs)
-    found, order = np.zeros(len(layers)), list(map(run.first_of, layers))
+    distances, order = np.zeros(len(layers)), list(map(run.first_of, layers))
     with current().inference():
         exact = [run.outputs(values) for values in run.batches()]
         measures = list(
             zip(kinds, map(_variance, zip(*exact, strict=True)), strict=True)
         )
         parts = [_part(weight, n * size, y) for n, y in enumerate(exact)]
-        for done, number in enumerate(np.argsort(order, kind="stable").tolist()):
+        for count_done, number in enumerate(np.argsort(order, kind="stable").tolist()):
             if order[number] > run.begin:
                 run.go_on(order[number])
             with changed(number):
-                found[number] = _mean(run, exact, measures, parts)
-            stage("sensitivity", done + 1, len(layers))
-    return found
+                distances[number] = _mean(run, exact, measures, parts)
+            stage("sensitivity", count_done + 1, len(layers))
+    return distances
 
 
 def _mean(run: Pass, exact: list[Any], measures: list[Any], parts: list[Any]) -> float:
     total = weights = 0.0
-    for values, wanted, part in zip(run.batches(), exact, parts, strict=True):
-        for want, have, how in zip(wanted, run.outputs(values), measures, strict=True):
-            lost = to_numpy(divergence(want, have, *how)).astype(np.float64)
-            own = part if np.shape(part) == lost.shape else np.ones(lost.shape)
-            total, weights = total + (lost * own).sum(), weights + own.sum()
+    for values, exact_outputs, part in zip(run.batches(), exact, parts, strict=True):
+        for want, have, how in zip(
+            exact_outputs, run.outputs(values), measures, strict=True
+        ):
+            distance = to_numpy(divergence(want, have, *how)).astype(np.float64)
+            own = part if np.shape(part) == distance.shape else np.ones(distance.shape)
+            total, weights = total + (distance * own).sum(), weights + own.sum()
     return total / max(weights, 1.0)
 
 

@@ -115,13 +115,13 @@ def output_sqnr_db(
             taken, batch by batch.
     """
     calls, rounded_calls = flatten(model), flatten(rounded)
-    measured = {
+    layer_of_name = {
         name: id(call.layer)
         for call in calls.calls
         if id(call.layer) in layers
         for name in _rounded_outputs(plan, call)
     }
-    names = {name: name for name in measured}  # by those of the tensors behind
+    names = {name: name for name in layer_of_name}  # by those of the tensors behind
     for call in rounded_calls.calls:
         before = [rounded_calls.names[number] for number in call.inputs]
         if isinstance(call.operation, FakeQuantize) and before[0] in names:
@@ -137,11 +137,11 @@ def output_sqnr_db(
                     outputs[names[name]] = to_numpy(value)
 
             def compare(name: str, value: Any, outputs: Any = outputs) -> None:
-                if name in measured:
+                if name in layer_of_name:
                     exact = to_numpy(value).astype(np.float64)
                     apart = exact - outputs.pop(name)
                     both = np.square(exact).sum(), np.square(apart).sum()
-                    sums[measured[name]] += both
+                    sums[layer_of_name[name]] += both
 
             rounded_calls.run(inputs, keep)
             calls.run(inputs, compare)

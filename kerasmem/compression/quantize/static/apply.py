@@ -57,35 +57,41 @@ def quantize_static(
     check_has_ranges(config, data, known)
     all_weights = list(weights(model))
     check_every_pattern_matches(model.name, all_weights, {"exclude": config.exclude})
-    excluded = {w.place for w in all_weights if matches(config.exclude, w)}
-    folded, folds = fold_batch_norm(model)
+    excluded_places = {w.place for w in all_weights if matches(config.exclude, w)}
+    folded_model, folds = fold_batch_norm(model)
     if config.bias_correction:
-        folded = clone(model) if folded is model else folded
-        correct_biases(folded, config, data, lambda w: w.place in excluded)
-    stays = staying_float(w for w in weights(folded) if w.place in excluded)
-    plan = plan_of(folded, stays)
+        folded_model = clone(model) if folded_model is model else folded_model
+        correct_biases(folded_model, config, data, lambda w: w.place in excluded_places)
+    stays = staying_float(
+        w for w in weights(folded_model) if w.place in excluded_places
+    )
+    plan = plan_of(folded_model, stays)
     if not known:  # else the training of `km.quantization_aware` has warned
         warn_if_mostly_float(plan)
-    ranges = _ranges(folded, plan, config, data, known)
+    ranges = _ranges(folded_model, plan, config, data, known)
     if not known:  # else the training has rounded what this plan rounds
-        plan = plan_of(folded, stays, ranges)
-    rewrite = Rounding(folded, _fixed(places(folded, plan), plan, ranges))
-    rounded, pairs = rewrite.run(folded)
+        plan = plan_of(folded_model, stays, ranges)
+    rewrite = Rounding(folded_model, _fixed(places(folded_model, plan), plan, ranges))
+    rounded_model, pairs = rewrite.run(folded_model)
     original = {id(new): old for old, new in pairs}
     int8 = Quantize("int8", granularity=config.granularity)
-    kernels = planned(rounded, int8, lambda w: stays(original[id(w.block)]) is not None)
+    kernels = planned(
+        rounded_model, int8, lambda w: stays(original[id(w.block)]) is not None
+    )
     blocks = [original[id(weight.block)] for weight, _ in kernels]
-    stored = store(rounded, kernels)
+    stored_changes = store(rounded_model, kernels)
     for old, new in pairs:
         if id(old) in rewrite.inside:
             to_quantized(new, [])
             round_inside(new, rewrite.inside[id(old)])
     ratios = {}
     if data is not None:
-        changed = {id(b) for b, c in zip(blocks, stored, strict=True) if c.changed}
-        ratios = output_sqnr_db(plan, folded, rounded, changed, data)
-    changes = account(plan, blocks, stored, ratios)
-    return rounded, [change for change in folds if change.changed] + changes
+        changed_blocks = {
+            id(b) for b, c in zip(blocks, stored_changes, strict=True) if c.changed
+        }
+        ratios = output_sqnr_db(plan, folded_model, rounded_model, changed_blocks, data)
+    changes = account(plan, blocks, stored_changes, ratios)
+    return rounded_model, [change for change in folds if change.changed] + changes
 
 
 def _fixed(
@@ -96,17 +102,15 @@ def _fixed(
     Tensors that have the range of others without being rounded themselves, such as
     maxima, belong to the first place with that range.
     """
-    fixed, rounded = plan.ranges(ranges), {each.tensor for each in points.values()}
+    ends, point_names = plan.ranges(ranges), {each.tensor for each in points.values()}
     others = {
-        next((name for name in group if name in rounded), ""): tuple(
-            name for name in group if name not in rounded
+        next((name for name in group if name in point_names), ""): tuple(
+            name for name in group if name not in point_names
         )
         for group in plan.groups()
     }
     return {
-        at: replace(
-            place, ends=fixed[place.tensor], others=others.get(place.tensor, ())
-        )
+        at: replace(place, ends=ends[place.tensor], others=others.get(place.tensor, ()))
         for at, place in points.items()
     }
 
@@ -115,14 +119,14 @@ def _ranges(
     model: Any, plan: Plan, config: Quantize, data: Any, known: Ranges
 ) -> Ranges:
     """Return the ranges that are known, with those that they lack by calibration."""
-    rounded = {place.tensor for place in places(model, plan).values()}
-    missing = [name for name in plan.needed(rounded) if name not in known]
+    point_names = {place.tensor for place in places(model, plan).values()}
+    missing = [name for name in plan.needed(point_names) if name not in known]
     if not missing:
         return known
     if data is None:
         raise _no_data(config, missing)
-    seen = calibrate(model, data, config.calibration, calls=plan.calls)
-    return {each.tensor: (each.low, each.high) for each in seen} | dict(known)
+    ranges = calibrate(model, data, config.calibration, calls=plan.calls)
+    return {each.tensor: (each.low, each.high) for each in ranges} | dict(known)
 
 
 def check_has_ranges(config: Quantize, data: Any, known: Ranges) -> None:

@@ -71,11 +71,11 @@ def activation_of(layer: Any) -> str | None:
 
 
 def _without_activation(layer: Any) -> Any:
-    made = type(layer).from_config({**layer.get_config(), "activation": None})
-    made.build(layer._build_shapes_dict["input_shape"])
-    for new, old in zip(made.weights, layer.weights, strict=True):
+    linear = type(layer).from_config({**layer.get_config(), "activation": None})
+    linear.build(layer._build_shapes_dict["input_shape"])
+    for new, old in zip(linear.weights, layer.weights, strict=True):
         new.assign(to_numpy(old))
-    return made
+    return linear
 
 
 def _activation(layer: Any) -> Any:
@@ -87,11 +87,11 @@ def _activation(layer: Any) -> Any:
 
 def _separable(layer: Any) -> list[Part]:
     config, kinds = layer.get_config(), _SEPARABLE[layer.rank]
-    shared = ("data_format", "dtype")
+    common = ("data_format", "dtype")
     windows = ("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier")
-    arguments = {name: config[name] for name in (*windows, *shared)}
+    arguments = {name: config[name] for name in (*windows, *common)}
     first = kinds[0](use_bias=False, **arguments)
-    arguments = {name: config[name] for name in ("filters", "use_bias", *shared)}
+    arguments = {name: config[name] for name in ("filters", "use_bias", *common)}
     second = kinds[1](kernel_size=1, activation=layer.activation, **arguments)
     shape = layer._build_shapes_dict["input_shape"]
     first.build(shape)

@@ -44,16 +44,16 @@ def activation_scales(model: Any, config: Quantize, data: Any) -> ActivationScal
         and is_product(weight.owner)
         and not matches(config.exclude, weight)
     }
-    seen: dict[int, Observer] = {}
+    observers: dict[int, Observer] = {}
 
     def see(call: LayerCall) -> None:
         weight = kernels[id(call.layer)]
-        observer = seen.setdefault(id(weight.variable), Observer(calibration))
+        observer = observers.setdefault(id(weight.variable), Observer(calibration))
         observer.add(weight.path, call.x)
 
     batches = input_batches(data, calibration.samples, calibration.batch_size)
     owners = [weight.owner for weight in kernels.values()]
     observe(model, batches, owners, inputs=see)
-    ends = {key: observer.range("") for key, observer in seen.items()}
+    ends = {key: observer.range("") for key, observer in observers.items()}
     largest = {key: max(-each.low, each.high) for key, each in ends.items()}
     return {key: (most or 1.0) / LIMIT for key, most in largest.items()}

@@ -115,8 +115,8 @@ def affine_factors(
         mean, deviation = (to_numpy(x) for x in (layer.mean, layer.variance**0.5))
         deviation = np.maximum(deviation, keras.backend.epsilon())
         pair = 1 / deviation, -mean / deviation
-    found = [_per_channel(part, shape) for part in pair]
-    good = [part for part in found if part is not None and np.isfinite(part).all()]
+    channels = [_per_channel(part, shape) for part in pair]
+    good = [part for part in channels if part is not None and np.isfinite(part).all()]
     return (good[0], good[1]) if len(good) == 2 else None
 
 
@@ -174,11 +174,11 @@ def unsupported_call_of(
         tensors: the `KerasTensor`s that it takes.
         call: its positional and its keyword arguments.
     """
-    found, (args, kwargs) = kind_of(operation), call
-    if found is None:
+    kind, (args, kwargs) = kind_of(operation), call
+    if kind is None:
         return f"{type(operation).__name__} has no form in int8"
-    reason = found.unsupported(operation, tensors)
-    return reason or found.unsupported_call(*args, **kwargs)
+    reason = kind.unsupported(operation, tensors)
+    return reason or kind.unsupported_call(*args, **kwargs)
 
 
 def is_identity(operation: Any) -> bool:

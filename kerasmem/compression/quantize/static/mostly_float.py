@@ -29,11 +29,11 @@ def warn_if_mostly_float(plan: Plan) -> None:
     if integers >= _LEAST_SHARE * total:
         return
     largest = [(name, n) for name, n in counts.most_common(_MOST_NAMED) if n]
-    named = ", ".join(f"{name!r} ({n / total:.0%})" for name, n in largest)
+    layer_shares = ", ".join(f"{name!r} ({n / total:.0%})" for name, n in largest)
     warnings.warn(
         f"With 'int8-static', {integers / total:.0%} of the multiplications have int8 "
-        f"inputs. Layers that stay float: {named}. Next: use Quantize('int8'), which "
-        "stores the weights in int8 and rounds no activation.",
+        f"inputs. Layers that stay float: {layer_shares}. Next: use Quantize('int8'), "
+        "which stores the weights in int8 and rounds no activation.",
         KerasMemWarning,
         stacklevel=3,
     )

@@ -45,10 +45,10 @@ def plan_of(
     while True:
         calls = flatten(model, lambda x: None if stays(x) else split(x), float_calls)
         plan = make_plan(calls, stays, float_calls)
-        wanted = _wanted(plan)
+        coded_numbers = _wanted(plan)
         products = {s.output for s in plan.steps.values() if s.kind.starts_int8}
-        plan.floats = products - wanted
-        more = _apart_in_vain(plan) or _coded_in_vain(plan, wanted)
+        plan.floats = products - coded_numbers
+        more = _apart_in_vain(plan) or _coded_in_vain(plan, coded_numbers)
         if not more and ranges is not None:
             more = _too_coarse(plan, ranges)
         if not plan.steps:
@@ -71,19 +71,19 @@ def _nothing(model: Any, reasons: Mapping[str, str]) -> ModelError:
 def _apart_in_vain(plan: Plan) -> dict[str, str]:
     """Return calls that were taken apart and stay float, with the reasons."""
     parts = [call for call in plan.calls.calls if call.operation is not call.layer]
-    coded = {call.whole for call in parts if call.name not in plan.reasons}
+    coded_wholes = {call.whole for call in parts if call.name not in plan.reasons}
     float_kernels = {
         id(call.layer): plan.reasons[call.name]
         for call in parts
         if call.name in plan.reasons and call.operation.weights
     }
-    found = {}
+    reasons = {}
     for call in parts:
         if id(call.layer) in float_kernels:
-            found[call.whole] = float_kernels[id(call.layer)]
-        elif call.whole not in coded:
-            found.setdefault(call.whole, plan.reasons[call.name])
-    return found
+            reasons[call.whole] = float_kernels[id(call.layer)]
+        elif call.whole not in coded_wholes:
+            reasons.setdefault(call.whole, plan.reasons[call.name])
+    return reasons
 
 
 def _coded_in_vain(plan: Plan, wanted: set[int]) -> dict[str, str]:
@@ -111,21 +111,21 @@ def _wanted(plan: Plan) -> set[int]:
     have both.
     """
     ends = set(map(plan.number, plan.calls.outputs))
-    wanted = set(ends)
+    numbers = set(ends)
     for call in reversed(plan.calls.calls):
         step = plan.steps.get(call.name)
-        if step is not None and _takes_codes(call, step, wanted):
-            wanted.update(step.inputs)
+        if step is not None and _takes_codes(call, step, numbers):
+            numbers.update(step.inputs)
         if call.name in plan.reasons and not ends.isdisjoint(call.outputs):
-            wanted.update(map(plan.number, call.inputs))
-    return wanted
+            numbers.update(map(plan.number, call.inputs))
+    return numbers
 
 
 def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:
     """Return normalizations of inputs that one scale would leave little of."""
     leading = _leading(plan)
     widths = {name: high - low for name, (low, high) in plan.ranges(ranges).items()}
-    found = {}
+    reasons = {}
     for call in plan.calls.calls:
         step = leading.get(call.name)
         if step is None or not is_affine(call.operation):
@@ -134,17 +134,17 @@ def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:
         factors, _ = affine_factors(call.operation, shape) or (np.zeros(1), None)
         before, after = (plan.calls.names[n] for n in (step.inputs[0], step.output))
         if widths[before] * np.abs(factors).max() > _COARSE * widths[after]:
-            found[call.whole] = "takes values that are too unlike for one scale"
-    return found
+            reasons[call.whole] = "takes values that are too unlike for one scale"
+    return reasons
 
 
 def _leading(plan: Plan) -> dict[str, Step]:
     """Return the steps with no layer before them that gains by codes, by name."""
     behind: set[int] = set()
-    found = {}
+    steps = {}
     for name, step in plan.steps.items():
         if step.kind.starts_int8 or behind & set(step.inputs):
             behind.add(step.output)
         else:
-            found[name] = step
-    return found
+            steps[name] = step
+    return steps

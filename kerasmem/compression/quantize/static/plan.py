@@ -217,21 +217,21 @@ def make_plan(
     plan = Plan(calls)
     takers = _takers(plan)
     _join_calls_of_one(plan)
-    coded = {number for number in calls.inputs if calls.is_float(number)}
+    coded_numbers = {number for number in calls.inputs if calls.is_float(number)}
     for call in calls.calls:
         if call.name in plan.gone:
             continue
-        found = kind_of(call.operation)
+        kind = kind_of(call.operation)
         reason = stays(call.layer) or (float_calls or {}).get(call.whole)
-        reason = reason or _why_float(plan, call, coded)
-        if found is None or reason is not None:
+        reason = reason or _why_float(plan, call, coded_numbers)
+        if kind is None or reason is not None:
             plan.reasons[call.name] = reason or ""
             continue
         inputs = tuple(plan.number(number) for number in call.inputs)
-        step = Step(found, inputs, call.outputs[0])
+        step = Step(kind, inputs, call.outputs[0])
         step = _with_relu(plan, call, step, takers)
         plan.steps[call.name] = step
-        coded.add(step.output)
+        coded_numbers.add(step.output)
         if step.kind.ends is not None:
             plan.fixed[step.output] = step.kind.ends
         if step.kind.keeps_scale:
@@ -254,8 +254,8 @@ def _takers(plan: Plan) -> dict[int, list[Call]]:
 
 
 def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
-    found = kind_of(call.operation)
-    if found is None:
+    kind = kind_of(call.operation)
+    if kind is None:
         return f"{type(call.operation).__name__} has no form in int8"
     if call.is_trained:
         return "is called with training=True"
@@ -265,12 +265,12 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
     tensors = [plan.calls.tensors[number] for number in numbers]
     arguments = call.arguments({n: plan.calls.tensors[n] for n in call.inputs})
     reason = unsupported_call_of(call.operation, tensors, arguments)
-    if reason is None and not found.starts_int8 and not coded & set(numbers):
+    if reason is None and not kind.starts_int8 and not coded & set(numbers):
         return "stands behind layers that stay float"
-    if found.ends is not None and plan.ends_in(call.outputs[0]):
+    if kind.ends is not None and plan.ends_in(call.outputs[0]):
         return "is the end of the model"
     if (
-        found.keeps_scale
+        kind.keeps_scale
         and len(numbers) > 1
         and any(map(plan.has_fixed_range, numbers))
     ):

@@ -65,8 +65,8 @@ def estimate(request: Request) -> MemoryEstimate:
     write = record
     if request.generate is not None:
         how, write = of_generation(how), record_generation
-    recorded = write(request, how)
-    if recorded is None:
+    step_record = write(request, how)
+    if step_record is None:
         raise ModelError(
             "The analytic method reads a model's graph. Expected: a Sequential or "
             f"Functional model. Received: model={request.model.name!r}, of class "
@@ -76,13 +76,13 @@ def estimate(request: Request) -> MemoryEstimate:
     # Before rematerialization, which writes such a layer down twice.
     ends = sum(
         x.nbytes
-        for op in recorded.step.ops
+        for op in step_record.step.ops
         if op.name == "unknown"
         for x in (*op.reads, *op.writes)
     )
     policy = policy_of(request.model) if request.training else None
-    segments = recorded.segments_of(policy.segments) if policy else ()
-    first, later = recorded.steps(segments)
+    segments = step_record.segments_of(policy.segments) if policy else ()
+    first, later = step_record.steps(segments)
     if first.unknown:
         warnings.warn(
             "Layers in no table of the analytic method count as if they kept their "
@@ -101,21 +101,28 @@ def estimate(request: Request) -> MemoryEstimate:
             KerasMemWarning,
             stacklevel=3,
         )
-    stored = persistent_parts(request)
-    sizes = [part.nbytes for part in stored]
+    parts = persistent_parts(request)
+    sizes = [part.nbytes for part in parts]
     libraries = how.held_scratch * (1 + request.training)
-    known = sum(sizes) + libraries
+    persistent_bytes = sum(sizes) + libraries
     present = tuple(Tensor((nbytes,), 1) for nbytes in (*sizes, libraries))
     plans = [
         Plan(replace(step, present=present), in_place=how.in_place, is_first=is_first)
         for step, is_first in ((first, not how.one_block), (later, False))
     ]
-    peaks = [peak_of(planned.events, how.rounding) for planned in plans]
-    first_bytes, peak = (known + round(x.nbytes * (1 + how.waste)) for x in peaks)
-    asked = peak
-    below, above = _doubt(how, later, sizes, asked, request.device)
-    allocated = _as_allocated(request, how, later, asked - known)
-    first_bytes, peak = max(first_bytes, asked + allocated(0)), asked + allocated(0)
+    peaks = [peak_of(plan.events, how.rounding) for plan in plans]
+    first_bytes, peak = (
+        persistent_bytes + round(x.nbytes * (1 + how.waste)) for x in peaks
+    )
+    requested_bytes = peak
+    below, above = _doubt(how, later, sizes, requested_bytes, request.device)
+    as_allocated = _as_allocated(
+        request, how, later, requested_bytes - persistent_bytes
+    )
+    first_bytes, peak = (
+        max(first_bytes, requested_bytes + as_allocated(0)),
+        requested_bytes + as_allocated(0),
+    )
     pool = peak
     trials = [
         op.trial + sum(x.nbytes for x in (*op.reads, *op.writes))
@@ -124,19 +131,19 @@ def estimate(request: Request) -> MemoryEstimate:
     ]
     if how.one_block:
         # Algorithms are tried out while compiling, before anything of a step is there.
-        first_bytes = max(first_bytes, known + max(trials, default=0))
+        first_bytes = max(first_bytes, persistent_bytes + max(trials, default=0))
     else:
         _, pool = live(plans, how.allocator())
     # Where a model is split, so may be all that it makes: XLA decides.
     shares = request.sharding.devices // request.sharding.replicas
-    below = (asked - sum(sizes)) * (1 - 1 / shares) + below / shares
-    unseen = _UNKNOWN_LAYER * (asked - sum(sizes)) + _UNKNOWN_INSIDE * ends
+    below = (requested_bytes - sum(sizes)) * (1 - 1 / shares) + below / shares
+    unseen = _UNKNOWN_LAYER * (requested_bytes - sum(sizes)) + _UNKNOWN_INSIDE * ends
     unseen = unseen if later.unknown else 0.0
     of_gpu = request.training and request.device == "gpu"
     width = _WIDTH[request.backend] if of_gpu else 1.0
-    high = asked + allocated(round(width * above + unseen))
-    first_low = min(asked - round(below), first_bytes)
-    first_high = max(asked + allocated(round(above + unseen)), first_bytes)
+    high = requested_bytes + as_allocated(round(width * above + unseen))
+    first_low = min(requested_bytes - round(below), first_bytes)
+    first_high = max(requested_bytes + as_allocated(round(above + unseen)), first_bytes)
     if trials:
         # Another algorithm may take a GiB more, or as much again as the largest known.
         first_high += max(GIB, first_bytes - peak)
@@ -145,14 +152,14 @@ def estimate(request: Request) -> MemoryEstimate:
         parts_of(
             plans[1],
             peaks[1],
-            stored,
+            parts,
             workspace=libraries,
-            rounding=peak - known - peaks[1].requested_bytes,
+            rounding=peak - persistent_bytes - peaks[1].requested_bytes,
             pool=max(0, pool - peak),
         ),
         # Without training every batch of a new length is a first one.
         (
-            asked - round(width * below),
+            requested_bytes - round(width * below),
             peak,
             high if request.training else first_high,
         ),

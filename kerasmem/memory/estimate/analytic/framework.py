@@ -141,20 +141,22 @@ def transformed(x: Tensor, y: Tensor, kernel: Tensor) -> int:
     if len(axes) != 2 or y.shape[1:-1] != axes or max(reach) == 1:
         return 0
     samples, into, out = x.shape[0], x.shape[-1], y.shape[-1]
-    padded = [space.padded_length(n, k) for n, k in zip(axes, reach, strict=True)]
+    padded_lengths = [
+        space.padded_length(n, k) for n, k in zip(axes, reach, strict=True)
+    ]
     whole = 0
-    if max(padded) <= _LARGEST_TRANSFORM:
+    if max(padded_lengths) <= _LARGEST_TRANSFORM:
         images = samples * (into + 2 * out)
-        whole = space.fourier_bytes(padded, images, into * out, x.width)
+        whole = space.fourier_bytes(padded_lengths, images, into * out, x.width)
     valid = [_TILE - k + 1 for k in reach]
-    tiled = 0
+    tile_bytes = 0
     if min(valid) > 0:
         # Tiles of 32 by 32, each side once.
         sizes = zip(axes, valid, strict=True)
         tiles = math.prod(-(-n // side) for n, side in sizes)
         images = samples * (into + out) * tiles + into * out
-        tiled = images * _TILE * (_TILE // 2 + 1) * 2 * x.width
-    return min(space.LARGEST_TRIAL, max(whole, tiled))
+        tile_bytes = images * _TILE * (_TILE // 2 + 1) * 2 * x.width
+    return min(space.LARGEST_TRIAL, max(whole, tile_bytes))
 
 
 def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
@@ -170,26 +172,26 @@ def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
         ops: the operations of a step, in order.
         results: tensors that outlive the step.
     """
-    written = {x.root for x in results}
+    results_and_operands = {x.root for x in results}
     for op in ops:
         if not (op.fusible or op.reduces):
-            written |= {x.root for x in op.reads}
+            results_and_operands |= {x.root for x in op.reads}
     readers = Counter(x.root for op in ops for x in op.reads)
     sources: dict[Tensor, dict[Tensor, None]] = {}
-    left: list[Op] = []
+    remaining: list[Op] = []
     for op in ops:
         reads: dict[Tensor, None] = {}
         for x in op.reads:
             reads |= sources.get(x.root, {x.root: None})
-        if op.fusible and op.writes and op.writes[0] not in written:
+        if op.fusible and op.writes and op.writes[0] not in results_and_operands:
             y, kernels = op.writes[0], readers[op.writes[0]]
             read = sum(x.nbytes for x in reads)
             if kernels * read <= read + (kernels + 1) * y.nbytes:
                 sources[y] = reads
                 continue
         over = tuple(reads) if op.fusible else ()
-        left.append(replace(op, reads=tuple(reads), over=over))
-    return left
+        remaining.append(replace(op, reads=tuple(reads), over=over))
+    return remaining
 
 
 _WHOLE_CHUNKS = 0.08
@@ -243,15 +245,15 @@ _FRAMEWORKS = {
 
 def framework(backend: str, device: str, *, compiled: bool) -> Framework:
     """Return how a backend runs a step on a device."""
-    chosen = _FRAMEWORKS[backend, compiled]
+    base = _FRAMEWORKS[backend, compiled]
     is_eager = backend == "tensorflow" and not compiled
     if device == "cpu":
-        cpu = replace(chosen, scratch=unrolled_images, doubt=_THREADS)
+        cpu = replace(base, scratch=unrolled_images, doubt=_THREADS)
         # XLA keeps to no order of TensorFlow's there.
         keeps_floats = compiled and backend == "tensorflow"
-        return cpu if is_eager else replace(chosen, keeps_floats=keeps_floats)
+        return cpu if is_eager else replace(base, keeps_floats=keeps_floats)
     if backend == "torch":
-        return replace(chosen, held_scratch=_TORCH_WORKSPACE, fused_recurrence=True)
+        return replace(base, held_scratch=_TORCH_WORKSPACE, fused_recurrence=True)
     if compiled:
-        return replace(chosen, scratch=searched, product_scratch=_PRODUCT_WORKSPACE)
-    return replace(chosen, scratch=turned_operands, fused_recurrence=is_eager)
+        return replace(base, scratch=searched, product_scratch=_PRODUCT_WORKSPACE)
+    return replace(base, scratch=turned_operands, fused_recurrence=is_eager)

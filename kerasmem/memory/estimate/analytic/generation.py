@@ -49,8 +49,8 @@ def record_generation(request: Request, how: Framework) -> Record | None:
     cache, step = cache_of(request), forward.step
     samples = request.of_a_replica().batch_size * cache.beams
     entries = samples * model.outputs[0].shape[-1]
-    before, stacked, after = _prefill(cache, how, step.results)
-    rounds, last = _rounds(cache, how, stacked, entries * FLOAT)
+    before, cache_tensor, after = _prefill(cache, how, step.results)
+    rounds, last = _rounds(cache, how, cache_tensor, entries * FLOAT)
     ops = (*before, *step.ops, *after, *rounds)
     return replace(forward, step=replace(step, ops=ops, results=(*step.results, last)))
 
@@ -61,15 +61,15 @@ def _prefill(
     """Return what is before the forward pass, the cache, and what is behind it."""
     waiting = round(cache.nbytes * (cache.merged if how.one_block else 1))
     early = _cache(waiting - waiting // cache.layers)
-    last, stacked = _cache(waiting // cache.layers), _cache(cache.nbytes)
+    last, cache_tensor = _cache(waiting // cache.layers), _cache(cache.nbytes)
     # A compiler sees that nobody reads the empty cache.
     empty = _cache(0 if how.one_block else cache.nbytes)
     before = [_op("empty cache", (), empty), _op("keys and values", (), early)]
     after = [
         _op("keys and values", (*results, empty), last),
-        _op("stack", (early, last, empty), stacked),
+        _op("stack", (early, last, empty), cache_tensor),
     ]
-    return before, stacked, after
+    return before, cache_tensor, after
 
 
 def _rounds(
@@ -80,18 +80,18 @@ def _rounds(
     old, new = _cache(size), _cache(size)
     by_layer = _cache(0 if how.one_block else size)
     # A compiler goes on with the first cache; Python's frames hold it to the end.
-    held = () if how.one_block else (stacked,)
+    first_cache = () if how.one_block else (stacked,)
     over = (stacked,) if cache.beams == 1 else ()
     ops = [
         _op("beams", (stacked,), old, over=over),
         _op("keys and values", (old,), by_layer),
-        _op("stack", (by_layer, old, *held), new),
+        _op("stack", (by_layer, old, *first_cache), new),
         _op("probabilities", (new,), workspace=probabilities),
     ]
     if cache.beams > 1:
-        chosen = _cache(size)
-        ops.append(_op("choose beams", (new,), chosen))
-        new = chosen
+        beams = _cache(size)
+        ops.append(_op("choose beams", (new,), beams))
+        new = beams
     return ops, new
 
 

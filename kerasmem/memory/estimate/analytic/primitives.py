@@ -37,14 +37,14 @@ def pointwise(
     largest = max(xs, key=lambda x: x.nbytes)
     y = t.new(shape, xs[0].width, layout=largest.layout)
     t.op(name, xs, y, over=() if free else xs, fusible=fusible)
-    kept = (y,) if needs_output else ()
+    saved_output = (y,) if needs_output else ()
 
     def gradient(dy: Tensor, x: Tensor, read: Tensors | None) -> Tensor | None:
         if not x.differentiable:
             return None
         dx = dy
         if read is not None:
-            reads = (dy, *read, *kept)
+            reads = (dy, *read, *saved_output)
             dx = t.new(broadcast(*(r.shape for r in reads)), dy.width, layout=dy.layout)
             t.op(f"{name} gradient", reads, dx, over=reads, fusible=True)
         if math.prod(dx.shape) != math.prod(x.shape):
@@ -59,8 +59,8 @@ def pointwise(
 def broadcast(*shapes: Shape) -> Shape:
     """Return the shape that the shapes broadcast to."""
     rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    full_shapes = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(max(sizes) for sizes in zip(*full_shapes, strict=True))
 
 
 def cast(t: Tape, x: Tensor, width: int) -> Tensor:

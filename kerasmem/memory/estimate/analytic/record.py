@@ -97,7 +97,7 @@ def record(request: Request, how: Framework) -> Record | None:
     forward = Forward(tape, request)
     shapes = [x.shape for x in part.inputs]
     try:
-        traced = trace(request.model, part.batch_size, shapes, opens=forward.opens)
+        calls = trace(request.model, part.batch_size, shapes, opens=forward.opens)
     except KerasMemError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:  # depends on the backend
@@ -106,9 +106,9 @@ def record(request: Request, how: Framework) -> Record | None:
             f"{', '.join(map(str, shapes))}: {first_reason(error)}. Next: the batch "
             "size and lengths that it is trained with."
         ) from error
-    if traced is None:
+    if calls is None:
         return None
-    outputs = forward.run(traced)
+    outputs = forward.run(calls)
     results = [*forward.inputs]
     if request.training:
         _train(tape, request.optimizer, outputs)
@@ -120,9 +120,7 @@ def record(request: Request, how: Framework) -> Record | None:
         tape.ops.insert(0, Op("workspace", None, "forward", (), (space,)))
         results.append(space)
     unknown = frozenset(forward.unknown)
-    return Record(
-        Program(tuple(tape.ops), tuple(results), unknown=unknown), traced, how
-    )
+    return Record(Program(tuple(tape.ops), tuple(results), unknown=unknown), calls, how)
 
 
 def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:
@@ -145,9 +143,9 @@ def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:
     norm = tape.new((1,), FLOAT)
     tape.op("global norm", list(tape.gradients.values()), norm)
     for variable, gradient in tape.gradients.items():
-        clipped = tape.new(gradient.shape, gradient.width)
-        tape.op("clip", (gradient, norm), clipped, over=(gradient,))
-        update(variable, clipped)
+        clipped_gradient = tape.new(gradient.shape, gradient.width)
+        tape.op("clip", (gradient, norm), clipped_gradient, over=(gradient,))
+        update(variable, clipped_gradient)
 
 
 def _loss(tape: Tape, y: Tensor) -> Tensor:
@@ -325,9 +323,9 @@ class Forward:
         ops = how.ordered(tape.ops, [*outputs])
         read = {x.root for op in ops if op.phase != "forward" for x in op.reads}
         own = {y.root for op in ops if op.phase == "forward" for y in op.writes}
-        saved = sum(x.nbytes for x in read & (own | {*xs[1:]}))
+        saved_bytes = sum(x.nbytes for x in read & (own | {*xs[1:]}))
         plan = Plan(Program(tuple(ops), (*outputs,)), in_place=how.in_place)
-        return saved, peak_of(plan.events, how.rounding).nbytes
+        return saved_bytes, peak_of(plan.events, how.rounding).nbytes
 
     def _parameter(self, variable: Any, size: int) -> Tensor:
         """Return a variable in the type that a layer computes with.

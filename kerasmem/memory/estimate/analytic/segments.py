@@ -105,14 +105,14 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
         maker.update((y.root, before[number]) for y in op.writes)
     readers: dict[Tensor, frozenset[int | None]] = {}
     for number in range(len(ops) - 1, -1, -1):
-        op, found = ops[number], frozenset({places[number]})
+        op, pieces = ops[number], frozenset({places[number]})
         if number in before:
-            found = frozenset().union(*(readers.get(y.root, ()) for y in op.writes))
-            for place in found & before[number]:
+            pieces = frozenset().union(*(readers.get(y.root, ()) for y in op.writes))
+            for place in pieces & before[number]:
                 if place is not None:
                     yield number, place
         for x in op.reads:
-            readers[x.root] = readers.get(x.root, frozenset()) | found
+            readers[x.root] = readers.get(x.root, frozenset()) | pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,18 +202,18 @@ def _inner(units: Mapping[object, Unit]) -> set[Tensor]:
 
 
 def _readers(units: Mapping[object, Unit]) -> dict[Tensor, set[Unit]]:
-    found: dict[Tensor, set[Unit]] = {}
+    units_by_tensor: dict[Tensor, set[Unit]] = {}
     for unit in units.values():
         for op in unit.ops:
             for x in op.reads:
-                found.setdefault(x.root, set()).add(unit)
-    return found
+                units_by_tensor.setdefault(x.root, set()).add(unit)
+    return units_by_tensor
 
 
 def _behind(op: Op, signals: Mapping[Tensor, Tensor]) -> Op:
     """Return an operation that waits for the whole of each piece that it reads from."""
-    found = {signals[x.root]: None for x in op.reads if x.root in signals}
-    return replace(op, reads=(*op.reads, *found)) if found else op
+    awaited_signals = {signals[x.root]: None for x in op.reads if x.root in signals}
+    return replace(op, reads=(*op.reads, *awaited_signals)) if awaited_signals else op
 
 
 class _Piece:
@@ -227,10 +227,12 @@ class _Piece:
         entering = {x.root: None for op in forward.ops for x in op.reads}
         self._read = {x.root for op in (*self._again, *backward.ops) for x in op.reads}
         self._entering = entering.keys() - self._outputs
-        saved = [x for x in entering if x.kind == "value" and x in self._read]
-        saved = [x for x in saved if x not in self._outputs]
-        self._stored = {x: s for x in saved if (s := _stored(segment, x)) is not None}
-        self._waiting = [x for x in saved if x not in self._stored]
+        saved_tensors = [x for x in entering if x.kind == "value" and x in self._read]
+        saved_tensors = [x for x in saved_tensors if x not in self._outputs]
+        self._stored = {
+            x: s for x in saved_tensors if (s := _stored(segment, x)) is not None
+        }
+        self._waiting = [x for x in saved_tensors if x not in self._stored]
         self._waiting += [x for one in self._stored.values() for x in one.tensors]
 
     def rewritten(self, handed_on: Sequence[Tensor]) -> dict[Tensor, Tensor]:
@@ -239,9 +241,9 @@ class _Piece:
         Args:
             handed_on: the gradients that others read.
         """
-        packed, done = Tensor((0,), 1), Tensor((0,), 1)
-        gates = {} if not self._stored else dict.fromkeys(self._outputs, packed)
-        gates |= dict.fromkeys(handed_on, done)
+        packing, end = Tensor((0,), 1), Tensor((0,), 1)
+        gates = {} if not self._stored else dict.fromkeys(self._outputs, packing)
+        gates |= dict.fromkeys(handed_on, end)
         late = self._late()
         begin = Tensor((0,), 1)
         codes = [x for one in self._stored.values() for x in one.tensors]
@@ -249,12 +251,12 @@ class _Piece:
         self._forward.ops = [
             *(self._of(op, "forward") for s in self._stored.values() for op in s.pack),
             *self._forward.ops,
-            self._wait("forward", codes, packed),
+            self._wait("forward", codes, packing),
         ]
         self._backward.ops = [
             self._wait("backward", [*upstream, *self._waiting], begin),
             *(replace(op, reads=(*op.reads, begin)) for op in late),
-            self._wait("backward", handed_on, done),
+            self._wait("backward", handed_on, end),
         ]
         return gates
 
@@ -291,13 +293,13 @@ def _stored(segment: Segment, x: Tensor) -> Stored | None:
 def _needed(forward: Unit, backward: Unit) -> list[Op]:
     """Return the operations that make what the gradients read."""
     outputs = forward.outputs
-    needed = {x.root for op in backward.ops for x in op.reads} & outputs
-    found: list[Op] = []
+    tensors = {x.root for op in backward.ops for x in op.reads} & outputs
+    ops: list[Op] = []
     for op in reversed(forward.ops):
-        if any(y.root in needed for y in op.writes):
-            found.append(op)
-            needed |= {x.root for x in op.reads} & outputs
-    return found[::-1]
+        if any(y.root in tensors for y in op.writes):
+            ops.append(op)
+            tensors |= {x.root for x in op.reads} & outputs
+    return ops[::-1]
 
 
 def _twin(op: Op, twins: Mapping[Tensor, Tensor], *, again: bool = True) -> Op:
@@ -336,22 +338,22 @@ def packed(x: Tensor) -> Stored | None:
 
 def _pack(x: Tensor, codes: Tensor) -> tuple[Op, ...]:
     finite, above, below = (_like(x, 1) for _ in range(3))
-    known, first, special, exact, noise, whole = (_like(x) for _ in range(6))
-    rounded, summed, coded = (_like(x) for _ in range(3))
+    finite_values, first, special, exact, noise, whole = (_like(x) for _ in range(6))
+    fraction, total, all_codes = (_like(x) for _ in range(3))
     return (
         _op("finite", (x,), finite),
         _op("below", (x,), below),
         _op("above", (x,), above),
         _op("infinite", (below,), first),
         _op("special", (above, first), special, over=(first,)),
-        _op("known", (finite, x), known),
-        _op("exact", (known,), exact, over=(known,)),
-        _op("noise", (known,), noise),
+        _op("known", (finite, x), finite_values),
+        _op("exact", (finite_values,), exact, over=(finite_values,)),
+        _op("noise", (finite_values,), noise),
         _op("whole part", (noise,), whole),
-        _op("fraction", (noise, whole), rounded, over=(noise, whole)),
-        _op("rounded", (exact, rounded), summed, over=(exact, rounded)),
-        _op("coded", (finite, summed, special), coded, over=(summed, special)),
-        _op("codes", (coded,), codes),
+        _op("fraction", (noise, whole), fraction, over=(noise, whole)),
+        _op("rounded", (exact, fraction), total, over=(exact, fraction)),
+        _op("coded", (finite, total, special), all_codes, over=(total, special)),
+        _op("codes", (all_codes,), codes),
     )
 
 

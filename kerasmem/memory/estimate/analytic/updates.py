@@ -75,9 +75,9 @@ def _chain(t: Tape, x: Tensor, length: int) -> Tensor:
 
 def _assigned(t: Tape, x: Tensor) -> Tensor:
     """Return a token that is there once a variable is assigned `x` and read again."""
-    done, read = t.new((0,), 1), t.new((0,), 1)
-    t.op("assign", (x,), done)
-    t.op("read", (done,), read)
+    token, read = t.new((0,), 1), t.new((0,), 1)
+    t.op("assign", (x,), token)
+    t.op("read", (token,), read)
     return read
 
 

@@ -27,17 +27,17 @@ def estimate(request: Request) -> MemoryEstimate:
         ModelError: if the child cannot make the model from its config.
     """
     _check_generation(request)
-    shared = request.sharding
-    if shared.devices > 1:
-        if shared.devices > shared.replicas:
+    sharding = request.sharding
+    if sharding.devices > 1:
+        if sharding.devices > sharding.replicas:
             raise ConfigError(
                 "A trace is that of one device which has every variable. Expected: no "
                 "distribution, or DataParallel. Received: a model that is split over "
-                f"{shared.devices // shared.replicas} devices. Next: pass "
+                f"{sharding.devices // sharding.replicas} devices. Next: pass "
                 "method='analytic' or 'plan'."
             )
         alone = estimate(request.of_a_replica())
-        return replace(alone, batch_size=request.batch_size, devices=shared.devices)
+        return replace(alone, batch_size=request.batch_size, devices=sharding.devices)
     if request.device != "cpu" or not request.jit_compile:
         return answer_in_child(__name__, request)
     with tempfile.TemporaryDirectory(prefix="kerasmem-xla-") as folder:
@@ -66,17 +66,17 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     Raises:
         ConfigError: if another backend is asked for than the running one.
     """
-    how, compiled = "is traced on the backend that runs it", request.jit_compile
+    how, is_compiled = "is traced on the backend that runs it", request.jit_compile
     request.check_backend(keras.backend.backend(), how)
-    if compiled and request.backend == "tensorflow" and request.device == "gpu":
+    if is_compiled and request.backend == "tensorflow" and request.device == "gpu":
         # A layer may forbid it: Keras says so itself, but only where the device is.
-        compiled = tracer().compiles_on_gpu(sublayers(request.model))
-        request = replace(request, jit_compile=compiled)
+        is_compiled = tracer().compiles_on_gpu(sublayers(request.model))
+        request = replace(request, jit_compile=is_compiled)
     if request.training and not request.builds_optimizer():
         # The first trace makes the slots of the optimizers that the step has.
-        followed, batch = watched(request.model)[1], symbolic_batch(request)
-        tracer().step_graph(followed, batch, step=request.step, on_gpu=False)
-    if request.backend == "jax" or (request.backend == "tensorflow" and compiled):
+        variables, batch = watched(request.model)[1], symbolic_batch(request)
+        tracer().step_graph(variables, batch, step=request.step, on_gpu=False)
+    if request.backend == "jax" or (request.backend == "tensorflow" and is_compiled):
         return on_xla.estimate_in_process(request)
     by_graph = on_torch if request.backend == "torch" else on_tensorflow
     return by_graph.estimate_in_process(request)

@@ -61,8 +61,8 @@ def output_bytes(operation: Operation, number: int, inputs: Sequence[Output]) ->
     output = operation.outputs[number]
     if not operation.kind.startswith("CudnnRNN") or output.shape is not None:
         return output.nbytes
-    kept = scratch.RNN_KEPT[_rnn_kind(operation)] * _rnn_sequence(inputs) * _FLOAT
-    return kept if number == 3 else 0
+    reserve = scratch.RNN_KEPT[_rnn_kind(operation)] * _rnn_sequence(inputs) * _FLOAT
+    return reserve if number == 3 else 0
 
 
 def scratch_bytes(
@@ -80,8 +80,8 @@ def scratch_bytes(
     if operation.kind.startswith("CudnnRNN"):
         # In float32 whatever goes in; of several lengths, which Keras lets it see.
         state, kind = _rnn_sequence(inputs), _rnn_kind(operation)
-        taken, weights = inputs[0].entries, inputs[3].entries
-        return [scratch.rnn_entries(kind, state, taken, weights) * _FLOAT]
+        inputs_size, weights = inputs[0].entries, inputs[3].entries
+        return [scratch.rnn_entries(kind, state, inputs_size, weights) * _FLOAT]
     rule = _SCRATCH.get(operation.kind)
     return [size for size in rule(operation, inputs) if size] if rule else []
 
@@ -137,19 +137,19 @@ def _einsum(operation: Operation, inputs: Sequence[Output]) -> list[int]:
     TensorFlow orders axes as batch, free, contracted (or contracted, free), each by
     label, and multiplies matrices.
     """
-    taken, result = operation.attributes["equation"].split("->")
-    labels = taken.split(",")
+    operands, result = operation.attributes["equation"].split("->")
+    labels = operands.split(",")
     if len(labels) != 2:
         return []
     left, right = labels
     batch = sorted(set(left) & set(right) & set(result))
-    contracted = sorted((set(left) & set(right)) - set(result))
+    summed_letters = sorted((set(left) & set(right)) - set(result))
     free = [sorted(set(left) - set(right)), sorted(set(right) - set(left))]
     sizes = []
     for label, own, tensor in zip(labels, free, inputs, strict=True):
         if list(label) not in (
-            [*batch, *own, *contracted],
-            [*batch, *contracted, *own],
+            [*batch, *own, *summed_letters],
+            [*batch, *summed_letters, *own],
         ):
             sizes.append(tensor.nbytes)
     if list(result) != [*batch, *free[0], *free[1]]:

@@ -35,9 +35,9 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     Raises:
         ModelError: if the step has a loop, whose memory no graph tells.
     """
-    model, followed = watched(request.model)
+    model, variables = watched(request.model)
     graph = tracer().step_graph(
-        followed,
+        variables,
         symbolic_batch(request),
         step=request.step,
         on_gpu=request.device == "gpu",
@@ -50,20 +50,23 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
             f"Received: {loops[0]!r}. Next: km.memory.measure_step runs it."
         )
     step = written(graph, model, request.device)
-    planned = pg.Plan(step, in_place=True)
-    plans = [pg.Plan(step, in_place=True, is_first=True), planned, planned]
+    plan = pg.Plan(step, in_place=True)
+    plans = [pg.Plan(step, in_place=True, is_first=True), plan, plan]
     (first, *_, later), pool = pg.live(plans, pg.unlimited_bfc())
-    requested = pg.peak_of(planned.events, 1, step.present).nbytes
-    fused = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
-    below, above = _IN_CUDNN if fused else (_LOW, _HIGH)
-    low, high = min(requested, round(below * later.nbytes)), round(above * later.nbytes)
+    requested_bytes = pg.peak_of(plan.events, 1, step.present).nbytes
+    uses_cudnn = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
+    below, above = _IN_CUDNN if uses_cudnn else (_LOW, _HIGH)
+    low, high = (
+        min(requested_bytes, round(below * later.nbytes)),
+        round(above * later.nbytes),
+    )
     if not request.training:
         # Every batch of a new length is a first one.
         high = max(high, first.nbytes)
     return request.answer(
         "traced",
         pg.parts_of(
-            planned,
+            plan,
             later,
             rounding=later.nbytes - later.requested_bytes,
             pool=max(pool - later.nbytes, 0),
@@ -120,10 +123,10 @@ class _Writer:
         self._mark_gradients()
         results = [self._of[x] for x in self._graph.results if x in self._of]
         last = [self._last[number] for number in self._handles]
-        untouched = {*self._first} - {*self._handles.values()}
+        unread = {*self._first} - {*self._handles.values()}
         return Program(
             ops=tuple(self._ops),
-            results=(*batch, *constants, *results, *last, *untouched),
+            results=(*batch, *constants, *results, *last, *unread),
             present=(*self._first, *constants),
             successors=dict(zip(self._handles.values(), last, strict=True)),
         )
@@ -162,12 +165,12 @@ class _Writer:
         self, number: int, operation: Operation, sources: Sequence[Tensor | None]
     ) -> None:
         inputs = [self._operations[i].outputs[k] for i, k in operation.inputs]
-        made = []
+        outputs = []
         for place in range(len(operation.outputs)):
             size = kernels.output_bytes(operation, place, inputs)
             if size:
                 self._of[number, place] = Tensor((size,), 1)
-                made.append(self._of[number, place])
+                outputs.append(self._of[number, place])
         over = [
             x
             for place in kernels.writes_over(operation)
@@ -177,7 +180,7 @@ class _Writer:
         ]
         # Only the first output may be written over an input.
         over = over if (number, 0) in self._of else []
-        op = self._note(operation, sources, made, over)
+        op = self._note(operation, sources, outputs, over)
         if self._device is not None:
             sizes = kernels.scratch_bytes(operation, inputs, self._device)
             self._take_scratch(op, operation.kind, sizes)
@@ -194,10 +197,16 @@ class _Writer:
 
     def _mark_gradients(self) -> None:
         """Name what is made backward, is as large as a weight and read to update it."""
-        made = {y for op in self._ops if op.phase == "backward" for y in op.writes}
+        backward_results = {
+            y for op in self._ops if op.phase == "backward" for y in op.writes
+        }
         read = (x.root for op in self._ops if op.phase == "optimizer" for x in op.reads)
         for y in read:
-            if y in made and y.kind == "value" and y.nbytes in self._trained:
+            if (
+                y in backward_results
+                and y.kind == "value"
+                and y.nbytes in self._trained
+            ):
                 y.kind = "gradient"
 
     def _variable(self, operation: Operation) -> int:
@@ -232,12 +241,14 @@ class _Writer:
         """
         if not sizes:
             return
-        made = tuple(Tensor((n,), 1, op.layer, kind="workspace") for n in sizes)
-        taken = [Op(op.name, op.layer, op.phase, (), made)]
+        blocks = tuple(Tensor((n,), 1, op.layer, kind="workspace") for n in sizes)
+        new_ops = [Op(op.name, op.layer, op.phase, (), blocks)]
         if kind in kernels.CONVOLUTIONS and self._device == "gpu":
             trials = (min(_TRIAL_FACTOR * size, _LARGEST_TRIAL) for size in sizes)
-            taken += [Op("trial", op.layer, op.phase, (), (), trial=n) for n in trials]
-        self._ops[-1:] = [*taken, op]
-        op.reads = (*op.reads, *made, *self._scratch)
+            new_ops += [
+                Op("trial", op.layer, op.phase, (), (), trial=n) for n in trials
+            ]
+        self._ops[-1:] = [*new_ops, op]
+        op.reads = (*op.reads, *blocks, *self._scratch)
         if self._device == "cpu":
-            self._scratch = made
+            self._scratch = blocks

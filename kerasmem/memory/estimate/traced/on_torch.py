@@ -45,12 +45,12 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         ) from error
     libraries = library_bytes(request)
     first, peak = (nbytes + libraries for nbytes in peaks)
-    planned = pg.Plan(step, in_place=False)
-    fullest = pg.peak_of(planned.events, ROUNDING_BYTES, step.present)
+    plan = pg.Plan(step, in_place=False)
+    fullest = pg.peak_of(plan.events, ROUNDING_BYTES, step.present)
     return request.answer(
         "traced",
         pg.parts_of(
-            planned,
+            plan,
             fullest,
             workspace=libraries,
             rounding=peak - libraries - fullest.requested_bytes,
@@ -77,7 +77,7 @@ def _live(
     """Return the peaks of two steps, and the events and the program of the second."""
     batch = symbolic_batch(request)
     parcel = pack(request.model, request.optimizer, request.dtype_policy)
-    found: list[tuple[int, Sequence[MemoryEvent], Program]] = []
+    steps: list[tuple[int, Sequence[MemoryEvent], Program]] = []
     with tracer().Life(fake=fake) as life:
         model = unpack(parcel, jit_compile=False)
         if request.training and other_optimizers(model):
@@ -90,39 +90,41 @@ def _live(
             gc.freeze()
             begin = len(life.events)
             try:
-                known, present = _step(life, model, batch, training=request.training)
+                variables, present = _step(
+                    life, model, batch, training=request.training
+                )
             finally:
                 gc.unfreeze()
             events = life.events[begin:]
-            step = written(events, present, known.trained_sizes())
-            found.append((max(event.in_use_bytes for event in events), events, step))
-    return [peak for peak, *_ in found], *found[-1][1:]
+            step = written(events, present, variables.trained_sizes())
+            steps.append((max(event.in_use_bytes for event in events), events, step))
+    return [peak for peak, *_ in steps], *steps[-1][1:]
 
 
 def _step(
     life: Any, model: Any, batch: tuple[Any, ...], *, training: bool
 ) -> tuple[Watched, dict[int, Tensor]]:
     """Let a step happen; return the variables, and what was there by address."""
-    known, followed = watched(model)
-    variables = as_tensors(known)
-    layers = {variable.name: variable.layer for variable in known.variables}
+    description, attachment = watched(model)
+    variables = as_tensors(description)
+    layers = {variable.name: variable.layer for variable in description.variables}
     present = {
         one.address: variables[one.variable]
-        for one in life.storages(followed.variables, _DEVICE)
+        for one in life.storages(attachment.variables, _DEVICE)
     }
     for variable in model.trainable_variables:
-        left = variable.value.grad  # by the step before
-        if left is not None:
+        old_gradient = variable.value.grad  # by the step before
+        if old_gradient is not None:
             layer = layers.get(variable.path)
-            y = Tensor((nbytes(left),), 1, layer, kind="gradient")
-            present[life.address(left)] = y
-    unfollow = life.follow(followed) if training else lambda: None
-    made = keras.tree.map_structure(
+            y = Tensor((nbytes(old_gradient),), 1, layer, kind="gradient")
+            present[life.address(old_gradient)] = y
+    unfollow = life.follow(attachment) if training else lambda: None
+    tensors = keras.tree.map_structure(
         lambda x: life.tensor(tuple(x.shape), x.dtype), batch
     )
-    (life.train_step if training else life.predict_step)(model, made)
+    (life.train_step if training else life.predict_step)(model, tensors)
     unfollow()
-    return known, present
+    return description, present
 
 
 def written(

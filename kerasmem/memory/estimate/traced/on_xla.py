@@ -70,24 +70,28 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     For this machine's CPU it is XLA's own plan; for a GPU from the program before XLA
     compiles it.
     """
-    model, followed = watched(request.model)
+    model, variables = watched(request.model)
     sums = model.bytes_by_place()
     is_exact = request.device == "cpu" and request.jit_compile
     find = _planned_by_xla if is_exact else _imitated
-    planned, trial_bytes = find(request, model, followed, sums)
-    persistent = sum(sums.values()) - planned
+    temporary_bytes, trial_bytes = find(request, model, variables, sums)
+    persistent = sum(sums.values()) - temporary_bytes
     batch_bytes = sums["input", None]
     if request.device == "gpu":
-        stored = [EstimatePart(v.category, v.layer, v.nbytes) for v in model.variables]
-        in_use = pool.in_use(request.backend, stored, [batch_bytes], planned).total
+        variable_parts = [
+            EstimatePart(v.category, v.layer, v.nbytes) for v in model.variables
+        ]
+        in_use = pool.in_use(
+            request.backend, variable_parts, [batch_bytes], temporary_bytes
+        ).total
     else:
-        in_use = _in_pool(model, planned, batch_bytes)
+        in_use = _in_pool(model, temporary_bytes, batch_bytes)
     first = max(in_use, persistent + trial_bytes)
     # JAX cannot set its peak back, so what it tells later is that of the first step.
     peak = first if request.backend == "jax" else in_use
     low, high = _COMPILED if request.jit_compile else _NOT_COMPILED
     sums["workspace", None] += max(peak - in_use, 0)
-    sums["rounding", None] += in_use - persistent - planned
+    sums["rounding", None] += in_use - persistent - temporary_bytes
     parts = (EstimatePart(*place, size) for place, size in sums.items())
     ends = round(low * peak), peak, round(high * peak)
     return request.answer("traced", parts, ends, (None, first, None))
@@ -98,10 +102,10 @@ def _planned_by_xla(
 ) -> tuple[int, int]:
     """Return the temporary bytes and those that are tried; add to `sums` what fills."""
     batch, tell = symbolic_batch(request), tracer().compiled_bytes
-    planned = tell(followed, batch, step=request.step)
+    temporary_bytes = tell(followed, batch, step=request.step)
     sums["input", None] += sum(map(nbytes, keras.tree.flatten(batch)))
-    sums["temporary", None] += planned
-    return planned, 0
+    sums["temporary", None] += temporary_bytes
+    return temporary_bytes, 0
 
 
 def _imitated(
@@ -111,28 +115,30 @@ def _imitated(
     batch, tell = symbolic_batch(request), tracer().step_module
     flat = read_flat(tell(followed, batch, step=request.step))
     names = Names(model, "tensorflow" if request.backend == "tensorflow" else "xla")
-    trained = model.trained_sizes()
+    trained_sizes = model.trained_sizes()
 
     def place(value: Value) -> tuple[str, str | None]:
         origin = names.origin(value.name)
         if origin.phase == "forward":
             return "activation", origin.layer
-        is_gradient = origin.phase == "backward" and value.nbytes in trained
+        is_gradient = origin.phase == "backward" and value.nbytes in trained_sizes
         return "gradient" if is_gradient else "temporary", origin.layer
 
     step = written(flat, place, fused=request.jit_compile)
-    planned = pg.Plan(step, in_place=False)
-    found = pg.peak_of(planned.events, rounding=1)
+    plan = pg.Plan(step, in_place=False)
+    fullest = pg.peak_of(plan.events, rounding=1)
     # The parameters beyond the variables are the batch.
-    given = sum(v.nbytes for v in flat.values if v.opcode == "parameter")
-    sums["input", None] += max(given - sum(v.nbytes for v in model.variables), 0)
-    for part in pg.parts_of(planned, found):
+    parameter_bytes = sum(v.nbytes for v in flat.values if v.opcode == "parameter")
+    sums["input", None] += max(
+        parameter_bytes - sum(v.nbytes for v in model.variables), 0
+    )
+    for part in pg.parts_of(plan, fullest):
         sums[part.category, part.layer] += part.nbytes
     results = [] if request.training else flat.results
-    made = sum(flat.values[number].nbytes for number in results)
-    sums["temporary", None] += made
+    result_bytes = sum(flat.values[number].nbytes for number in results)
+    sums["temporary", None] += result_bytes
     largest = max((trial(flat, n) for n in range(len(flat.values))), default=0)
-    return found.nbytes + made, min(largest, scratch.LARGEST_TRIAL)
+    return fullest.nbytes + result_bytes, min(largest, scratch.LARGEST_TRIAL)
 
 
 def _in_pool(model: Watched, planned: int, batch_bytes: int) -> int:
@@ -167,7 +173,7 @@ def written(
         if what.is_stored[number]
         for kind, layer in [place(value)]
     }
-    held = _held(flat, what) if fused else {}
+    sources_by_end = _held(flat, what) if fused else {}
     ops: list[Op] = []
     for number, value in enumerate(flat.values):
         if number in tensors:
@@ -177,12 +183,14 @@ def written(
             space = workspace(flat, number)
             op = Op(value.opcode, y.layer, "forward", tuple(read), (y,), (), space)
             ops.append(op)
-        if number in held:
-            read = tuple(tensors[s] for s in held[number] if s in tensors)
+        if number in sources_by_end:
+            read = tuple(tensors[s] for s in sources_by_end[number] if s in tensors)
             ops.append(Op("update", None, "forward", read, ()))
     results = {s for result in flat.results for s in what.sources[result]}
-    kept = () if fused else tuple(tensors[s] for s in sorted(results & tensors.keys()))
-    return Program(tuple(ops), kept)
+    result_tensors = (
+        () if fused else tuple(tensors[s] for s in sorted(results & tensors.keys()))
+    )
+    return Program(tuple(ops), result_tensors)
 
 
 def _held(flat: Flat, what: Stored) -> dict[int, list[int]]:
@@ -193,7 +201,7 @@ def _held(flat: Flat, what: Stored) -> dict[int, list[int]]:
             for operand in value.operands:
                 for source in what.sources[operand]:
                     last[source] = max(last[source], number)
-    held: dict[int, list[int]] = defaultdict(list)
+    sources_by_end: dict[int, list[int]] = defaultdict(list)
     for result in flat.results:
         sources = what.sources[result]
         # A result may be computed from a source, or written over a parameter, once
@@ -205,8 +213,8 @@ def _held(flat: Flat, what: Stored) -> dict[int, list[int]]:
         when = max(ready, default=0)
         for source in sources:
             last[source] = max(last[source], when)
-        held[max(when, 0)] += sources
-    return held
+        sources_by_end[max(when, 0)] += sources
+    return sources_by_end
 
 
 def stored(program: Flat, *, fused: bool = True) -> Stored:
@@ -220,14 +228,14 @@ def stored(program: Flat, *, fused: bool = True) -> Stored:
     is_stored: list[bool] = []
     sources: list[frozenset[int]] = []
     for number, value in enumerate(program.values):
-        found = frozenset().union(*(sources[o] for o in value.operands))
+        own_sources = frozenset().union(*(sources[o] for o in value.operands))
         if fused:
-            keep = _is_stored(program, users, number, found)
+            keep = _is_stored(program, users, number, own_sources)
         else:
             keep = value.opcode not in _SAME | {"constant", "parameter"}
         is_stored.append(keep)
         is_source = keep or value.opcode == "parameter"
-        sources.append(frozenset([number]) if is_source else found)
+        sources.append(frozenset([number]) if is_source else own_sources)
     return Stored(is_stored, sources)
 
 
@@ -254,15 +262,15 @@ def _kernels(
     values: Sequence[Value], users: Sequence[set[int]], number: int
 ) -> set[int]:
     """Return who uses a value, seen through what only changes its shape."""
-    found: set[int] = set()
+    kernels: set[int] = set()
     waiting = [number]
     while waiting:
         for user in users[waiting.pop()]:
             if values[user].opcode in _SAME:
                 waiting.append(user)
             else:
-                found.add(user)
-    return found
+                kernels.add(user)
+    return kernels
 
 
 def _users(program: Flat) -> list[set[int]]:
@@ -333,7 +341,7 @@ def _fourier(value: Value, lhs: Value, rhs: Value) -> int:
     if not is_forward or _is_depthwise(lhs, rhs) or rhs.shape[0] < 2:
         return 0
     sizes = zip(lhs.shape[1:3], rhs.shape[:2], strict=True)
-    padded = [scratch.padded_length(n, k) for n, k in sizes]
+    padded_lengths = [scratch.padded_length(n, k) for n, k in sizes]
     images = lhs.shape[0] * (lhs.shape[3] + value.shape[3])
     pairs = rhs.shape[2] * rhs.shape[3]
-    return scratch.fourier_bytes(padded, images, pairs, value.itemsize)
+    return scratch.fourier_bytes(padded_lengths, images, pairs, value.itemsize)

@@ -61,8 +61,8 @@ def activate(t: Tape, function: Any, x: Tensor) -> Tensor:
     in_torch = t.how.kernels == "torch"
     if name in (_KEEP_OUTPUT_IN_TORCH if in_torch else _KEEP_OUTPUT_IN_TENSORFLOW):
         return p.of_output(t, name, x)
-    composed = None if in_torch else _COMPOSED.get(name)
-    return composed(t, x) if composed else p.of_input(t, name, x)
+    composition = None if in_torch else _COMPOSED.get(name)
+    return composition(t, x) if composition else p.of_input(t, name, x)
 
 
 def activation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -96,10 +96,10 @@ def softmax(t: Tape, x: Tensor, *, scale_follows: bool = False) -> Tensor:
         t.op("scale", (y,), factor, fusible=True)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
-        weighted, dx = t.new(y.shape, y.width), t.new(y.shape, y.width)
-        t.op("softmax gradient", (dy, y), weighted, fusible=True)
-        reads = (dy, factor, weighted)
-        t.op("softmax gradient", reads, dx, over=(dy, weighted), fusible=True)
+        product, dx = t.new(y.shape, y.width), t.new(y.shape, y.width)
+        t.op("softmax gradient", (dy, y), product, fusible=True)
+        reads = (dy, factor, product)
+        t.op("softmax gradient", reads, dx, over=(dy, product), fusible=True)
         return [dx]
 
     t.pull((x,), y, pullback)

@@ -50,8 +50,8 @@ def attention_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
         mixed=(*query.shape[:-1], number, wide),
         dropout=bool(getattr(layer, "dropout", 0)),
     )
-    mixed = _MIXED[t.how.kernels](t, s, heads)
-    return projection(t, s, layer._output_dense, mixed, s.shape)
+    mixture = _MIXED[t.how.kernels](t, s, heads)
+    return projection(t, s, layer._output_dense, mixture, s.shape)
 
 
 def attention_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -67,13 +67,13 @@ def attention_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> Tensor:
     """Attention with scores that are written out."""
     q, k, v = heads.query, heads.key, heads.value
-    turned, space = q.nbytes + k.nbytes, 2 * v.nbytes
+    copies, space = q.nbytes + k.nbytes, 2 * v.nbytes
     if heads.dropout:
         # Keras writes it out itself, and multiplies the query by the scale.
-        scores = p.product(t, "scores", p.scale(t, q), k, heads.scores, turned)
+        scores = p.product(t, "scores", p.scale(t, q), k, heads.scores, copies)
         weights = dropout(t, softmax(t, scores), heads.scores)
         return p.product(t, "mix", weights, v, heads.mixed, space)
-    scores = p.product(t, "scores", q, k, heads.scores, turned)
+    scores = p.product(t, "scores", q, k, heads.scores, copies)
     scores = p.cast(t, scores, max(FLOAT, s.width))
     scores = p.pointwise(t, "scale", scores, needs=(None,))
     weights = p.cast(t, softmax(t, scores, scale_follows=True), s.width)

@@ -121,9 +121,9 @@ def gives_logits_of_codes(layer: Any) -> bool:
         return False
     if class_of_call(layer) is not keras.layers.ReversibleEmbedding:
         return False
-    tied = layer.tie_weights
-    table = vars(layer).get("_embeddings" if tied else "reverse_embeddings")
-    is_coded = isinstance(table, ComputedVariable) and table.has_parts(1 - tied)
+    is_tied = layer.tie_weights
+    table = vars(layer).get("_embeddings" if is_tied else "reverse_embeddings")
+    is_coded = isinstance(table, ComputedVariable) and table.has_parts(1 - is_tied)
     return is_coded and layer.reverse_dtype is None
 
 
@@ -165,8 +165,8 @@ def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
 
 def take(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """Take: rows of a tensor."""
-    given = dict(zip(s.names, xs, strict=True))
-    x, indices = given.get("x", xs[0]), given.get("indices", xs[0])
+    by_name = dict(zip(s.names, xs, strict=True))
+    x, indices = by_name.get("x", xs[0]), by_name.get("indices", xs[0])
     return _gather(t, s, x, indices, sparse=t.how.sparse and x.kind == "parameter")
 
 
@@ -254,10 +254,10 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     t.op("chunks", reads, y, *slopes, workspace=space)
 
     def pullback(dy: Tensor) -> list[Tensor]:
-        found = [t.new(slope.shape, slope.width) for slope in slopes]
-        for slope, dx in zip(slopes, found, strict=True):
+        gradients = [t.new(slope.shape, slope.width) for slope in slopes]
+        for slope, dx in zip(slopes, gradients, strict=True):
             t.op("slope", (dy, slope), dx, over=(slope,))
-        return found
+        return gradients
 
     t.pull(operands, y, pullback)
     return y
@@ -293,8 +293,8 @@ def position_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def reduced_shape(x: Tensor, axes: Sequence[int]) -> Shape:
     """Return the shape of a reduction of `x` over all axes but `axes`."""
-    kept = {axis % len(x.shape) for axis in axes}
-    return tuple(n if i in kept else 1 for i, n in enumerate(x.shape))
+    axes_left = {axis % len(x.shape) for axis in axes}
+    return tuple(n if i in axes_left else 1 for i, n in enumerate(x.shape))
 
 
 def dropout_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
@@ -304,8 +304,10 @@ def dropout_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
         return x
     if class_name(layer).startswith("Spatial"):
         return dropout(t, x, reduced_shape(x, [0, -1]))
-    given = getattr(layer, "noise_shape", None) or x.shape
-    return dropout(t, x, tuple(n or m for n, m in zip(given, x.shape, strict=True)))
+    noise_shape = getattr(layer, "noise_shape", None) or x.shape
+    return dropout(
+        t, x, tuple(n or m for n, m in zip(noise_shape, x.shape, strict=True))
+    )
 
 
 def dropout(t: Tape, x: Tensor, shape: Shape) -> Tensor:

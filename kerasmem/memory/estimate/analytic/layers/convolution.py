@@ -50,10 +50,10 @@ def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
         dx, dk = p.gradient_of(t, x), p.gradient_of(t, kernel)
         at_once = scratch.at_once and dx is not None
         if dk is not None:
-            made, space = [dk], scratch.to_kernel
+            gradients, space = [dk], scratch.to_kernel
             if dx is not None and at_once:
-                made, space = [dk, dx], space + scratch.to_input
-            t.op("kernel gradient", (dy, x), *made, workspace=space, trial=trial)
+                gradients, space = [dk, dx], space + scratch.to_input
+            t.op("kernel gradient", (dy, x), *gradients, workspace=space, trial=trial)
         if dx is not None and (dk is None or not at_once):
             reads, space = (dy, kernel), scratch.to_input
             t.op("convolution gradient", reads, dx, workspace=space, trial=trial)
@@ -86,9 +86,9 @@ def _convolution_of_copies(
     if not s.channels_first:
         x = _last(t, x)
         kernel = p.copy(t, kernel, kernel.shape, "contiguous")
-    padded = _uneven_padding(s, x)
-    if padded is not None:
-        x = p.copy(t, x, padded, "pad")
+    padded_shape = _uneven_padding(s, x)
+    if padded_shape is not None:
+        x = p.copy(t, x, padded_shape, "pad")
     return _torch_kernel(t, x, kernel, shape)
 
 
@@ -107,8 +107,8 @@ def _torch_kernel(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
         gradients = [p.gradient_of(t, x), p.gradient_of(t, kernel)]
-        made = [one for one in gradients if one is not None]
-        t.op("convolution gradient", (dy, x, kernel), *made)
+        tensors = [one for one in gradients if one is not None]
+        t.op("convolution gradient", (dy, x, kernel), *tensors)
         return gradients
 
     t.pull((x, kernel), y, pullback)
@@ -142,8 +142,8 @@ def _uneven_padding(s: Site, x: Tensor) -> Shape | None:
         zip(layer.kernel_size, layer.strides, strict=True)
     ):
         length, reach = shape[at + i], (size - 1) * layer.dilation_rate[i] + 1
-        strided = max(0, (-(-length // stride) - 1) * stride + reach - length)
-        total = reach - 1 if stride == 1 else strided
+        stride_padding = max(0, (-(-length // stride) - 1) * stride + reach - length)
+        total = reach - 1 if stride == 1 else stride_padding
         uneven |= total % 2 == 1
         shape[at + i] += total
     return tuple(shape) if uneven else None

@@ -27,8 +27,10 @@ def _at_least_float32(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def _inverse_deviation(t: Tape, x: Tensor, mean: Tensor) -> Tensor:
     """Return one over the standard deviation, in the shape of the mean."""
-    fixed = t.alias(mean)
-    square = p.pointwise(t, "squared difference", x, fixed, needs=((x, fixed), None))
+    constant = t.alias(mean)
+    square = p.pointwise(
+        t, "squared difference", x, constant, needs=((x, constant), None)
+    )
     return p.of_output(t, "rsqrt", p.reduce(t, square, mean.shape, "mean"))
 
 
@@ -91,10 +93,10 @@ def torch_batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     y = _scale_in_place(t, y, factor)
     if layer.center:
         shift = t.view(s.parameter(layer.beta), shape)
-        unshifted, y = y, t.alias(y)
-        t.op("add in place", (unshifted, shift), y)
+        before, y = y, t.alias(y)
+        t.op("add in place", (before, shift), y)
         t.pull(
-            (unshifted, shift),
+            (before, shift),
             y,
             lambda dy: [
                 dy,

@@ -39,8 +39,8 @@ def loop_over_cell(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     layer, x = s.layer, xs[0]
     y = t.new((*x.shape[:2], *s.shape[1 + layer.return_sequences :]), x.width)
     weights = [s.parameter(v) for v in layer.weights]
-    saved, largest = s.step_bytes(layer, x)
-    _in_a_loop(t, xs, y, weights, saved, largest, name=CELL_LOOP)
+    saved_bytes, largest = s.step_bytes(layer, x)
+    _in_a_loop(t, xs, y, weights, saved_bytes, largest, name=CELL_LOOP)
     return y if layer.return_sequences else p.copy(t, y, s.shape, "last step")
 
 
@@ -48,17 +48,17 @@ def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) 
     name = class_name(layer)
     inside = max(FLOAT, x.width)  # it computes in float32 whatever goes in
     state = (*x.shape[:2], layer.units * RNN_KEPT[name])
-    reserved = t.new(state, inside)
+    reserve = t.new(state, inside)
     flat = _flat_weights(t, weights)
     entries = (math.prod(one.shape) for one in (y, x, flat))
     space = rnn_entries(name, *entries) * inside
-    t.op("recurrence", (x, flat), y, reserved, workspace=space)
+    t.op("recurrence", (x, flat), y, reserve, workspace=space)
 
     def pullback(dy: Tensor) -> list[Tensor | None]:
         gradients = [p.gradient_of(t, one) for one in (x, *weights)]
-        made = [one for one in gradients if one is not None]
-        reads = (dy, x, y, reserved, flat)
-        t.op("recurrence gradient", reads, *made, workspace=space)
+        tensors = [one for one in gradients if one is not None]
+        reads = (dy, x, y, reserve, flat)
+        t.op("recurrence gradient", reads, *tensors, workspace=space)
         return gradients
 
     t.pull((x, *weights), y, pullback)
@@ -86,24 +86,24 @@ def _in_a_loop(  # noqa: PLR0913 - a private helper
         name: name of the operation.
     """
     read, length = (*xs, *weights), xs[0].shape[1]
-    trained = [w for w in weights if w.differentiable]
+    trainable = [w for w in weights if w.differentiable]
     is_saved = t.training and any(x.differentiable for x in read)
-    reserved = t.new((saved * (length if is_saved else 1),), 1)
+    reserve = t.new((saved * (length if is_saved else 1),), 1)
     ahead = 0 if t.how.kernels == "torch" else min(_IN_FLIGHT, length)
-    freed = (reserved.nbytes + xs[0].nbytes) * ahead // length
-    space = max(largest, ahead * sum(w.nbytes for w in trained) - freed)
-    keeps = (*xs, reserved, *weights)
-    p.single(t, name, read, y, reserved, keeps=keeps, space=space, workspace=largest)
+    freed_bytes = (reserve.nbytes + xs[0].nbytes) * ahead // length
+    space = max(largest, ahead * sum(w.nbytes for w in trainable) - freed_bytes)
+    keeps = (*xs, reserve, *weights)
+    p.single(t, name, read, y, reserve, keeps=keeps, space=space, workspace=largest)
 
 
 def _flat_weights(t: Tape, weights: list[Tensor]) -> Tensor:
     """Return the weights as cuDNN takes them: transposed, in one block."""
-    turned = [t.new(w.shape, w.width) for w in weights]
-    for weight, copy in zip(weights, turned, strict=True):
+    transposes = [t.new(w.shape, w.width) for w in weights]
+    for weight, copy in zip(weights, transposes, strict=True):
         t.op("transpose", (weight,), copy)
     entries = sum(w.nbytes // w.width for w in weights)
     block = t.new((entries,), weights[0].width)
-    t.op("concatenate", turned, block)
+    t.op("concatenate", transposes, block)
     return block
 
 
@@ -125,8 +125,8 @@ def bidirectional(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 def time_distributed(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     """TimeDistributed: the steps in time as so many more samples."""
-    merged = t.view(xs[0], _flat(xs[0].shape))
-    return t.view(s.inner(s.layer.layer, [merged], _flat(s.shape)), s.shape)
+    steps = t.view(xs[0], _flat(xs[0].shape))
+    return t.view(s.inner(s.layer.layer, [steps], _flat(s.shape)), s.shape)
 
 
 def _flat(shape: Shape) -> Shape:
