@@ -75,11 +75,9 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
     assert km.memory.__all__ == [
         "allocator",
         "configure",
-        "find_wide_types",
         "inspect_data",
+        "inspect_dtypes",
         "isolated",
-        "measure_step",
-        "narrow_weights",
         "scope",
         "status",
         "stream",

@@ -255,6 +255,9 @@ def four_at_a_time():
     return keras.Model(inputs, layers.Dense(4)(inputs))
 
 
+MEASURED = {"method": "measured"}
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "text"),
     [
@@ -268,6 +271,8 @@ def four_at_a_time():
         (chain, {"backend": "numpy"}, ConfigError, r"tensorflow, jax, torch.*'numpy'"),
         (chain, {"device": "tpu"}, ConfigError, r"gpu, cpu.*Received: device='tpu'"),
         (chain, {"method": "guess"}, ConfigError, r"auto, analytic.*method='guess'"),
+        (chain, MEASURED | {"device": "gpu"}, ConfigError, r"Received: device='gpu'"),
+        (chain, MEASURED | {"device": "h200"}, ConfigError, r"Received: device='h200'"),
         (chain, {"optimizer": "adm"}, ConfigError, r"Received: optimizer='adm'"),
         (chain, {"optimizer": None}, ModelError, r"pass optimizer='adam'"),
         (chain, {"dtype_policy": "f32"}, ConfigError, r"Received: dtype_policy='f32'"),
@@ -307,4 +312,4 @@ def test_a_model_without_a_graph_is_sent_to_another_method():
 
 
 def test_methods_go_from_cheap_to_dear():
-    assert tuple(METHODS) == ("analytic", "traced", "plan")
+    assert tuple(METHODS) == ("analytic", "traced", "plan", "measured")
