@@ -39,7 +39,7 @@ class DtypeReport:
     model: Any = field(repr=False)
 
     def narrow_model(self, dtype: str = "float32") -> Any:
-        """Return a copy of the model whose float64 weights and computations are `dtype`.
+        """Return a copy of the model with `dtype` in place of float64.
 
         Args:
             dtype: The dtype in place of float64: `"float32"`, `"bfloat16"` or
