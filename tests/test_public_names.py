@@ -81,7 +81,6 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "scope",
         "status",
         "stream",
-        "watch_growth",
     ]
     for module in (km.callbacks, km.memory):
         assert all(hasattr(module, name) for name in module.__all__)

@@ -10,7 +10,7 @@ from kerasmem.optional import module_attributes
 from kerasmem.processes.isolated import isolated
 
 if TYPE_CHECKING:
-    from kerasmem.extras.growth import scope, watch_growth
+    from kerasmem.extras.growth import scope
 
 __all__ = [
     "allocator",
@@ -21,7 +21,6 @@ __all__ = [
     "scope",
     "status",
     "stream",
-    "watch_growth",
 ]
 
 __getattr__, __dir__ = module_attributes(__name__, __all__)
