@@ -86,7 +86,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     Raises:
         ModelError: if the model cannot be built, its input shape is not known, or the
             method cannot do this model.
-        ConfigError: if another argument is wrong.
+        ConfigError: if `model` is no `keras.Model`, or another argument is wrong.
         DataError: if the data does not fit the model.
         ChildDiedError: if the child process of `"traced"`, `"plan"` or `"measured"`
             ends by an error.

@@ -262,7 +262,7 @@ MEASURED = {"method": "measured"}
     ("make", "options", "error", "text"),
     [
         (lazy, {}, ModelError, r"built model.*Received: model='.*', not built.*build"),
-        (lambda: "resnet", {}, ModelError, r"keras\.Model.*Received: model='resnet'"),
+        (lambda: "resnet", {}, ConfigError, r"keras\.Model.*Received: model='resnet'"),
         (chain, {"batch_size": 0}, ConfigError, r"from 1.*Received: batch_size=0"),
         (chain, {"batch_size": 2.5}, ConfigError, r"Received: batch_size=2\.5"),
         (four_at_a_time, {"batch_size": 8}, ConfigError, r"Expected: 4\..*size=8"),
