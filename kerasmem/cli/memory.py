@@ -50,8 +50,7 @@ def _size(text: str) -> int:
     option("--backend", help="tensorflow, jax or torch; the running one"),
     option(
         "--device",
-        help="gpu (default), cpu (default of measured), or a card such as h200, which "
-        "a plan needs",
+        help="gpu (default; cpu if measured), or a card such as h200, for a plan",
     ),
     option(
         "--method",
