@@ -30,6 +30,5 @@ optional.register(
         "log_run": "kerasmem.extras.trackers:log_run",
         "model_card": "kerasmem.extras.language.card:model_card",
         "scope": "kerasmem.extras.growth:scope",
-        "watch_growth": "kerasmem.extras.growth:watch_growth",
     }
 )

@@ -75,15 +75,12 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
     assert km.memory.__all__ == [
         "allocator",
         "configure",
-        "find_wide_types",
         "inspect_data",
+        "inspect_dtypes",
         "isolated",
-        "measure_step",
-        "narrow_weights",
         "scope",
         "status",
         "stream",
-        "watch_growth",
     ]
     for module in (km.callbacks, km.memory):
         assert all(hasattr(module, name) for name in module.__all__)

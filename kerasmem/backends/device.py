@@ -143,9 +143,6 @@ class DeviceBackend(ABC):
     copies_arrays: bool = False
     """Whether `fit` copies the arrays that it is given."""
 
-    unrolls_steps: bool = False
-    """Whether `steps_per_execution` makes a program that many times as long."""
-
     step_options: type[StepOptions] = StepOptions
     """What can be chosen of a step."""
 

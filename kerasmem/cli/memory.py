@@ -50,14 +50,14 @@ def _size(text: str) -> int:
     option("--backend", help="tensorflow, jax or torch; the running one"),
     option(
         "--device",
-        default="gpu",
-        help="gpu (default), cpu, or a card such as h200, which a plan needs",
+        help="gpu (default; cpu if measured), or a card such as h200, for a plan",
     ),
     option(
         "--method",
         default="auto",
         help="analytic, traced, plan (of a compiled step by XLA's compiler for a card, "
-        "kerasmem[plans]), or auto (default): analytic if the model has a graph",
+        "kerasmem[plans]), measured (real steps of small batches on this CPU), or auto "
+        "(default): analytic if the model has a graph",
     ),
     option("--dtype-policy", help="assume one, such as mixed_bfloat16"),
     option(

@@ -6,7 +6,7 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.device import ALLOCATORS, Settings
-from kerasmem.checks import OneOf
+from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.memory.card import count_cards, own_bytes, read_card
 from kerasmem.records import CardStatus, DeviceStatus
@@ -24,10 +24,7 @@ def _wanted(
     """
     limit_bytes = None if limit is None else parse_bytes(limit)
     if limit_bytes is not None and limit_bytes < MIB:
-        raise ConfigError(
-            f"A card cannot be used with so little. Expected: a limit of at least 1 "
-            f"MiB. Received: limit={limit!r}."
-        )
+        raise invalid("configure", "limit", limit, "a size of at least 1 MiB")
     OneOf((None, True, False)).check("configure", "growth", growth)
     OneOf((None, True, False)).check("configure", "preallocate", preallocate)
     if growth is not None and growth == preallocate:
@@ -54,10 +51,10 @@ def _wanted(
 def _checked_devices(devices: Any) -> tuple[int, ...]:
     is_list = isinstance(devices, (list, tuple, range)) and len(devices) > 0
     if not is_list or any(type(n) is not int or n < 0 for n in devices):
+        valid = "numbers of cards from 0, at least one, such as [0, 1]"
         raise ConfigError(
-            "`devices` are numbers of cards from 0, at least one, such as [0, 1]. "
-            f"Received: {devices=}. To use no card, set CUDA_VISIBLE_DEVICES=-1 in the "
-            "environment."
+            f"{invalid('configure', 'devices', devices, valid)} To use no card, set "
+            "CUDA_VISIBLE_DEVICES=-1 in the environment."
         )
     return tuple(sorted(set(devices)))
 

@@ -151,8 +151,7 @@ class MemoryEstimate(OfParts, JsonRecord):
         jit_compile: whether the step is compiled.
         device: `"gpu"`, `"cpu"`, or the card that was named.
         training: True for a training step, False for `predict`.
-        method: how it was found: `"analytic"`, `"traced"`, `"plan"`, or `"step"` of
-            `km.memory.measure_step`.
+        method: how it was found: `"analytic"`, `"traced"`, `"plan"` or `"measured"`.
         buffers: the largest buffers of the temporary memory at the peak; of a plan.
         devices: number of devices that share the training. `batch_size` is what all
             of them get, all bytes are those of one.

@@ -2,10 +2,9 @@
 
 python -m tests.benchmarks.bench_estimate_traced gpu METHOD FACTS [MODEL...]
     the cases of FACTS/peaks.jsonl (H200) of the backend in KERAS_BACKEND; METHOD is
-    "traced", or "step" for measured steps (with TF_CPU_ALLOCATOR_USE_BFC=1
-    TF_ENABLE_ONEDNN_OPTS=0)
+    "traced", or "measured" (with TF_CPU_ALLOCATOR_USE_BFC=1 TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced cpu METHODS [MODEL...]
-    methods, such as "analytic,step", against get_memory_info on this machine
+    methods, such as "analytic,measured", against get_memory_info on this machine
     (KERAS_BACKEND=tensorflow TF_ENABLE_ONEDNN_OPTS=0)
 python -m tests.benchmarks.bench_estimate_traced xla
     compiled steps, traced, against get_memory_info on this machine
@@ -20,7 +19,6 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 
 import keras
@@ -32,8 +30,8 @@ from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.trial import attempt
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.memory.estimate.request import Input, Request, request_of
-from kerasmem.memory.measure import COUNTING_ALLOCATOR, measure_step
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 
@@ -68,8 +66,7 @@ def compiled(model, optimizer="adam"):
 def gpu(method, facts, *models):
     sys.path.insert(0, facts)
     cases = importlib.import_module("cases")
-    room = "measure" if method == "step" else f"estimate.{method}"
-    here = importlib.import_module(f"kerasmem.memory.{room}.here")
+    here = importlib.import_module(f"kerasmem.memory.estimate.{method}")
     rows = map(json.loads, Path(facts, "peaks.jsonl").read_text().splitlines())
     rows = [row for row in rows if row["backend"] == keras.backend.backend()]
     errors, inside = {True: [], False: []}, []
@@ -228,11 +225,9 @@ def measured(model, size, *, jit):
 
 
 def estimated(model, size, method, *, jit):
-    find = measure_step
-    if method != "step":
-        find = partial(estimate_memory, method=method, device="cpu")
+    options = {"method": method, "device": "cpu", "jit_compile": jit}
     try:
-        return find(model, size, jit_compile=jit)
+        return estimate_memory(model, size, **options)
     except ModelError:  # a loop, of which a trace says so
         return None
 

@@ -1,6 +1,6 @@
 """Estimates of KerasHub models against TensorFlow's own peak of a second step.
 
-python -m tests.benchmarks.bench_kerashub_estimates [--methods analytic traced step]
+python -m tests.benchmarks.bench_kerashub_estimates [--methods analytic traced measured]
     [--families gemma bert ...] [--jit] [--lora 8 [--scheme int4] [--lean]]
 python -m tests.benchmarks.bench_kerashub_estimates --rematerialize
     [--families gemma bert vit] [--batch 64] [--layers 8] [--jit]
@@ -16,7 +16,6 @@ import gc
 import os
 import statistics
 import time
-from functools import partial
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -26,7 +25,7 @@ import keras_hub
 import numpy as np
 
 import kerasmem as km
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 from tests.keras_hub.families import samples, shapes
@@ -243,10 +242,9 @@ def estimated(options):
         given = shapes(model, samples(model, 1, LENGTH))
         line = f"{name:8} {model.count_params() / 1e6:4.1f} M {true / MIB:7.1f} MiB"
         for method in options.methods:
-            ask = km.memory.measure_step
-            if method != "step":
-                ask = partial(km.estimate_memory, method=method, device="cpu")
-            known = ask(model, options.batch, input_shape=given)
+            known = km.estimate_memory(
+                model, options.batch, method=method, device="cpu", input_shape=given
+            )
             error = known.peak_bytes / true - 1
             inside = known.low_bytes <= true <= known.high_bytes
             found[method].append((abs(error), inside))

@@ -20,7 +20,7 @@ import keras_hub
 import numpy as np
 
 import kerasmem as km
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 

@@ -17,7 +17,7 @@ import keras_hub
 from keras import layers
 
 from kerasmem.memory.estimate.estimate import checked_request, estimate_memory
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB
 from tests.benchmarks.bench_estimate_traced import compiled

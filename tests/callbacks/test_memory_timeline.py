@@ -19,7 +19,7 @@ from kerasmem.callbacks import MemoryTimeline
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.read_run import read_run
 from kerasmem.files.run_dir import timeline_text, timelines_in
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.records import Finding
 from tests.timelines import (
     assert_adds_up,

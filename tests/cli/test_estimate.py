@@ -112,6 +112,13 @@ def test_it_answers_for_another_backend_and_device(folder, kerasmem):
 
 
 @pytest.mark.one_backend
+def test_a_step_is_measured_on_this_cpu(folder, kerasmem):
+    found = kerasmem("estimate model.keras --method measured --json").json
+    assert (found["method"], found["device"]) == ("measured", "cpu")
+    assert 0 < found["low_bytes"] < found["peak_bytes"] < found["high_bytes"]
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("options", "text"),
     [

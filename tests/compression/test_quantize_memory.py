@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "forward_peak.py"

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 
 
 class Rows:

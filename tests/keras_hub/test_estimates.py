@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import kerasmem as km
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.keras_hub.families import FAMILIES, samples, shapes, targets
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kerasmem.backends.profile import MemoryEvent
-from kerasmem.memory.measure import (
+from kerasmem.memory.estimate.measured import (
     extended,
     peak_in_pool,
     peak_of,

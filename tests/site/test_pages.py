@@ -11,7 +11,8 @@ from kerasmem import public
 pytestmark = pytest.mark.one_backend
 
 ROOT = Path(__file__).parents[2]
-API = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+REFERENCE = [*(ROOT / "docs" / "api").glob("*.md"), ROOT / "docs" / "allocator.md"]
+API = "\n".join(page.read_text() for page in REFERENCE)
 DOCUMENTED = set(re.findall(r"^::: kerasmem\.public\.([\w.]+)$", API, re.MULTILINE))
 ROOMS = ("callbacks", "distillation", "errors", "layers", "memory", "optimizers")
 

@@ -120,7 +120,9 @@ def _(case, folder):
     size = whole_batch_of(case) or 1 << 16
     cpu = {"device": "cpu", "jit_compile": False}
     estimate = km.estimate_memory(case.model, size, **cpu, **sizes_of(case))
-    measured = km.memory.measure_step(case.model, size, data=(case.ids, case.y))
+    measured = km.estimate_memory(
+        case.model, size, method="measured", data=(case.ids, case.y)
+    )
     peak, slack = measured.peak_bytes, CONSTANT_BYTES
     if not estimate.low_bytes / 2 - slack <= peak <= 2 * estimate.high_bytes + slack:
         raise WrongResultError(

@@ -98,7 +98,6 @@ class JaxDevice(DeviceBackend):
     """The devices of JAX."""
 
     limits_itself = False
-    unrolls_steps = True
     step_options = JaxOptions
     settings = JaxSettings
 

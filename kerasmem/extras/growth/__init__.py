@@ -1,8 +1,5 @@
 """Growth over many trainings, predictions and models: what stayed, who holds it."""
 
-from kerasmem.extras.growth.scope import Freed, GrowthWatch, Scope, Stayed
+from kerasmem.extras.growth.scope import Scope as scope  # noqa: N813 - called as one
 
-scope = Scope
-watch_growth = GrowthWatch
-
-__all__ = ["Freed", "GrowthWatch", "Scope", "Stayed", "scope", "watch_growth"]
+__all__ = ["scope"]

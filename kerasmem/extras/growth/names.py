@@ -6,15 +6,10 @@ import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from types import (
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    ModuleType,
-)
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from kerasmem.memory.census import attributes, own_dict
@@ -26,19 +21,19 @@ _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, FrameType, C
 _LIBRARIES = tuple(
     sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-_CONTAINERS = (dict, list, tuple, deque)
+_SEQUENCES = (list, tuple, deque)
 _OWN_DICT_IS_COPIED = sys.version_info < (3, 13)
 
 
 class Link(NamedTuple):
-    """An object and the one that it was reached from, None for a root.
+    """An object and the link that it was reached from.
 
     Args:
-        object: any object.
-        above: link of what refers to it.
-        name: of a root, in a program: `"trials"`.
-        where: of a root: `"a local of run()"`, or a module's name.
-        is_own: of a root: whether it is the program's, not that of a library.
+        object: The object.
+        above: The link of an object that refers to this one; None for a variable.
+        name: Name of the variable at the root, such as `"trials"`.
+        where: Place of the variable: `"a local of run()"`, or the name of a module.
+        is_own: Whether the variable is the program's, not that of a library.
     """
 
     object: Any
@@ -49,24 +44,16 @@ class Link(NamedTuple):
 
     def chain(self) -> list["Link"]:
         """Return the links from the root down to this one."""
-        links: list[Link] = []
-        link: Link | None = self
-        while link is not None:
-            links.append(link)
-            link = link.above
+        links: list[Link] = [self]
+        while links[-1].above is not None:
+            links.append(links[-1].above)
         return links[::-1]
-
-    @property
-    def root(self) -> "Link":
-        """The link that a variable holds."""
-        return self.chain()[0]
 
     def __str__(self) -> str:
         root, *below = self.chain()
         text, above = root.name, root.object
         for link in below:
-            is_tuple = isinstance(link.object, tuple)
-            is_cells = isinstance(above, FunctionType) and is_tuple
+            is_cells = isinstance(above, FunctionType) and type(link.object) is tuple
             if not is_cells and link.object is not own_dict(above):
                 text += _step(above, link.object)
                 above = link.object
@@ -76,19 +63,19 @@ class Link(NamedTuple):
 def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
     """Return how a program reaches objects, by their identity.
 
-    References are followed downward and breadth first, so that a name is as short as
-    can be: from the local variables of functions that run and from the program's own
-    modules, then from all others.
+    References are followed downward and breadth first, so that names are short: from
+    the local variables of running functions and the program's own modules, then from
+    all other modules.
 
     Args:
-        objects: what to name. One that no name reaches, or none in time, is left out.
-        seconds: most processor time that the search may take.
+        objects: The objects to name. Those that no name reaches in time are left out.
+        seconds: Maximum processor time of the search.
 
     Example:
         >>> def search():
         ...     trials = [{"model": object()}]
         ...     (link,) = names([trials[0]["model"]]).values()
-        ...     return f"{link}, {link.root.where}"
+        ...     return f"{link}, {link.where}"
         >>> search()
         "trials[0]['model'], a local of search()"
     """
@@ -117,7 +104,7 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
 def _below(link: Link, seen: set[int]) -> Iterator[Link]:
     for each in gc.get_referents(link.object):
         if id(each) not in seen and not _is_leaf(each):
-            yield Link(each, link)
+            yield Link(each, link, "", link.where, link.is_own)
 
 
 def _is_leaf(one: Any) -> bool:
@@ -126,7 +113,7 @@ def _is_leaf(one: Any) -> bool:
 
 
 def local_variables() -> Iterator[Link]:
-    """Yield the local variables of the functions that run, but for ours."""
+    """Yield the local variables of running functions, except ours."""
     for frame in list(sys._current_frames().values()):
         running: FrameType | None = frame
         while running is not None:
@@ -146,44 +133,32 @@ def local_variables() -> Iterator[Link]:
 def _globals(*, own: bool) -> Iterator[Link]:
     """Yield the global variables of modules: the program's own, or all others."""
     for name, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType) or _is_programs(module) != own:
+        is_ours = name.partition(".")[0] == "kerasmem"
+        if is_ours or not isinstance(module, ModuleType):
             continue
-        if name.partition(".")[0] == "kerasmem":
-            continue
-        prefix = "" if name == "__main__" else f"{name}."
-        for variable, value in list(vars(module).items()):
-            if not issubclass(type(value), _LEAVES):
-                yield Link(value, None, f"{prefix}{variable}", name, own)
-
-
-def _is_programs(module: ModuleType) -> bool:
-    if module.__name__ == "__main__":
-        return True
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(_LIBRARIES)
+        file = getattr(module, "__file__", None)
+        is_file = isinstance(file, str) and not file.startswith(_LIBRARIES)
+        if (is_file or name == "__main__") == own:
+            prefix = "" if name == "__main__" else f"{name}."
+            for variable, value in list(vars(module).items()):
+                if not issubclass(type(value), _LEAVES):
+                    yield Link(value, None, f"{prefix}{variable}", name, own)
 
 
 def _step(above: Any, below: Any) -> str:
-    """Return how an object is written as a part of the one above."""
-    for form, parts in _parts(above):
-        for key, value in parts:
-            if value is below:
-                return form.format(key) if isinstance(key, str | int) else "[...]"
-    kind = attribute(type(above), "__name__")
-    return "[...]" if isinstance(above, _CONTAINERS) else f".<{kind}>"
-
-
-def _parts(one: Any) -> Iterator[tuple[str, Iterable[tuple[Any, Any]]]]:
-    """Yield how the parts of an object are written, and their names with them."""
-    if isinstance(one, dict):
-        yield "[{!r}]", one.items()
-    elif isinstance(one, list | tuple | deque):
-        yield "[{}]", enumerate(one)
-    elif isinstance(one, set | frozenset):
-        yield "{{...}}", enumerate(one)
-    elif isinstance(one, FunctionType):
-        cells = zip(one.__code__.co_freevars, one.__closure__ or (), strict=True)
-        yield ".<closure {}>", cells
-    elif isinstance(one, CellType):
-        yield "", enumerate(gc.get_referents(one))
-    yield ".{}", attributes(one)
+    """Return how an object is written as a part of the object above."""
+    if isinstance(above, CellType):
+        return ""
+    form, parts = ".{}", attributes(above)
+    if isinstance(above, dict):
+        form, parts = "[{!r}]", above.items()
+    elif isinstance(above, _SEQUENCES):
+        form, parts = "[{}]", enumerate(above)
+    elif isinstance(above, FunctionType):
+        cells = zip(above.__code__.co_freevars, above.__closure__ or (), strict=True)
+        parts = chain(((f"<closure {name}>", cell) for name, cell in cells), parts)
+    key = next((key for key, value in parts if value is below), None)
+    if isinstance(key, str | int):
+        return form.format(key)
+    is_inside = isinstance(above, (dict, set, frozenset, *_SEQUENCES))
+    return "[...]" if is_inside else f".<{attribute(type(above), '__name__')}>"

@@ -30,7 +30,6 @@ class Places:
             model = replace(model, optimizers=(request.optimizer.name,))
         style = "tensorflow" if request.backend == "tensorflow" else "xla"
         self._names = Names(model, style)
-        self._trained = model.trained_sizes()
 
     def contents(
         self, block: Block, position: int
@@ -48,13 +47,9 @@ class Places:
         return parts, tuple(buffers[:_MOST_BUFFERS])
 
     def _place(self, one: Planned) -> tuple[str, str | None]:
-        origin = self._names.origin(one.instruction.name)
-        if one.instruction.target and one.index == _SCRATCH:
-            return "workspace", origin.layer
-        if origin.phase == "forward":
-            return "activation", origin.layer
-        is_gradient = origin.phase == "backward" and one.size in self._trained
-        return "gradient" if is_gradient else "temporary", origin.layer
+        category, layer = self._names.place(one.instruction.name, one.size)
+        is_scratch = one.instruction.target and one.index == _SCRATCH
+        return "workspace" if is_scratch else category, layer
 
 
 def _buffer(one: Planned, own: int, category: str, layer: str | None) -> EstimateBuffer:

@@ -16,11 +16,11 @@ from kerasmem.extras.tune.variants import Variant, changed
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.analytic import estimate as analytic
 from kerasmem.memory.estimate.inputs import zeros
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
+from kerasmem.memory.estimate.measured import estimate_in_process as by_step
 from kerasmem.memory.estimate.request import Request, request_of
 from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
-from kerasmem.memory.measure import estimate_in_process as by_step
 from kerasmem.processes import run_in_child
 from kerasmem.records import MEASURED, MemoryEstimate, TracedStep, VariantFigures
 from kerasmem.stats.timing import spread

@@ -13,7 +13,6 @@ from typing import Annotated
 import numpy as np
 
 from kerasmem.checks import Checked, Real, Whole, invalid
-from kerasmem.errors import ConfigError
 from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
 
@@ -140,7 +139,7 @@ class BFCAllocator:
         """
         chunk = self._in_use.pop(address, None)
         if chunk is None:
-            raise ConfigError(f"No chunk in use begins there. Received: {address=}.")
+            raise invalid("free", "address", address, "the start of a chunk in use")
         self.in_use_bytes -= chunk.size
         self._free.give_back(chunk)
 

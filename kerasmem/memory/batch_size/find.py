@@ -25,12 +25,12 @@ from kerasmem.memory.batch_size.trial import (
 )
 from kerasmem.memory.estimate.cards import usable_bytes
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, peaks_at
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.sharding import ONE_DEVICE
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.unbuilt import built_model
 from kerasmem.memory.estimate.variables import persistent_parts
-from kerasmem.memory.measure import COUNTING_ALLOCATOR, peaks_at
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import format_bytes, parse_bytes
 

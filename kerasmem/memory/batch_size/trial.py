@@ -11,10 +11,10 @@ from kerasmem.backends.exhaustion import complaint, is_out_of_memory
 from kerasmem.errors import ChildDiedError, ConfigError
 from kerasmem.memory.card import read_card
 from kerasmem.memory.estimate.inputs import run_once, zeros
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, later_peak, peak_of
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.traced.on_torch import later_step
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
-from kerasmem.memory.measure import COUNTING_ALLOCATOR, later_peak, peak_of
 from kerasmem.memory.settings import configure
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB, format_bytes, parse_bytes

@@ -18,11 +18,10 @@ from kerasmem.graph.activation_policy import (
     set_policy,
 )
 from kerasmem.graph.clone import clone, same_draws
-from kerasmem.graph.layers import nodes_in_order, own_graph
+from kerasmem.graph.layers import check_built, nodes_in_order, own_graph
 from kerasmem.graph.segments import recompute
 from kerasmem.memory.compress_activations.plan import GraphPlan, plan
 from kerasmem.memory.compress_activations.store import PackedStore
-from kerasmem.memory.estimate.checks import check_model
 
 _NAME = "compress_activations"
 
@@ -118,7 +117,7 @@ def compress_activations(
         True
     """
     Whole(8, 8).check("compress_activations", "bits", bits)
-    check_model(model)
+    check_built(model)
     if own_graph(model) is None:
         raise ModelError(
             "Activations can be compressed only where the graph of the model is known. "

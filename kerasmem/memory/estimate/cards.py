@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kerasmem.checks import OneOf
-from kerasmem.errors import ConfigError, InputError
+from kerasmem.checks import OneOf, invalid
+from kerasmem.errors import InputError
 from kerasmem.units import GIB, KIB, MIB
 
 OPENXLA = "openxla/xla, xla/backends/gpu/target_config/specs"
@@ -257,12 +257,11 @@ def description_of(device: str) -> str:
     if device in CARDS:
         return CARDS[device].description
     if not is_card(device):
-        raise ConfigError(
-            "A plan is made for one card. Expected: device= one of "
-            f"{', '.join(CARDS)}, or the path of a card's description as openxla/xla "
-            "has them in target_config/specs, a file that ends in .txtpb. Received: "
-            f"device={device!r}."
+        valid = (
+            f"one of {', '.join(CARDS)} for method='plan', or the path of a card's "
+            "description (.txtpb) from target_config/specs in openxla/xla"
         )
+        raise invalid("estimate_memory", "device", device, valid)
     try:
         return Path(device).read_text(encoding="utf-8")
     except OSError as error:

@@ -5,32 +5,13 @@ from typing import Any
 import keras
 
 from kerasmem.checks import OneOf, invalid
-from kerasmem.errors import ConfigError, ModelError, as_received
-from kerasmem.graph.layers import has_weights, sublayers
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.cards import CARDS, is_card
 from kerasmem.memory.estimate.variables import unbuilt_copy
 
 BACKENDS = ("tensorflow", "jax", "torch")
 DEVICES = ("gpu", "cpu")
-
-
-def check_model(model: Any) -> None:
-    """Raise unless `model` is a built Keras model.
-
-    Raises:
-        ModelError: if it is not.
-    """
-    if not isinstance(model, keras.Model):
-        raise ModelError(
-            "The memory of a Keras model is estimated. Expected: a keras.Model. "
-            f"Received: model={as_received(model)}."
-        )
-    if not (model.built or has_weights(model)):
-        raise ModelError(
-            "The model has no weights yet, so their bytes are unknown. Expected: a "
-            f"built model. Received: model={model.name!r}, not built. Next: call "
-            "model.build(input_shape), or the model once on a batch."
-        )
 
 
 def checked_device(device: Any) -> tuple[str, str | None]:

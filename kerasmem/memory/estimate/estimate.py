@@ -7,7 +7,7 @@ import keras
 
 from kerasmem.checks import OneOf, Whole
 from kerasmem.graph.layers import own_graph
-from kerasmem.memory.estimate import analytic, checks, traced
+from kerasmem.memory.estimate import analytic, checks, measured, traced
 from kerasmem.memory.estimate.generation import check_generates
 from kerasmem.memory.estimate.inputs import checked_inputs, example_labels
 from kerasmem.memory.estimate.request import Request
@@ -25,6 +25,7 @@ METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
     "analytic": analytic.estimate,
     "traced": traced.estimate,
     "plan": _estimate_by_plan,
+    "measured": measured.estimate,
 }
 """Cheapest first."""
 
@@ -38,7 +39,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     jit_compile: bool | None = None,
     backend: str | None = None,
     training: bool = True,
-    device: str = "gpu",
+    device: str | None = None,
     method: str = "auto",
     input_shape: Any | None = None,
     data: Any | None = None,
@@ -46,8 +47,9 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
 ) -> MemoryEstimate:
     """Estimate the peak memory that `model` needs, and what fills it.
 
-    Nothing runs on the device, and the model stays as it is. Under a
-    `keras.distribution`, or of replicas, the bytes are those of each device.
+    Nothing runs on the device, and the model is not changed. Only `"measured"` runs
+    steps, on the CPU. Under a `keras.distribution`, or of replicas, the bytes are those
+    of each device.
 
     Args:
         model: a `keras.Model`. If it is not built, `input_shape` or `data` tells the
@@ -61,11 +63,14 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         backend: `"tensorflow"`, `"jax"` or `"torch"`; None for the running one.
         training: True for a training step, False for `predict`.
         device: `"gpu"` or `"cpu"`; or a card such as `"h200"`, which `"plan"` needs.
+            None for `"gpu"`, and for `"cpu"` with `"measured"`, which needs it.
         method: `"analytic"` (from the model's graph, under two seconds), `"traced"`
             (from the step that the framework would run, in a child process), `"plan"`
             (of a compiled step, by XLA's own compiler for a card that need not be
-            there, in 10 to 100 seconds; `pip install kerasmem[plans]`), or `"auto"`:
-            analytic where the model has a graph, else traced.
+            there, in 10 to 100 seconds; `pip install kerasmem[plans]`), `"measured"`
+            (real steps with up to 16 samples of zeros on this machine's CPU, in a child
+            process, extrapolated to `batch_size`; seconds to minutes; not on JAX), or
+            `"auto"`: analytic where the model has a graph, else traced.
         input_shape: shape of the input without the batch axis, if the model leaves
             lengths open; one per input, by name or in order, if there are several.
         data: Example samples in any form that `fit` takes: `x`, `(x, y)`,
@@ -81,9 +86,10 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     Raises:
         ModelError: if the model cannot be built, its input shape is not known, or the
             method cannot do this model.
-        ConfigError: if another argument is wrong.
+        ConfigError: if `model` is no `keras.Model`, or another argument is wrong.
         DataError: if the data does not fit the model.
-        ChildDiedError: if the child process of `"traced"` or `"plan"` ends by an error.
+        ChildDiedError: if the child process of `"traced"`, `"plan"` or `"measured"`
+            ends by an error.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -92,6 +98,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         40
     """
     OneOf(("auto", *METHODS)).check("estimate_memory", "method", method)
+    if device is None:
+        device = "cpu" if method == "measured" else "gpu"
     request = checked_request(
         model,
         batch_size,

@@ -7,12 +7,12 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.backends.seeding import generators_kept
+from kerasmem.checks import InstanceOf
 from kerasmem.errors import ModelError, first_line, text_of
 from kerasmem.files.data.forms import sample_inputs
 from kerasmem.graph.clone import compile_as, set_alike
 from kerasmem.graph.input_shapes import is_shape, with_lengths
 from kerasmem.graph.layers import has_weights, of_one_class, sublayers
-from kerasmem.memory.estimate.checks import check_model
 from kerasmem.processes.transfer import pack, unpack
 
 
@@ -29,10 +29,11 @@ def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
     Raises:
         ModelError: If the model cannot be copied, or is not built and neither
             `input_shape` nor `data` is given.
-        ConfigError: If `input_shape` is no shape and has none.
+        ConfigError: If `model` is no Keras model, or `input_shape` is no shape and has
+            none.
     """
-    if not isinstance(model, keras.Model):
-        check_model(model)
+    valid = InstanceOf(keras.Model, "a keras.Model")
+    valid.check("estimate_memory", "model", model)
     if model.built or has_weights(model):
         return model
     if input_shape is None and data is None:

@@ -21,8 +21,8 @@ from kerasmem.graph.activation_policy import (
     set_policy,
 )
 from kerasmem.graph.clone import clone, same_draws
+from kerasmem.graph.layers import check_built
 from kerasmem.graph.segments import Segment, cut, recompute
-from kerasmem.memory.estimate.checks import check_model
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.rematerialize.costs import Path, Pieces
 from kerasmem.memory.rematerialize.plan import (
@@ -137,7 +137,7 @@ def _warn_if_little(plan: Rematerialization) -> None:
 
 
 def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> None:
-    check_model(model)
+    check_built(model)
     batch_size = Whole(1).check("rematerialize", "batch_size", batch_size)
     if memory_limit is not None and segments is not None:
         raise ConfigError(

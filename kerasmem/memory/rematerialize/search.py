@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kerasmem.checks import Whole
+from kerasmem.checks import Whole, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.memory.rematerialize.costs import (
     CallCosts,
@@ -235,10 +235,8 @@ def _by_names(step: RecordedStep, segments: Sequence[str]) -> Pieces:
     names = list(step.names)
     unknown = [name for name in segments if name not in names]
     if isinstance(segments, str) or unknown or not segments:
-        raise ConfigError(
-            f"A piece begins at a layer of {_part_name(step)!r}. Expected: names "
-            f"among {names}. Received: segments={segments!r}."
-        )
+        valid = f"names of layers of {_part_name(step)!r}: {', '.join(names)}"
+        raise invalid("rematerialize", "segments", segments, valid)
     starts = sorted({names.index(name) for name in segments} | {0})
     return split(list(itertools.pairwise(starts)), step.fixed)
 

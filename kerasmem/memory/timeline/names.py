@@ -46,6 +46,7 @@ class Names:
         self._model = model.name
         self._optimizers = frozenset(model.optimizers)
         self._style = style
+        self._trained = model.trained_sizes()
         self._known: dict[str, Origin] = {}
 
     def origin(self, operation: str) -> Origin:
@@ -53,6 +54,20 @@ class Names:
         if operation not in self._known:
             self._known[operation] = self._read(operation)
         return self._known[operation]
+
+    def place(self, operation: str, nbytes: int) -> tuple[str, str | None]:
+        """Return the category and the layer of an operation's output.
+
+        Args:
+            operation: the framework's name of the operation.
+            nbytes: Bytes of the output. Those of the backward pass that are as large as
+                a trained weight are gradients.
+        """
+        origin = self.origin(operation)
+        if origin.phase == "forward":
+            return "activation", origin.layer
+        is_gradient = origin.phase == "backward" and nbytes in self._trained
+        return "gradient" if is_gradient else "temporary", origin.layer
 
     def _read(self, operation: str) -> Origin:
         tokens, is_backward = _tokens(operation, self._style)

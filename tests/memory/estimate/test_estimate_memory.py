@@ -255,11 +255,14 @@ def four_at_a_time():
     return keras.Model(inputs, layers.Dense(4)(inputs))
 
 
+MEASURED = {"method": "measured"}
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "text"),
     [
         (lazy, {}, ModelError, r"built model.*Received: model='.*', not built.*build"),
-        (lambda: "resnet", {}, ModelError, r"keras\.Model.*Received: model='resnet'"),
+        (lambda: "resnet", {}, ConfigError, r"keras\.Model.*Received: model='resnet'"),
         (chain, {"batch_size": 0}, ConfigError, r"from 1.*Received: batch_size=0"),
         (chain, {"batch_size": 2.5}, ConfigError, r"Received: batch_size=2\.5"),
         (four_at_a_time, {"batch_size": 8}, ConfigError, r"Expected: 4\..*size=8"),
@@ -268,6 +271,8 @@ def four_at_a_time():
         (chain, {"backend": "numpy"}, ConfigError, r"tensorflow, jax, torch.*'numpy'"),
         (chain, {"device": "tpu"}, ConfigError, r"gpu, cpu.*Received: device='tpu'"),
         (chain, {"method": "guess"}, ConfigError, r"auto, analytic.*method='guess'"),
+        (chain, MEASURED | {"device": "gpu"}, ConfigError, r"Received: device='gpu'"),
+        (chain, MEASURED | {"device": "h200"}, ConfigError, r"Received: device='h200'"),
         (chain, {"optimizer": "adm"}, ConfigError, r"Received: optimizer='adm'"),
         (chain, {"optimizer": None}, ModelError, r"pass optimizer='adam'"),
         (chain, {"dtype_policy": "f32"}, ConfigError, r"Received: dtype_policy='f32'"),
@@ -307,4 +312,4 @@ def test_a_model_without_a_graph_is_sent_to_another_method():
 
 
 def test_methods_go_from_cheap_to_dear():
-    assert tuple(METHODS) == ("analytic", "traced", "plan")
+    assert tuple(METHODS) == ("analytic", "traced", "plan", "measured")

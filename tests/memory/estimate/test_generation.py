@@ -172,5 +172,9 @@ def test_what_cannot_be_generated_is_refused():
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 8}
     gpt2 = M.GPT2Backbone(40, **sizes, max_sequence_length=16)
     model = M.GPT2CausalLM(gpt2, preprocessor=None)
+    with pytest.raises(ConfigError, match=r"None with method='measured'\. .*=16"):
+        km.estimate_memory(
+            gemma(), 2, generate=16, method="measured", backend="tensorflow"
+        )
     with pytest.raises(ConfigError, match="number from 1 to 16. Received: generate=17"):
         asked(model, length=17)

@@ -12,7 +12,7 @@ import kerasmem as km
 from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.inputs import run_once, zeros
-from kerasmem.memory.measure import COUNTING_ALLOCATOR, estimate_in_process
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, estimate_in_process
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
 pytestmark = pytest.mark.one_backend

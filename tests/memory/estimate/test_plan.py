@@ -198,7 +198,7 @@ def net(*inside):
         ([], {"jit_compile": False}, "jit_compile=True"),
         ([layers.LSTM(4)], {}, "use_cudnn=False. Received: lstm"),
         ([layers.GRU(4)], {"backend": "jax"}, "Received: gru"),
-        ([], {"device": "gpu"}, "device= one of h200, h100"),
+        ([], {"device": "gpu"}, "must be one of h200, h100"),
         ([], {"device": "h300"}, "one of gpu, cpu, h200"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
@@ -14,6 +15,8 @@ from kerasmem import backends
 from kerasmem.errors import ConfigError
 from kerasmem.extras import plans
 from kerasmem.memory.estimate import METHODS
+from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.estimate.sharding import Sharding
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.processes import ON_THE_CPU, run_in_child
 
@@ -314,3 +317,10 @@ def test_a_program_for_several_devices_is_planned(tmp_path):
     assert split["held"] == alone["held"] - of_kernels // 2
     assert replicas["moving"] == pytest.approx(alone["moving"] / 2, rel=0.2)
     assert split["moving"] < 0.9 * replicas["moving"]
+
+
+def test_a_step_of_several_devices_is_not_measured():
+    request = checked_request(net(), 4, optimizer="sgd", device="cpu")
+    several = replace(request, sharding=Sharding(devices=2, replicas=2))
+    with pytest.raises(ConfigError, match=r"no distribution\. Received: .* 2 devices"):
+        METHODS["measured"](several)

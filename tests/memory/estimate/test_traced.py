@@ -5,7 +5,6 @@ import pytest
 from keras import layers
 
 from kerasmem import errors
-from kerasmem.memory import measure_step
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.estimate.traced import estimate_in_process
@@ -123,11 +122,13 @@ def test_a_step_that_runs_is_measured(backend):
         x = layers.Dense(256, activation="relu")(x)
     model = keras.Model(inputs, layers.Dense(10)(x))
     model.compile(keras.optimizers.SGD(momentum=0.9), "mse")
-    with pytest.raises(errors.ConfigError, match="JAX does not tell how much memory"):
-        measure_step(model, 8, backend="jax")
+    with pytest.raises(errors.ConfigError, match="JAX does not report how much memory"):
+        estimate_memory(model, 8, backend="jax", method="measured")
     if backend == "jax":
         return
-    small, large = (measure_step(model, size) for size in (16, 512))
+    small, large = (
+        estimate_memory(model, size, method="measured") for size in (16, 512)
+    )
     # Each weight, its momentum and its gradient; below, activations of 512 samples.
     weights = 4 * model.count_params()
     # Threads may update all weights at once. Each then also needs the momentum times a
@@ -137,7 +138,7 @@ def test_a_step_that_runs_is_measured(backend):
     activations = 4 * 496 * 256 * 4
     assert 0.8 * activations <= more <= 2.5 * activations
     assert large.low_bytes < large.peak_bytes < large.high_bytes
-    assert (large.method, large.backend) == ("step", backend)
+    assert (large.method, large.backend, large.device) == ("measured", backend, "cpu")
 
 
 def test_here_means_on_the_running_backend(cnn, backend):
@@ -153,7 +154,7 @@ def test_a_loop_is_refused_where_nobody_can_size_it(backend):
     inputs = (Input("x", (8, 6, 4), "float32"),)
     asked = question(model, 8, inputs=inputs)
     if backend == "tensorflow":
-        with pytest.raises(errors.ModelError, match=r"has a loop.*measure_step"):
+        with pytest.raises(errors.ModelError, match=r"has a loop.*measured"):
             estimate_in_process(asked)
     else:
         assert estimate_in_process(asked).peak_bytes > 4 * model.count_params()

@@ -12,10 +12,10 @@ from kerasmem.memory.compress_activations.store import packed_bytes
 from kerasmem.memory.estimate import Input, Request
 from kerasmem.memory.estimate.analytic.segments import Segment, rematerialized
 from kerasmem.memory.estimate.inputs import run_once, symbolic_batch, zeros
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.memory.estimate.request import request_of
 from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
-from kerasmem.memory.measure import COUNTING_ALLOCATOR
 from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
 from kerasmem.memory.rematerialize import plan_of
 from kerasmem.memory.timeline import watched

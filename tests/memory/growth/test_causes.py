@@ -133,36 +133,6 @@ def test_free_pages_of_the_c_library_are_told_and_given_back():
     assert last.size
 
 
-def test_steps_per_execution_is_told_where_they_are_unrolled(backend):
-    # torch refuses more than one step.
-    steps = 1 if backend == "torch" else 16
-    with km.memory.scope() as scope:
-        model = small_model(steps_per_execution=steps)
-        model.fit(X, Y, batch_size=2, verbose=0)
-    is_told = "steps_per_execution" in kinds(scope)
-    assert is_told == backends.current().unrolls_steps
-    assert model.steps_per_execution == steps
-
-
-def test_memory_that_ran_out_in_a_masked_softmax_is_told(backend):
-    if backend == "torch":
-        import torch
-
-        scores = torch.zeros(1).expand(8, 10**6, 10**9)  # one number
-        mask = torch.ones(1, dtype=torch.bool).expand(1, 10**6, 10**9)
-        with pytest.raises(RuntimeError), km.memory.scope() as scope:
-            keras.layers.Softmax()(scores, mask=mask)
-        assert kinds(scope) == {"masked softmax"}
-        assert "scores of shape (8, 1000000, 1000000000)" in words(scope)
-        with pytest.raises(RuntimeError), km.memory.scope() as scope:
-            keras.layers.Softmax()(scores)
-        assert scope.findings == []
-    else:
-        with km.memory.scope() as scope:
-            keras.layers.Softmax()(np.zeros((2, 3)), mask=np.ones((2, 3), bool))
-        assert scope.findings == []
-
-
 def test_arrays_in_the_history_are_told():
     class Writes(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.one_backend
 
 def only(links):
     (link,) = links.values()
-    return str(link), link.root.where
+    return str(link), link.where
 
 
 class Trial:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 import time
-import tracemalloc
 
 import keras
 import numpy as np
@@ -191,15 +190,6 @@ def test_an_open_file_is_listed(tmp_path):
     assert scope.files == [str(tmp_path / "log.txt")]
 
 
-def test_the_line_that_made_an_object_is_known_where_it_was_asked_for():
-    kept = []
-    with km.memory.scope(lines=True) as scope:
-        kept.append(np.zeros(1000))
-    (one,) = scope.stayed
-    assert one.made_at.startswith("test_scope.py:")
-    assert not tracemalloc.is_tracing()
-
-
 def test_a_scope_inside_of_a_scope_sees_its_own_part():
     kept = []
     with km.memory.scope("outer") as outer:
@@ -225,8 +215,8 @@ def test_a_scope_that_runs_has_no_figures_yet():
 def test_a_scope_needs_a_name():
     with pytest.raises(ConfigError, match="name` of scope must be a text"):
         km.memory.scope("")
-    with pytest.raises(ConfigError, match="name` of watch_growth must be a text"):
-        km.memory.watch_growth(3)
+    with pytest.raises(ConfigError, match="name` of scope must be a text"):
+        km.memory.scope(3)
 
 
 def test_the_table_says_who_holds_what():
@@ -240,13 +230,14 @@ def test_the_table_says_who_holds_what():
     assert "1 numpy.ndarray" in line
 
 
-def test_the_watch_of_a_process_looks_when_it_is_asked():
-    watch = km.memory.watch_growth()
+def test_a_scope_without_a_block_reads_what_has_stayed_when_it_is_updated():
+    scope = km.memory.scope("process")
     kept = [np.zeros(1000)]
-    watch.update()
-    assert [one.held_by for one in watch.stayed] == ["kept[0]"]
-    watch.stop()
-    assert kept
+    scope.update()
+    assert [one.held_by for one in scope.stayed] == ["kept[0]"]
+    kept.append(np.zeros(10))
+    scope.update()
+    assert [one.array_bytes for one in scope.stayed] == [8080]
 
 
 def test_what_is_free_is_given_back():

@@ -196,7 +196,10 @@ def test_a_limit_below_every_plan_is_one_clear_error():
     ("arguments", "text"),
     [
         ({"segments": 1}, "number from 2 to 7. Received: segments=1"),
-        ({"segments": ["nothing"]}, "A piece begins at a layer of"),
+        (
+            {"segments": ["nothing"]},
+            "names of layers of 'sequential': dense, .*segments=.'nothing'.",
+        ),
         ({"segments": 2, "memory_limit": "1GiB"}, "Either a limit or segments"),
     ],
 )

@@ -88,7 +88,7 @@ def estimate(request: Request) -> MemoryEstimate:
             "Layers in no table of the analytic method count as if they kept their "
             f"inputs and outputs and nothing else: {', '.join(sorted(first.unknown))}. "
             "The interval is much wider, and they may need more than its upper end. "
-            "Next: pass method='traced', or measure with km.memory.measure_step.",
+            "Next: pass method='traced' or 'measured'.",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -97,7 +97,7 @@ def estimate(request: Request) -> MemoryEstimate:
         warnings.warn(
             f"The interval is wider because of loops over time: "
             f"{', '.join(sorted(loops))}. The number of time steps that a backend runs "
-            "ahead varies. Next: measure with km.memory.measure_step.",
+            "ahead varies. Next: pass method='measured'.",
             KerasMemWarning,
             stacklevel=3,
         )

@@ -47,7 +47,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         raise ModelError(
             f"The step of {request.model.name!r} has a loop, and how much it keeps per "
             "round stands nowhere in its graph. Expected: a step without loops. "
-            f"Received: {loops[0]!r}. Next: km.memory.measure_step runs it."
+            f"Received: {loops[0]!r}. Next: pass method='measured'."
         )
     step = written(graph, model, request.device)
     plan = pg.Plan(step, in_place=True)

@@ -41,7 +41,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         raise ModelError(
             f"The step of {request.model.name!r} cannot be traced on torch: "
             f"{str(error)[:200]} Expected: a step whose shapes do not depend on its "
-            "data. Next: km.memory.measure_step runs it."
+            "data. Next: pass method='measured'."
         ) from error
     libraries = library_bytes(request)
     first, peak = (nbytes + libraries for nbytes in peaks)

@@ -115,14 +115,9 @@ def _imitated(
     batch, tell = symbolic_batch(request), tracer().step_module
     flat = read_flat(tell(followed, batch, step=request.step))
     names = Names(model, "tensorflow" if request.backend == "tensorflow" else "xla")
-    trained_sizes = model.trained_sizes()
 
     def place(value: Value) -> tuple[str, str | None]:
-        origin = names.origin(value.name)
-        if origin.phase == "forward":
-            return "activation", origin.layer
-        is_gradient = origin.phase == "backward" and value.nbytes in trained_sizes
-        return "gradient" if is_gradient else "temporary", origin.layer
+        return names.place(value.name, value.nbytes)
 
     step = written(flat, place, fused=request.jit_compile)
     plan = pg.Plan(step, in_place=False)

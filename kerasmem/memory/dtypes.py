@@ -1,17 +1,18 @@
-"""Types that are wider than they need to be, and a copy of a model without them."""
+"""Weights and arrays that a narrower dtype would hold as well."""
 
 import json
 import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from kerasmem.checks import OneOf
+from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
@@ -24,46 +25,97 @@ _CHUNK = 2**22  # entries looked at in one go
 _INTEGERS = ("uint8", "int16", "int32")
 
 
-def find_wide_types(model: Any = None, data: Any = None) -> list[WideType]:
+@dataclass(frozen=True)
+class DtypeReport:
+    """Weights and arrays whose dtype is wider than their values need.
+
+    Args:
+        wide: A `WideType` for each: where it is, its dtype, the narrower one, the bytes
+            that the narrower one saves, and how to change it.
+        model: The model that was inspected, or None.
+    """
+
+    wide: tuple[WideType, ...]
+    model: Any = field(repr=False)
+
+    def narrow_model(self, dtype: str = "float32") -> Any:
+        """Return a copy of the model with `dtype` in place of float64.
+
+        Args:
+            dtype: The dtype in place of float64: `"float32"`, `"bfloat16"` or
+                `"float16"`.
+
+        Returns:
+            The copy, compiled with the same settings and a fresh optimizer. It equals
+            the model if nothing in the model is float64.
+
+        Raises:
+            ConfigError: If `dtype` is another dtype, or only data was inspected.
+            ModelError: If the model cannot be copied.
+        """
+        allowed = OneOf(("float32", "bfloat16", "float16"))
+        allowed.check("narrow_model", "dtype", dtype)
+        if self.model is None:
+            raise invalid("inspect_dtypes", "model", None, "a model, to narrow it")
+        original = clone(self.model)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            original.save(path)
+            _rewrite_config(path, dtype)
+            with warnings.catch_warnings():
+                # The optimizer's slots are not in the file, so that it starts afresh.
+                ignored = "Skipping variable loading for"
+                warnings.filterwarnings("ignore", message=ignored)
+                # A file of our own, made of a live object a moment ago.
+                custom_objects = live_objects(self.model)
+                return keras.models.load_model(
+                    path, custom_objects=custom_objects, safe_mode=False
+                )
+
+
+def inspect_dtypes(model: Any = None, data: Any = None) -> DtypeReport:
     """Find the weights and arrays that a narrower dtype would hold as well.
 
-    | what | why | what would do |
+    | dtype | reason | narrower dtype |
     |---|---|---|
     | float64 weight or array | Keras trains in float32 | float32 |
     | floats that are all whole numbers | they are integers | uint8, int16 or int32 |
     | floats from 0 to 1 in steps of 1/255 | they are images | uint8 |
-    | 64-bit integers, such as those fed to an Embedding | all are small | int32 |
+    | 64-bit integers, such as inputs of an Embedding | all are small | int32 |
 
-    Arrays are looked at whole, a few megabytes at a time; of batched data the first
-    batch.
+    All values of an array are read, a few megabytes at a time; of batched data only
+    the first batch. The model and the data are not changed.
 
     Args:
-        model: a built `keras.Model`, or None.
-        data: samples in any form that `fit` takes, or a path as in every data
+        model: A built `keras.Model`, or None.
+        data: Samples in any form that `fit` takes, or a path as in every data
             argument, or None.
 
     Returns:
-        A `WideType` for each: where it is, its dtype, the narrower one, the bytes that
-        this saves, and what to do; an empty list if there is none.
+        The `DtypeReport`. `report.wide` has an entry for each weight and array, and
+        `report.narrow_model()` returns a copy of the model in float32.
 
     Raises:
-        ConfigError: if neither is given.
-        DataError: if the data holds no arrays of numbers.
-        ModelError: if the model has no weights yet.
+        ConfigError: If neither is given.
+        DataError: If the data contains no arrays of numbers.
+        ModelError: If the model has no weights yet.
 
     Example:
         >>> import numpy as np
         >>> images = np.random.default_rng(0).integers(0, 256, (8, 28, 28))
-        >>> find_wide_types(data=images.astype("float32"))[0].enough
+        >>> inspect_dtypes(data=images.astype("float32")).wide[0].enough
         'uint8'
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        >>> inspect_dtypes(model).narrow_model().layers[0].kernel.dtype
+        'float32'
     """
     if model is None and data is None:
         raise ConfigError("Give a model, data, or both. Received: neither.")
     if isinstance(data, (str, Path)):
         data = load_data(data).train
-    found = list(_of_weights(model)) if model is not None else []
-    found += _of_inputs(model) if model is not None else []
-    return found + (list(_of_data(data)) if data is not None else [])
+    wide = [*_of_weights(model), *_of_inputs(model)] if model is not None else []
+    wide += _of_data(data) if data is not None else []
+    return DtypeReport(tuple(wide), model)
 
 
 def _of_weights(model: Any) -> Iterator[WideType]:
@@ -75,7 +127,7 @@ def _of_weights(model: Any) -> Iterator[WideType]:
                 "float64",
                 "float32",
                 weight.nbytes // 2,
-                "Training in float32 is the rule: km.memory.narrow_weights(model).",
+                "Keras trains in float32: use the report's narrow_model().",
             )
 
 
@@ -153,42 +205,6 @@ def _integers_for(array: np.ndarray, scale: int) -> str | None:
         low, high = min(low, whole.min()), max(high, whole.max())
     ranges = ((name, np.iinfo(name)) for name in _INTEGERS)
     return next((n for n, info in ranges if info.min <= low and high <= info.max), None)
-
-
-def narrow_weights(model: Any, dtype: str = "float32") -> Any:
-    """Return a copy of `model` whose float64 weights and computations are narrower.
-
-    Args:
-        model: a built `keras.Model`; it is left alone.
-        dtype: the type in place of float64: `"float32"`, `"bfloat16"` or `"float16"`.
-
-    Returns:
-        The copy, compiled with the same settings and a fresh optimizer; an equal copy
-        if nothing in the model is float64.
-
-    Raises:
-        ConfigError: if `dtype` is no float type that is narrower than float64.
-        ModelError: if the model cannot be copied.
-
-    Example:
-        >>> import keras
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        >>> narrow_weights(model).layers[0].kernel.dtype
-        'float32'
-    """
-    OneOf(("float32", "bfloat16", "float16")).check("narrow_weights", "dtype", dtype)
-    original = clone(model)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.keras"
-        original.save(path)
-        _rewrite_config(path, dtype)
-        with warnings.catch_warnings():
-            # The optimizer's slots are not in the file, so that it starts afresh.
-            warnings.filterwarnings("ignore", message="Skipping variable loading for")
-            # A file of our own, made of a live object a moment ago.
-            return keras.models.load_model(
-                path, custom_objects=live_objects(model), safe_mode=False
-            )
 
 
 def _rewrite_config(path: Path, dtype: str) -> None:

@@ -1,20 +1,19 @@
-"""Real steps on this machine's CPU, counted as the allocator of a GPU would.
+"""Method "measured": real steps on this machine's CPU, counted as on a GPU.
 
-Small batches run; from two of them larger ones are extended.
+Small batches run; larger ones are extrapolated from two of them.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 
 from kerasmem import backends
 from kerasmem.backends.profile import MemoryEvent
+from kerasmem.checks import invalid
 from kerasmem.errors import ConfigError, ModelError, ProfilerUnavailableError
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
-from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.request import Request, answer_in_child
 from kerasmem.memory.estimate.traced.on_torch import later_step, library_bytes
@@ -30,73 +29,28 @@ _STEPS = 3
 _SMALL = 16
 
 
-def measure_step(  # noqa: PLR0913 - those of `estimate_memory`
-    model: Any,
-    batch_size: int,
-    *,
-    optimizer: Any | None = None,
-    dtype_policy: Any | None = None,
-    jit_compile: bool | None = None,
-    backend: str | None = None,
-    training: bool = True,
-    input_shape: Any | None = None,
-    data: Any | None = None,
-) -> MemoryEstimate:
-    """Measure the memory of a step, from real steps in a child process.
-
-    Batches of up to 16 zeros run on this machine's CPU, and larger ones are extended
-    from two of them. Seconds to minutes; the model stays as it is.
-
-    Args:
-        model: a built `keras.Model`.
-        batch_size: samples in the batch, from 1.
-        optimizer: an optimizer or its name; None for the compiled one.
-        dtype_policy: a dtype policy or its name; None for the layers' own.
-        jit_compile: whether the step is compiled; None for what Keras would choose.
-        backend: `"tensorflow"` or `"torch"`; None for the running one.
-        training: True for a training step, False for `predict`.
-        input_shape: lengths that the model leaves open, as in `estimate_memory`.
-        data: Example samples, from which lengths, labels and sample weights are read.
-
-    Returns:
-        The `MemoryEstimate`: the peak in bytes with its interval, and its parts by
-        layer and category.
+def estimate(request: Request) -> MemoryEstimate:
+    """Return the memory of a step, measured by real steps in a child process.
 
     Raises:
-        ConfigError: on JAX, which tells nothing of its memory on a CPU, or if another
-            argument is wrong.
-        DataError: if the data does not fit the model.
-        ModelError: if the model is not built, or the child cannot make it from its
-            config.
-        ChildDiedError: if the child process ends by an error.
-
-    Example:
-        >>> import keras
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        >>> measure_step(model, 0, optimizer="sgd")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        kerasmem.errors.ConfigError: The argument `batch_size` of estimate_memory ...
-        >>> measure_step(model, 8, optimizer="sgd").method  # doctest: +SKIP
-        'step'
+        ConfigError: If the step is one that cannot be measured on this machine's CPU.
+        ModelError: If the child process cannot build the model from its config.
     """
-    request = checked_request(
-        model,
-        batch_size,
-        optimizer=optimizer,
-        dtype_policy=dtype_policy,
-        jit_compile=jit_compile,
-        backend=backend,
-        training=training,
-        device="cpu",
-        input_shape=input_shape,
-        data=data,
-    )
+    if request.device != "cpu" or request.sharding.devices > 1:
+        device = request.card or request.device
+        raise ConfigError(
+            "A step is measured on the CPU of this machine. Expected: device='cpu' and "
+            f"no distribution. Received: {device=} and {request.sharding.devices} "
+            "devices. Next: pass method='analytic'."
+        )
+    if request.generate is not None:
+        valid = "None with method='measured'"
+        raise invalid("estimate_memory", "generate", request.generate, valid)
     if request.backend == "jax":
         raise ConfigError(
-            "JAX does not tell how much memory it uses on a CPU. Expected: a backend "
-            "of 'tensorflow' or 'torch'. Received: backend='jax'. Next: use "
-            "km.estimate_memory(model, batch_size, method='traced')."
+            "JAX does not report how much memory it uses on a CPU. Expected: backend="
+            "'tensorflow' or 'torch' with method='measured'. Received: backend='jax'. "
+            "Next: pass method='traced'."
         )
     return answer_in_child(__name__, request, COUNTING_ALLOCATOR)
 
@@ -117,7 +71,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     sums["temporary", None] += peak - sum(sums.values())
     low, high = (round(multiple * peak) for multiple in _SPREAD[request.backend])
     parts = (EstimatePart(*place, size) for place, size in sums.items())
-    return request.answer("step", parts, (low, peak, high))
+    return request.answer("measured", parts, (low, peak, high))
 
 
 def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:

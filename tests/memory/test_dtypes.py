@@ -9,13 +9,13 @@ from hypothesis.extra import numpy as numpy_strategies
 from keras import layers
 
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.memory.wide_types import find_wide_types, narrow_weights
+from kerasmem.memory.dtypes import inspect_dtypes
 
 
 def found(**given):
     return {
         wide.where: (wide.dtype, wide.enough, wide.saved_bytes)
-        for wide in find_wide_types(**given)
+        for wide in inspect_dtypes(**given).wide
     }
 
 
@@ -73,7 +73,7 @@ def test_a_path_stands_for_the_samples_in_it(tmp_path):
 )
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_every_number_survives_the_type_that_is_enough(x):
-    for wide in find_wide_types(data=x):
+    for wide in inspect_dtypes(data=x).wide:
         np.testing.assert_array_equal(x.astype(wide.enough), x)
         assert wide.saved_bytes == x.nbytes - x.astype(wide.enough).nbytes > 0
 
@@ -112,16 +112,15 @@ def test_embeddings_take_narrower_indices():
 
 def test_a_model_without_doubles_comes_back_equal():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    for one, other in zip(
-        narrow_weights(model).get_weights(), model.get_weights(), strict=True
-    ):
+    narrowed = inspect_dtypes(model).narrow_model()
+    for one, other in zip(narrowed.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 if keras.backend.backend() != "jax":  # which makes float32 of float64
 
     def test_weights_in_doubles_are_named_with_what_they_cost():
-        wide = find_wide_types(wide_model())
+        wide = inspect_dtypes(wide_model()).wide
         saved = {
             w.where.removeprefix("weight ").split("/")[-1]: w.saved_bytes for w in wide
         }
@@ -132,7 +131,7 @@ if keras.backend.backend() != "jax":  # which makes float32 of float64
         model = wide_model()
         model.compile("adam", "mse")  # whose slots stay behind
         model.optimizer.build(model.trainable_variables)
-        narrowed = narrow_weights(model)
+        narrowed = inspect_dtypes(model).narrow_model()
         x = np.random.default_rng(0).normal(size=(5, 3))
         assert {str(w.dtype) for w in narrowed.weights} == {"float32"}
         np.testing.assert_allclose(
@@ -147,8 +146,11 @@ if keras.backend.backend() != "jax":  # which makes float32 of float64
 
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="Give a model, data, or both"):
-        find_wide_types()
+        inspect_dtypes()
+    built = keras.Sequential([keras.Input((1,))])
     with pytest.raises(ConfigError, match="Received: dtype='int8'"):
-        narrow_weights(keras.Sequential([keras.Input((1,))]), "int8")
+        inspect_dtypes(built).narrow_model("int8")
+    with pytest.raises(ConfigError, match="must be a model, to narrow it"):
+        inspect_dtypes(data=np.zeros(3)).narrow_model()
     with pytest.raises(ModelError, match="has no weights yet"):
-        find_wide_types(keras.Sequential([layers.Dense(2)]))
+        inspect_dtypes(keras.Sequential([layers.Dense(2)]))
