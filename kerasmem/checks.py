@@ -17,6 +17,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from kerasmem.errors import ConfigError, as_received, did_you_mean
 
+BACKENDS = ("tensorflow", "jax", "torch")
+"""Names of the Keras backends that kerasmem supports."""
 _LONGEST = 200
 """Characters of a value in a message; of a longer one the type is named."""
 

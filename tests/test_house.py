@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from kerasmem.checks import BACKENDS
 from tests import house
 from tests.imports import cycles, imported
 from tests.prose import Prose, participles
@@ -18,7 +19,6 @@ from tests.prose import Prose, participles
 pytestmark = pytest.mark.one_backend
 
 Kind = TypeVar("Kind", bound=ast.AST)
-BACKENDS = {"tensorflow", "jax", "torch"}
 MOST_REPLACED = 36
 """To be lowered to 15."""
 MOST_CYCLES = 0

@@ -19,6 +19,7 @@ from kerasmem.backends.profile import Followed, MemoryProfiler
 from kerasmem.backends.recompute import RecomputeBackend
 from kerasmem.backends.steps import StepBackend
 from kerasmem.backends.variables import StepState, VariableBackend
+from kerasmem.checks import BACKENDS
 from kerasmem.errors import ConfigError
 
 __all__ = [
@@ -28,9 +29,6 @@ __all__ = [
     "device_kind",
     "patch_method",
 ]
-
-_NAMES = ("jax", "tensorflow", "torch")
-"""Names of the backends, and of the packages with what each has of its own."""
 
 
 class Backend(
@@ -70,9 +68,9 @@ def current() -> Backend:
         True
     """
     name = keras.backend.backend()
-    if name not in _NAMES:
+    if name not in BACKENDS:
         raise ConfigError(
-            f"kerasmem works on the Keras backends {[*_NAMES]}. Received: "
+            f"kerasmem works on the Keras backends {', '.join(BACKENDS)}. Received: "
             f"keras.backend.backend()={name!r}. Set KERAS_BACKEND to one of them "
             "before Keras is imported."
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from kerasmem.checks import BACKENDS
 from kerasmem.cli.command import Outcome, Parser, option
 from kerasmem.cli.compare import compare, evaluate
 from kerasmem.cli.compress import compress
@@ -263,13 +264,11 @@ def _import_keras() -> None:
             importlib.import_module("keras")
     except Exception as error:
         missing = getattr(error, "name", None)
-        packages = {"tensorflow": "tensorflow"}
-        packages |= {name: f"kerasmem[{name}]" for name in ("jax", "torch")}
-        package = packages.get(missing or "")
-        advice = f" Next: pip install {package}." if package else ""
+        package = missing if missing == "tensorflow" else f"kerasmem[{missing}]"
+        advice = f" Next: pip install {package}." if missing in BACKENDS else ""
         raise ConfigError(
-            f"Keras cannot start: {type(error).__name__}: {error}. Expected: the "
-            "backend tensorflow, jax or torch, installed. Received: KERAS_BACKEND="
+            f"Keras cannot start: {type(error).__name__}: {error}. Expected: one of "
+            f"{', '.join(BACKENDS)}, installed. Received: KERAS_BACKEND="
             f"{os.environ.get('KERAS_BACKEND')!r}.{advice}"
         ) from error
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kerasmem.checks import BACKENDS
 from kerasmem.cli.command import (
     IMPORT,
     INPUT_SHAPE,
@@ -47,7 +48,7 @@ def _size(text: str) -> int:
     option(
         "--optimizer", help="its Keras name; the one in the file by default, else adam"
     ),
-    option("--backend", help="tensorflow, jax or torch; the running one"),
+    option("--backend", help=f"{', '.join(BACKENDS)}; the running one"),
     option(
         "--device",
         help="gpu (default; cpu if measured), or a card such as h200, for a plan",

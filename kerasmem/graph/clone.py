@@ -15,6 +15,7 @@ import keras
 from keras.src.backend.common.global_state import get_global_attribute  # noqa: TID251
 
 from kerasmem.backends import current
+from kerasmem.checks import BACKENDS
 from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.graph.from_config import (
     LAMBDA_WARNING,
@@ -39,7 +40,7 @@ from kerasmem.graph.layers import (
 )
 from kerasmem.graph.values import to_numpy
 
-_NOT_THE_USERS = ("keras", "kerasmem", "tensorflow", "jax", "torch", "builtins", "abc")
+_NOT_THE_USERS = ("keras", "kerasmem", *BACKENDS, "builtins", "abc")
 
 _SETTINGS = (
     keras.initializers.Initializer,

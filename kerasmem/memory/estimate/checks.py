@@ -10,7 +10,6 @@ from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.cards import CARDS, is_card
 from kerasmem.memory.estimate.variables import unbuilt_copy
 
-BACKENDS = ("tensorflow", "jax", "torch")
 DEVICES = ("gpu", "cpu")
 
 

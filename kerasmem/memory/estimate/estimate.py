@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.checks import OneOf, Whole
+from kerasmem.checks import BACKENDS, OneOf, Whole
 from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate import analytic, checks, measured, traced
 from kerasmem.memory.estimate.generation import check_generates
@@ -138,7 +138,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     owner = "estimate_memory"
     batch_size = Whole(1).check(owner, "batch_size", batch_size)
     backend = keras.backend.backend() if backend is None else backend
-    OneOf(checks.BACKENDS).check(owner, "backend", backend)
+    OneOf(BACKENDS).check(owner, "backend", backend)
     device, card = checks.checked_device(device)
     OneOf((True, False)).check(owner, "training", training)
     OneOf((None, True, False)).check(owner, "jit_compile", jit_compile)
