@@ -264,8 +264,10 @@ def _import_keras() -> None:
             importlib.import_module("keras")
     except Exception as error:
         missing = getattr(error, "name", None)
-        package = missing if missing == "tensorflow" else f"kerasmem[{missing}]"
-        advice = f" Next: pip install {package}." if missing in BACKENDS else ""
+        packages = {name: f"kerasmem[{name}]" for name in BACKENDS}
+        packages["tensorflow"] = "tensorflow"
+        package = packages.get(missing or "")
+        advice = f" Next: pip install {package}." if package else ""
         raise ConfigError(
             f"Keras cannot start: {type(error).__name__}: {error}. Expected: one of "
             f"{', '.join(BACKENDS)}, installed. Received: KERAS_BACKEND="
