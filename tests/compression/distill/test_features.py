@@ -14,7 +14,6 @@ from kerasmem.compression.distill.losses import (
     Features,
     Logits,
     Relational,
-    SimilarityPreserving,
 )
 from kerasmem.compression.distill.pairing import pair_layers, probe_models
 from kerasmem.compression.distill.schedules import Linear
@@ -149,7 +148,7 @@ def test_subclassed_models_are_looked_into_as_well():
 def test_features_are_those_of_the_layers_and_of_the_same_pass(data):
     x, y = data
     teacher, student = images(6), images(4)
-    losses = [AttentionTransfer(weight=3.0), SimilarityPreserving(weight=2.0)]
+    losses = [AttentionTransfer(weight=3.0), Relational(kind="similarity", weight=2.0)]
     logs = logs_of(teacher, student, x, y, losses=losses, hard_weight=0.0)
 
     def features(model):
@@ -271,7 +270,12 @@ def test_sequences_with_masks_teach_by_answers_and_by_features(tmp_path):
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 9, (SAMPLES, 4)), rng.integers(0, CLASSES, (SAMPLES, 4))
-    losses = ["logits", "dkd", "features", SimilarityPreserving(layers="words")]
+    losses = [
+        "logits",
+        "dkd",
+        "features",
+        Relational(kind="similarity", layers="words"),
+    ]
     options = {"losses": losses, "verbose": 0, "seed": 1, "batch_size": 8}
     teacher, student = tagger(5), tagger(4)
     asked, kept = (
@@ -331,7 +335,7 @@ def test_scheduled_weights_and_temperatures_change_every_epoch():
 def test_several_teachers_count_by_their_weights():
     x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
     teachers, student = [vectors(6), vectors(5)], vectors(4)
-    losses = [Logits(), SimilarityPreserving()]
+    losses = [Logits(), Relational(kind="similarity")]
     y = np.zeros(SAMPLES)
     alone = [logs_of(t, student, x, y, losses=losses) for t in teachers]
     both = logs_of(teachers, student, x, y, losses=losses, teacher_weights=(3, 1))

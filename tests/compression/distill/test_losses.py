@@ -14,16 +14,14 @@ from kerasmem.compression.distill.losses import (
     LOSSES,
     AttentionTransfer,
     Contrastive,
-    Correlation,
     Features,
     Logits,
-    ProbabilisticKnowledgeTransfer,
     Relational,
-    SimilarityPreserving,
     as_losses,
     loss_from_json,
 )
 from kerasmem.compression.distill.losses.base import Answers, OutputLoss
+from kerasmem.compression.distill.losses.relations import KINDS
 from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
@@ -39,11 +37,13 @@ ON_OUTPUTS = [
 ON_FEATURES = [
     (Features(), papers.features),
     (AttentionTransfer(), papers.attention_transfer),
-    (SimilarityPreserving(), papers.similarity_preserving),
-    (Relational(), papers.relational),
-    (Correlation(), papers.correlation),
+    (Relational(kind="similarity"), papers.similarity_preserving),
+    (Relational(kind="distance"), papers.relational_distance),
+    (Relational(kind="angle"), papers.relational_angle),
+    (Relational(kind="correlation"), papers.correlation),
+    (Relational(kind="correlation", gamma=0.7, order=3), papers.correlation_third),
     (Contrastive(temperature=0.5), papers.contrastive),
-    (ProbabilisticKnowledgeTransfer(), papers.probabilistic),
+    (Relational(kind="neighbors"), papers.probabilistic),
 ]
 
 
@@ -76,7 +76,7 @@ def shape_for(loss):
 
 def named(cases):
     return pytest.mark.parametrize(
-        ("loss", "paper"), cases, ids=[loss.name for loss, _ in cases]
+        ("loss", "paper"), cases, ids=[paper.__name__ for _, paper in cases]
     )
 
 
@@ -116,9 +116,9 @@ def test_equal_features_are_at_distance_zero_with_a_finite_gradient(loss, paper)
     assert np.isfinite(by_backend(value, teacher)).all()
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted({*LOSSES, *KINDS}))
 def test_features_and_answers_of_zeros_or_of_one_sample_give_finite_numbers(name):
-    loss = LOSSES[name]()
+    loss = Relational(kind=name) if name in KINDS else LOSSES[name]()
     for rows in (1, 4):
         zeros = np.zeros((rows, 2, 2, 3), "float32")
         if isinstance(loss, OutputLoss):
@@ -157,12 +157,13 @@ def test_labels_of_dkd_may_be_one_hot_or_a_column():
     assert values == pytest.approx([values[0]] * 3)
 
 
+@pytest.mark.parametrize("kind", ["distance", "angle"])
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(scale=st.floats(0.5, 20), shift=st.floats(-5, 5))
-def test_relations_do_not_feel_scale_and_place(scale, shift):
+def test_relations_do_not_feel_scale_and_place(kind, scale, shift):
     teacher, _ = pair((5, 6))
     moved = keras.ops.convert_to_tensor(teacher * np.float32(scale) + np.float32(shift))
-    assert float(on_features(Relational(), teacher)(moved)) == pytest.approx(
+    assert float(on_features(Relational(kind=kind), teacher)(moved)) == pytest.approx(
         0, abs=1e-4
     )
 
@@ -200,7 +201,9 @@ def test_losses_come_as_objects_names_and_plain_data():
         (lambda: DKD(beta="8"), "beta` of DKD must be a number. Received: beta='8'"),
         (lambda: AttentionTransfer(power=0), "a number above 0"),
         (lambda: Contrastive(dimension=0), "Received: dimension=0"),
-        (lambda: Correlation(order=0), "Received: order=0"),
+        (lambda: Relational(order=0), "Received: order=0"),
+        (lambda: Relational(kind="angel"), "one of distance, angle, .* mean 'angle'"),
+        (lambda: Relational(order=3), "belong to kind=.correlation.* kind='distance'"),
         (lambda: Features(layers=[("a", "b", "c")]), "pairs of a name in the teacher"),
         (lambda: Linear(1, 2, begin=0.5, finish=0.5), "begin=0.5, finish=0.5"),
         (lambda: as_losses([]), "one or more of km.distillation"),
