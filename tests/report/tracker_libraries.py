@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import sys
+import time
 from collections import Counter
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -162,15 +163,24 @@ def _records(content):
             record = b""
 
 
-def wandb_history(folder):
-    """Return the rows that W&B wrote offline below a folder, and its artifacts."""
+def _written_offline(folder):
+    """Return the records of W&B below a folder when its own process has ended."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = Path(folder).glob("wandb/offline-run-*/run-*.wandb")
+    for _ in range(100):
+        contents = _records(file.read_bytes())
+        records = [wandb_internal_pb2.Record.FromString(data) for data in contents]
+        if records and records[-1].HasField("exit"):
+            break
+        time.sleep(0.1)
+    return records
+
+
+def wandb_history(folder):
+    """Return the rows that W&B wrote offline below a folder, and its artifacts."""
     rows, files = [], []
-    for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in _written_offline(folder):
         if record.HasField("history"):
             items = record.history.item
             rows.append(

@@ -8,7 +8,6 @@ from kerasmem.compression.distill.losses.base import DistillationLoss
 from kerasmem.compression.distill.losses.features import AttentionTransfer, Features
 from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
 from kerasmem.compression.distill.losses.relations import Contrastive, Relational
-from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.compression.fields import from_tagged
 from kerasmem.errors import ConfigError
 
@@ -18,9 +17,7 @@ __all__ = [
     "AttentionTransfer",
     "Cache",
     "Contrastive",
-    "Cosine",
     "Features",
-    "Linear",
     "Logits",
     "Relational",
 ]
