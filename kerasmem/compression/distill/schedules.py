@@ -27,7 +27,9 @@ class Scheduled(Real):
         if not callable(schedule):
             return super().check(owner, name, schedule)
         first = ops.convert_to_numpy(schedule(ops.zeros(())))
-        super().check(owner, f"{name} at step 0", first.item() if first.ndim == 0 else first)
+        super().check(
+            owner, f"{name} at step 0", first.item() if first.ndim == 0 else first
+        )
         return schedule
 
     def _deserialized(self, owner: str, name: str, value: Any) -> Any:

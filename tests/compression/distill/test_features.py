@@ -16,7 +16,6 @@ from kerasmem.compression.distill.losses import (
     Relational,
 )
 from kerasmem.compression.distill.pairing import pair_layers, probe_models
-from kerasmem.compression.distill.schedules import Linear
 from kerasmem.errors import ConfigError, ModelError
 from tests.compression.distill import papers
 
@@ -316,10 +315,11 @@ def test_validation_leaves_the_students_statistics_alone(data):
 # Schedules, several teachers
 
 
-def test_scheduled_weights_and_temperatures_change_every_epoch():
+def test_scheduled_weights_and_temperatures_change_with_every_step():
     x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
     teacher, student = vectors(6), vectors(4)
-    loss = Logits(temperature=Linear(8.0, 2.0), weight=Linear(1.0, 3.0))
+    falling = keras.optimizers.schedules.PolynomialDecay(8.0, 2, 2.0)
+    loss = Logits(temperature=falling, weight=lambda step: 1 + step)
     frozen = keras.optimizers.SGD(0.0)
     found = distill(
         teacher, student, x, losses=loss, epochs=3, optimizer=frozen, verbose=0
@@ -330,6 +330,26 @@ def test_scheduled_weights_and_temperatures_change_every_epoch():
         run = distill(teacher, student, x, losses=plain, optimizer=frozen, verbose=0)
         expected += run.history.history["loss"]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_only_steps_of_the_training_are_counted():
+    x = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
+    loss = Logits(weight=lambda step: step)
+    model = Distiller(vectors(6), vectors(4), losses=loss)
+    model.compile(keras.optimizers.SGD(0.0))
+    fit = {"batch_size": 4, "verbose": 0, "shuffle": False}
+    first, second = (
+        model.fit(x, validation_data=(x,), **fit).history for _ in range(2)
+    )
+    unit = model.evaluate(x, verbose=0, return_dict=True)["loss"] / 4
+    halves = [
+        model.evaluate(half, verbose=0, return_dict=True)["loss"] / 4
+        for half in (x[:4], x[4:])
+    ]
+    np.testing.assert_allclose(first["loss"], [halves[1] / 2], rtol=1e-5)
+    np.testing.assert_allclose(first["val_loss"], [2 * unit], rtol=1e-5)
+    expected = (2 * halves[0] + 3 * halves[1]) / 2
+    np.testing.assert_allclose(second["loss"], [expected], rtol=1e-5)
 
 
 def test_several_teachers_count_by_their_weights():
@@ -448,7 +468,8 @@ def test_a_student_is_trained_with_everything_that_fit_offers(jit, backend):
         jit = "auto"  # Keras leaves torch uncompiled unless told
     x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
     y = np.arange(SAMPLES) % CLASSES
-    losses = [Logits(temperature=Linear(4.0, 2.0)), Contrastive(dimension=4)]
+    falling = keras.optimizers.schedules.PolynomialDecay(4.0, 20, 2.0)
+    losses = [Logits(temperature=falling), Contrastive(dimension=4)]
     model = Distiller(vectors(6), vectors(4), losses=losses)
     steps = 1 if backend == "torch" else 2
     model.compile("adam", LOGITS, jit_compile=jit, steps_per_execution=steps)

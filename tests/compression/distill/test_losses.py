@@ -1,6 +1,7 @@
 """Every loss is that of its paper, and so is its gradient."""
 
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -22,13 +23,13 @@ from kerasmem.compression.distill.losses import (
 )
 from kerasmem.compression.distill.losses.base import Answers, OutputLoss
 from kerasmem.compression.distill.losses.relations import KINDS
-from kerasmem.compression.distill.schedules import Cosine, Linear
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 from tests.compression.distill import papers
 from tests.compression.distill.gradients import by_backend, by_differences
 
 LABELS = np.array([0, 2, 1, 3, 0, 2])
+SCHEDULES = keras.optimizers.schedules
 ON_OUTPUTS = [
     (Logits(temperature=papers.T), papers.logits),
     (DKD(temperature=papers.T), papers.dkd),
@@ -171,11 +172,16 @@ def test_relations_do_not_feel_scale_and_place(kind, scale, shift):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_survives_json(name):
-    given = {"weight": Linear(0.0, 2.0, begin=0.25)}
-    given |= {"temperature": Cosine(8.0, 1.0)} if name in {"dkd", "logits"} else {}
+    given = {"weight": SCHEDULES.CosineDecay(2.0, 100)}
+    falling = SCHEDULES.PolynomialDecay(8.0, 10, 1.0)
+    given |= {"temperature": falling} if name in {"dkd", "logits"} else {}
     given |= {"layers": [("a", "b"), "c.*"]} if hasattr(LOSSES[name], "heads") else {}
     loss = LOSSES[name](**given)
-    assert loss_from_json(json.loads(json.dumps(loss.to_json()))) == loss
+    plain = json.loads(json.dumps(loss.to_json()))
+    copy = loss_from_json(plain)
+    assert copy.to_json() == plain
+    assert float(copy.weight(50.0)) == pytest.approx(1.0)
+    assert replace(copy, **given) == loss
     assert hash(loss) == hash(LOSSES[name](**given))
 
 
@@ -193,7 +199,11 @@ def test_losses_come_as_objects_names_and_plain_data():
     ("make", "message"),
     [
         (lambda: Logits(temperature=0), "above 0. Received: temperature=0"),
-        (lambda: Logits(temperature=Linear(4, 0)), "above 0"),
+        (
+            lambda: Logits(temperature=SCHEDULES.PolynomialDecay(0.0, 9, 4.0)),
+            "`temperature at step 0` of Logits must be .* above 0. Received: .*=0.0",
+        ),
+        (lambda: Logits(weight=lambda _: np.ones(2)), "weight at step 0` .*a number"),
         (
             lambda: DKD(weight=-1),
             "weight` of DKD must be a number at least 0. Received: weight=-1",
@@ -205,7 +215,6 @@ def test_losses_come_as_objects_names_and_plain_data():
         (lambda: Relational(kind="angel"), "one of distance, angle, .* mean 'angle'"),
         (lambda: Relational(order=3), "belong to kind=.correlation.* kind='distance'"),
         (lambda: Features(layers=[("a", "b", "c")]), "pairs of a name in the teacher"),
-        (lambda: Linear(1, 2, begin=0.5, finish=0.5), "begin=0.5, finish=0.5"),
         (lambda: as_losses([]), "one or more of km.distillation"),
         (lambda: as_losses(7), "Received: losses=7"),
         (lambda: as_losses("kd"), "one of logits, dkd, dist, .*loss='kd'"),
@@ -215,17 +224,20 @@ def test_losses_come_as_objects_names_and_plain_data():
         ),
         (
             lambda: loss_from_json({"loss": "dkd", "weight": {"schedule": "x"}}),
-            "linear",
+            "or a serialized LearningRateSchedule of Keras",
+        ),
+        (
+            lambda: Logits(
+                weight=keras.losses.serialize(keras.losses.MeanAbsoluteError())
+            ),
+            "serialized LearningRateSchedule of Keras. Received",
+        ),
+        (
+            lambda: loss_from_json(Logits(weight=abs).to_json()),
+            "Received: weight='<function abs>'",
         ),
     ],
 )
 def test_a_wrong_choice_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-@pytest.mark.one_backend
-def test_a_schedule_goes_from_start_to_end():
-    schedule = Linear(8.0, 2.0, begin=0.5)
-    assert [schedule.value(p) for p in (0, 0.5, 0.75, 1)] == [8, 8, 5, 2]
-    assert Cosine(1.0, 0.0).value(0.5) == pytest.approx(0.5)

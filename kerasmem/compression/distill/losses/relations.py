@@ -138,7 +138,8 @@ class Relational(FeatureLoss):
     Representations with Probabilistic Knowledge Transfer" (PKT), 2018 (`"neighbors"`).
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
         layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
             last ones before the outputs; or pairs of names, the teacher's first. A name
             may be a path through nested models (`"encoder/dense"`), a regular
@@ -209,7 +210,8 @@ class Contrastive(FeatureLoss):
     Source: Tian, Krishnan and Isola, "Contrastive Representation Distillation", 2020.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
         layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
             last ones before the outputs; or pairs of names, the teacher's first. A name
             may be a path through nested models (`"encoder/dense"`), a regular
