@@ -18,8 +18,7 @@ from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
 from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, example, micro_batches
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
-from kerasmem.memory.oom.cause import TORN
-from kerasmem.records import Cause, PostMortem, Remedy
+from kerasmem.records import TORN, Cause, PostMortem, Remedy
 from kerasmem.units import format_bytes
 
 _END = object()

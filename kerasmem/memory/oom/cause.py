@@ -21,7 +21,7 @@ from kerasmem.errors import (
 from kerasmem.memory.settings import card_status
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.names import Names, Origin
-from kerasmem.records import Cause, PostMortem
+from kerasmem.records import TORN, Cause, PostMortem
 from kerasmem.records.post_mortem import cause_sentence, fitting_sentence
 
 
@@ -231,9 +231,6 @@ def _origin(operation: str, model: Any | None) -> Origin:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _MESSAGE_LENGTH else f"{text[:_MESSAGE_LENGTH]}..."
-
-
-TORN = "torn state"
 
 
 def out_of_memory_error(

@@ -12,12 +12,12 @@ from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
-from kerasmem.memory.oom.cause import TORN, DeviceFigures
+from kerasmem.memory.oom.cause import DeviceFigures
 from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.memory.oom.savings import SAVINGS
 from kerasmem.memory.rematerialize import rematerialize
 from kerasmem.optimizers import Adam8bit
-from kerasmem.records import Cause, EstimatePart, PostMortem, Remedy
+from kerasmem.records import TORN, Cause, EstimatePart, PostMortem, Remedy
 from kerasmem.records.post_mortem import CAUSES
 from kerasmem.units import MIB
 from tests.report.runs import countable_timeline
