@@ -1,21 +1,15 @@
 """Errors and warnings of kerasmem.
 
 KerasMemError
-├── InputError (ValueError)       what was handed in is wrong
-│   ├── ConfigError               an argument of a technique or a call
-│   ├── DataError                 samples, labels, an .npz file
-│   ├── ModelError                a model that this cannot be done to
-│   └── ModelFileError            a file that is missing, damaged or no model
-├── ProfilerUnavailableError      no profile of the memory can be taken here
-├── AccuracyDropError             the result does its job worse than allowed
-├── TargetError                   no compression that was tried meets the target
-├── ChildDiedError                a process of its own ended without an answer
-├── OutputError (OSError)         a result that could not be written
-└── OutOfMemoryError (MemoryError)      memory ran out; carries the post-mortem
-    ├── DeviceOutOfMemoryError          of the device: smaller micro-batches help
-    │   └── FragmentationError          enough of it is free, but not in one piece
-    ├── InputPipelineOutOfMemoryError   of the host, while data was made: they do not
-    └── TornStateError                  and the model is not as before the step
+├── InputError (ValueError)           an argument, data, a model or a file is wrong
+│   ├── ConfigError                   an argument of a technique or a call
+│   ├── DataError                     samples, labels, an .npz file
+│   ├── ModelError                    a model that the call does not support
+│   └── ModelFileError                a file that is missing, damaged or no model
+├── TargetError (RuntimeError)        a compression misses its target or `max_drop`
+├── ChildDiedError (RuntimeError)     a child process ended without an answer
+├── OutputError (OSError)             a result that could not be written
+└── OutOfMemoryError (MemoryError)    memory ran out; has the kind and the post-mortem
 
 KerasMemWarning (UserWarning)
 """
@@ -27,23 +21,17 @@ from itertools import pairwise
 from typing import Any
 
 __all__ = [
-    "AccuracyDropError",
     "ChildDiedError",
     "ConfigError",
     "DataError",
-    "DeviceOutOfMemoryError",
-    "FragmentationError",
     "InputError",
-    "InputPipelineOutOfMemoryError",
     "KerasMemError",
     "KerasMemWarning",
     "ModelError",
     "ModelFileError",
     "OutOfMemoryError",
     "OutputError",
-    "ProfilerUnavailableError",
     "TargetError",
-    "TornStateError",
 ]
 
 _LONGEST_WORD, _LONGEST_MESSAGE = 200, 4000
@@ -123,30 +111,17 @@ class ModelFileError(InputError):
     """
 
 
-class ProfilerUnavailableError(KerasMemError):
-    """The backend or the device gives no profile of the memory.
+class TargetError(KerasMemError, RuntimeError):
+    """A compression misses its `target`, or loses more of its metric than `max_drop`.
 
-    The message names the variable to set or the backend to use instead.
-    """
-
-
-class AccuracyDropError(KerasMemError):
-    """The compressed model lost more of its metric than `max_drop` allows.
-
-    Compress less, fine-tune longer, or allow a larger drop.
-    """
-
-
-class TargetError(KerasMemError):
-    """No compression that the search tried meets the target.
-
-    The message says how near the search came: relax the target to that, or give the
-    search more data or time.
+    For `max_drop`, compress less, fine-tune longer, or allow a larger drop. For a
+    target, the message contains the nearest result: relax the target to that, or give
+    the search more data or time.
 
     Args:
         message: what is reachable, and what to do next.
-        result: the `kerasmem.CompressionResult` of the nearest; None where there is
-            none, as in an error that came out of another process.
+        result: the `kerasmem.CompressionResult` nearest to the target; None if there is
+            none, as for an error of `max_drop` or from another process.
     """
 
     def __init__(self, message: str = "", result: Any = None) -> None:
@@ -154,7 +129,7 @@ class TargetError(KerasMemError):
         self.result = result
 
 
-class ChildDiedError(KerasMemError):
+class ChildDiedError(KerasMemError, RuntimeError):
     """A child process ended without an answer, as when the kernel killed it.
 
     The message says how it ended. After `"signal 9"` give it less to hold in memory.
@@ -184,46 +159,33 @@ class OutputError(KerasMemError, OSError):
 class OutOfMemoryError(KerasMemError, MemoryError):
     """Memory ran out, and nothing that was tried made it suffice.
 
-    Read the post-mortem for what filled the memory, and make that smaller.
+    Read the post-mortem for what filled the memory, and make that smaller. By `kind`:
+
+    - `"device"`: The device has too little memory for the step. Use a smaller batch, or
+      `km.fit`, which splits batches.
+    - `"one tensor"`: A single tensor is larger than the memory of the device.
+    - `"fragmentation"`: The device has enough free memory, but not in one piece.
+      Preallocate memory, or choose another allocator by `km.memory.configure`.
+    - `"input pipeline"`: The host's memory ran out while a batch was made. A smaller
+      model does not help: shrink the buffers of the pipeline, or read the data with
+      `km.memory.stream`.
+    - `"host"`: The host's memory ran out in any other way.
+    - `"torn state"`: The model is no longer as it was before the step. Load the last
+      checkpoint, in a new process if the message says so.
 
     Args:
         message: what happened and what to do next.
         post_mortem: the `kerasmem.records.PostMortem`; None where there is none, as in
             an error that came out of another process.
+        kind: one of those above; None if there is no post-mortem.
     """
 
-    def __init__(self, message: str = "", post_mortem: Any = None) -> None:
+    def __init__(
+        self, message: str = "", post_mortem: Any = None, kind: str | None = None
+    ) -> None:
         super().__init__(message)
         self.post_mortem = post_mortem
-
-
-class DeviceOutOfMemoryError(OutOfMemoryError):
-    """A device has too little memory for the step.
-
-    A smaller batch helps, or `km.fit`, which splits one.
-    """
-
-
-class FragmentationError(DeviceOutOfMemoryError):
-    """A device has enough free memory, but not in one piece.
-
-    Preallocate the memory or choose another allocator, by `km.memory.configure`.
-    """
-
-
-class InputPipelineOutOfMemoryError(OutOfMemoryError):
-    """The host's memory ran out while the input pipeline made a batch.
-
-    A smaller model does not help: shrink the buffers of the pipeline, or read the data
-    with `km.memory.stream`.
-    """
-
-
-class TornStateError(OutOfMemoryError):
-    """Memory ran out, and the model is no longer as it was before the step.
-
-    Load the last checkpoint, in a new process where the message says so.
-    """
+        self.kind = kind
 
 
 class KerasMemWarning(UserWarning):

@@ -20,7 +20,7 @@ def register(places: Mapping[str, str]) -> None:
 
     Args:
         places: The place of each feature by its name, such as
-            `{"log_run": "kerasmem.extras.trackers:log_run"}`.
+            `{"export": "kerasmem.extras.litert:export"}`.
     """
     _PLACES.update(places)
 

@@ -27,7 +27,6 @@ optional.register(
         "estimate_by_plan": "kerasmem.extras.plans:estimate",
         "export": "kerasmem.extras.litert:export",
         "load_legacy": "kerasmem.extras.legacy.read:load_legacy",
-        "log_run": "kerasmem.extras.trackers:log_run",
         "model_card": "kerasmem.extras.language.card:model_card",
         "scope": "kerasmem.extras.growth:scope",
     }

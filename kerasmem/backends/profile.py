@@ -7,6 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 
+class ProfilerUnavailableError(RuntimeError):
+    """The backend or the device gives no profile of the memory.
+
+    The message names the variable to set or the backend to use instead.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
     """The allocation or the free of one block.

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from kerasmem import backends
+from kerasmem.backends.profile import ProfilerUnavailableError
 from kerasmem.callbacks.attachment import is_fitting
 from kerasmem.callbacks.run_log import Guard, RunLog
 from kerasmem.checks import invalid
-from kerasmem.errors import ProfilerUnavailableError
 from kerasmem.files.run_dir import add_timelines, run_name
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline

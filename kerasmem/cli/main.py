@@ -22,7 +22,6 @@ from kerasmem.cli.inspect import inspect
 from kerasmem.cli.memory import estimate, tune
 from kerasmem.cli.run import demo, report, run
 from kerasmem.errors import (
-    AccuracyDropError,
     ChildDiedError,
     ConfigError,
     KerasMemError,
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stdout.flush()
     except KeyboardInterrupt:
         return _fail("Interrupted. Nothing was left half-written.")
-    except (AccuracyDropError, TargetError) as error:
+    except TargetError as error:
         return _fail(str(error), _GATE_NOT_MET)
     except ChildDiedError as error:
         return _fail_of_child(error)

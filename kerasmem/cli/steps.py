@@ -10,11 +10,11 @@ import argparse
 import inspect
 import re
 from argparse import Namespace
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from kerasmem.checks import PATTERNS, Whole, rules_of
+from kerasmem.checks import PATTERNS, OneOf, Whole, rules_of
 from kerasmem.cli.command import Option, at_least, checked, option, seconds
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.prune import Prune
@@ -41,13 +41,14 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
         settings = _settings(kind, rule)
         if settings is None:
             continue
-        default = field.default
-        is_plain = default is not MISSING and isinstance(default, str | int | float)
-        shown = f" ({default})" if is_plain and number else ""
         words = _first_sentence(described[field.name])
-        if isinstance(rule, tuple) and not all(name in words for name in rule):
-            words = f"{words}; one of {', '.join(rule)}"
-        settings["help"] = f"{words}{shown}".replace("%", "%%")
+        names = rule.allowed if isinstance(rule, OneOf) and kind is not bool else ()
+        if not all(name in words for name in names):
+            words = f"{words}; one of {', '.join(names)}"
+        is_plain = isinstance(field.default, str | int | float)
+        if is_plain and number and "(default: " not in words:
+            words = f"{words} ({field.default})"
+        settings["help"] = words.replace("%", "%%")
         name = flag if not number else f"{flag}-{field.name.replace('_', '-')}"
         found[field.name] = option(name, **settings)
     return found

@@ -128,7 +128,7 @@ class Chain:
         return () if self._max_drop is None else (METRICS,)
 
     def judge(self, result: Any) -> None:
-        """Raise `AccuracyDropError` if the metric got worse by too much."""
+        """Raise `TargetError` if the metric got worse by too much."""
         check_drop(result.report, self._max_drop)
 
     def _checkpoints(

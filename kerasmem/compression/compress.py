@@ -173,10 +173,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         ModelError: if a technique finds nothing to do, or training left NaN or infinity
             in the model.
         ModelFileError: if the file cannot be loaded.
-        AccuracyDropError: if the metric drops by more than `max_drop`.
         OutputError: if `output` or a checkpoint cannot be written.
-        TargetError: if a search finds nothing that is asked for; its `result` is the
-            nearest.
+        TargetError: if the metric drops by more than `max_drop`, or a search does not
+            reach `target`; the `result` of the error is then the nearest.
 
     Example:
         >>> import kerasmem as km

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kerasmem.checks import Real
-from kerasmem.errors import AccuracyDropError, ConfigError
+from kerasmem.errors import ConfigError, TargetError
 from kerasmem.files.data import is_array_data, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.graph.outputs import Task, losses_of, task_of
@@ -78,7 +78,7 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
         max_drop: most that is allowed, as a difference; None allows anything.
 
     Raises:
-        AccuracyDropError: if it got worse by more.
+        TargetError: if it got worse by more.
         ConfigError: if no metric was measured.
     """
     if max_drop is None:
@@ -90,7 +90,7 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
     drop = drop_of(report)
     # Written so that a metric of NaN is a drop.
     if not drop <= max_drop:
-        raise AccuracyDropError(
+        raise TargetError(
             f"{name} went from {before:.4f} to {after:.4f}, which is worse than "
             f"max_drop={max_drop} allows. Prune less, or fine-tune longer."
         )

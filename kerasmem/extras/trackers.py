@@ -2,87 +2,25 @@
 
 import importlib
 import importlib.util
+import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from kerasmem.backends.tensorflow_files import write_events
 from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.atomic import replacing
-from kerasmem.files.read_run import read_run
 from kerasmem.records import Run, Scalar
-from kerasmem.report.run import write_run_page
 from kerasmem.report.run.scalars import run_scalars
 
 _MOST_METRICS = 1000
 """Of one request, by MLflow's REST API."""
 _MOST_LETTERS = 250
 _AXES = {True: "kerasmem/batch", False: "kerasmem/epoch"}
-
-
-def log_run(
-    log_dir: str | Path,
-    *,
-    tensorboard: str | Path | None = None,
-    mlflow: str | None = None,
-    wandb: str | None = None,
-) -> dict[str, int]:
-    """Log what the monitors of a run recorded to TensorBoard, MLflow or W&B.
-
-    Every figure goes there at its step: of each device, batch, process and variable.
-    MLflow and W&B get the page of the run too. If a run of theirs is active in this
-    process, all goes into it and it stays open, else into a new one that is named after
-    the folder and closed. Server and login are theirs: `MLFLOW_TRACKING_URI`,
-    `WANDB_MODE` and so on.
-
-    The series in `logs` need none of this: trackers' own Keras callbacks see them if
-    they are listed behind the monitors.
-
-    Args:
-        log_dir: the folder that the monitors were given.
-        tensorboard: folder for an event file, made if it is not there; those of process
-            1 lie in `process-1` of it. Nothing has to be installed.
-        mlflow: name of an experiment, made if it is not there
-            (`pip install kerasmem[mlflow]`).
-        wandb: name of a project (`pip install kerasmem[wandb]`).
-
-    Returns:
-        The number of scalars by tracker.
-
-    Raises:
-        ConfigError: if no tracker is named, or the package of one is not installed.
-        InputError: if there is no run in `log_dir`.
-        OutputError: if an event file cannot be written.
-
-    Example:
-        >>> import kerasmem as km
-        >>> try:
-        ...     km.callbacks.log_run("run")
-        ... except km.errors.ConfigError as error:
-        ...     print(str(error)[:30])
-        A tracker has to be named. Exp
-    """
-    options = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
-    targets = {name: target for name, target in options.items() if target is not None}
-    if not targets:
-        raise ConfigError(
-            "A tracker has to be named. Expected: tensorboard=FOLDER, "
-            "mlflow=EXPERIMENT or wandb=PROJECT. Received: none of them."
-        )
-    check_trackers(targets)
-    run = read_run(log_dir)
-    with TemporaryDirectory() as folder:
-        page = Path(folder) / "kerasmem.html"
-        write_run_page(run, page)
-        return {
-            name: logged(run, page, name, target) for name, target in targets.items()
-        }
 
 
 def check_trackers(targets: Mapping[str, Any]) -> None:
@@ -136,21 +74,14 @@ def _to_tensorboard(scalars: Scalars, page: Path, target: str, name: str) -> Non
 
 
 def _to_mlflow(scalars: Scalars, page: Path, target: str, name: str) -> None:
-    """Log to the active run, else to a new one, by a client: none becomes active."""
+    """Log to the run that `MLFLOW_RUN_ID` names, else to a new one."""
     mlflow: Any = importlib.import_module("mlflow")
-    client, run = mlflow.MlflowClient(), mlflow.active_run()
-    is_own = run is None
-    if is_own:
-        known = client.get_experiment_by_name(target)
-        number = known.experiment_id if known else client.create_experiment(target)
-        run = client.create_run(number, run_name=name)
-    number = run.info.run_id
-
-    def end(status: str) -> None:
-        if is_own:
-            client.set_terminated(number, status=status)
-
-    with _ending(end, "FINISHED", "FAILED"):
+    client = mlflow.MlflowClient()
+    known = client.get_experiment_by_name(target)
+    experiment = known.experiment_id if known else client.create_experiment(target)
+    new_name = None if os.environ.get("MLFLOW_RUN_ID") else name
+    with mlflow.start_run(experiment_id=experiment, run_name=new_name) as run:
+        number = run.info.run_id
         metrics = [
             mlflow.entities.Metric(
                 _allowed(_tag(one, process)), one.value, round(1e3 * one.time), one.step
@@ -164,20 +95,14 @@ def _to_mlflow(scalars: Scalars, page: Path, target: str, name: str) -> None:
 
 
 def _to_wandb(scalars: Scalars, page: Path, target: str, name: str) -> None:
-    """Log to the active run, else to a new one.
+    """Log to the run that `WANDB_RUN_ID` names, else to a new one.
 
     A run of W&B has one counter of steps that only rises. So figures stand over two
     axes of their own, `kerasmem/epoch` and `kerasmem/batch`.
     """
     wandb: Any = importlib.import_module("wandb")
-    is_own = wandb.run is None
-    run = wandb.run or wandb.init(project=target, name=name)
-
-    def end(code: int) -> None:
-        if is_own:
-            run.finish(exit_code=code)
-
-    with _ending(end, 0, 1):
+    new_name = None if os.environ.get("WANDB_RUN_ID") else name
+    with wandb.init(project=target, name=new_name) as run:
         for axis in _AXES.values():
             run.define_metric(axis, hidden=True)
         for process, own in scalars.items():
@@ -195,18 +120,7 @@ TRACKERS: Mapping[str, Callable[[Scalars, Path, str, str], None]] = {
     "mlflow": _to_mlflow,
     "wandb": _to_wandb,
 }
-"""By the name of their package, which is the keyword and the option too."""
-
-
-@contextmanager
-def _ending(end: Callable[[Any], None], good: Any, bad: Any) -> Iterator[None]:
-    """Return a scope that ends a run, as one that failed after an error."""
-    try:
-        yield
-    except BaseException:
-        end(bad)
-        raise
-    end(good)
+"""By the name of their package, which is the option of `kerasmem report` too."""
 
 
 def _allowed(tag: str) -> str:

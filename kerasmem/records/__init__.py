@@ -17,7 +17,7 @@ from kerasmem.records.figures import (
     WeightChange,
     WideType,
 )
-from kerasmem.records.post_mortem import CAUSES, Cause, PostMortem, Remedy
+from kerasmem.records.post_mortem import CAUSES, TORN, Cause, PostMortem, Remedy
 from kerasmem.records.run import (
     SEVERITIES,
     DeviceReading,
@@ -61,6 +61,7 @@ __all__ = [
     "MEASURED",
     "PHASES",
     "SEVERITIES",
+    "TORN",
     "ActivationRange",
     "BatchTime",
     "Block",

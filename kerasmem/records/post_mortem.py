@@ -155,6 +155,9 @@ CAUSES = ("device", "fragmentation", "one tensor", "input pipeline", "host")
 """What can be too small: the device's memory, its largest free piece, the whole device
 for one tensor alone, the host's memory while data is made, or the host's otherwise."""
 
+TORN = "torn state"
+"""Kind of an `OutOfMemoryError` after which the model is not as before the step."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:

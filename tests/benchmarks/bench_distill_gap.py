@@ -38,8 +38,8 @@ METHODS = {
     "dkd": lambda t, w: d.DKD(temperature=t, alpha=1.0, beta=2.0, weight=w),
     "dist": lambda t, w: d.DIST(temperature=t, weight=w),
     "features": lambda t, w: d.Features(layers={"inner": "inner"}, weight=w),
-    "similarity": lambda t, w: d.SimilarityPreserving(
-        layers={"inner": "inner"}, weight=w
+    "similarity": lambda t, w: d.Relational(
+        kind="similarity", layers={"inner": "inner"}, weight=w
     ),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 import kerasmem as km
+from kerasmem.checks import OneOf, rules_of
 from kerasmem.cli.command import Parser
 from kerasmem.cli.steps import STEPS, TECHNIQUES, options_of, techniques_of
 from kerasmem.errors import ConfigError
@@ -33,6 +34,18 @@ def test_every_field_has_an_option_or_stands_in_recipes(technique):
         flag.startswith(f"{first.flags[0]}-") for each in others for flag in each.flags
     )
     assert all(option.settings["help"] for option in (first, *others))
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_help_names_every_choice_and_the_default_once(technique):
+    rules = rules_of(technique)
+    for name, option in options_of(technique).items():
+        kind, rule, _ = rules[name]
+        words = option.settings["help"]
+        if isinstance(rule, OneOf) and kind is not bool:
+            assert [one for one in rule.allowed if one not in words] == []
+        default = {f.name: f.default for f in fields(technique)}[name]
+        assert words.count(f"({default})") + words.count(f": {default})") < 2
 
 
 @pytest.mark.parametrize(

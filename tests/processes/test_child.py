@@ -6,7 +6,7 @@ import time
 import keras
 import pytest
 
-from kerasmem.errors import ChildDiedError, ConfigError, FragmentationError
+from kerasmem.errors import ChildDiedError, ConfigError, OutOfMemoryError
 from kerasmem.processes import death, run_in_child, run_script
 
 pytestmark = [
@@ -19,7 +19,7 @@ def complain(job):
     """Runs in the child."""
     given = os.environ["GIVEN"]
     told = f"{keras.backend.backend()} was told {job['word']!r}, {given}."
-    raise FragmentationError(told)
+    raise OutOfMemoryError(told)
 
 
 def die(job):
@@ -39,7 +39,7 @@ def ask(task, **options):
 
 def test_a_childs_error_comes_back_as_it_was_raised():
     words = r"^tensorflow was told 'a', and set\.$"
-    with pytest.raises(FragmentationError, match=words) as caught:
+    with pytest.raises(OutOfMemoryError, match=words) as caught:
         ask("complain", backend="tensorflow", environment={"GIVEN": "and set"})
     assert caught.value.post_mortem is None
     assert "GIVEN" not in os.environ

@@ -1,15 +1,17 @@
 """MLflow and W&B get every figure at its step, and the page of the run."""
 
 import importlib.util
+import json
 import posixpath
 import re
 from collections import Counter
 
 import pytest
 
-import kerasmem as km
+from kerasmem.cli.main import main
 from kerasmem.errors import ConfigError
 from kerasmem.extras.trackers import _allowed as mlflow_name
+from kerasmem.extras.trackers import check_trackers
 from kerasmem.records import HostReading, MemoryRecord
 from kerasmem.report.run.scalars import run_scalars
 from kerasmem.units import MIB
@@ -57,6 +59,18 @@ def wandb(monkeypatch):
     return tracker_libraries.install(monkeypatch, "wandb")
 
 
+@pytest.fixture
+def report(capsys):
+    """Run `kerasmem report` in this process, where the libraries are."""
+
+    def call(options):
+        command = ["report", "night", "-o", "page.html", "--json", *options.split()]
+        assert main(command) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
 def expected(run_dir):
     """How often each (tag, step, value) was recorded, all processes in one run."""
     scalars = run_scalars(km_run(run_dir))
@@ -82,9 +96,9 @@ def metrics_of(client, run_id, tags):
     )
 
 
-def test_mlflow_has_every_figure_and_the_page(run_dir, mlflow):
+def test_mlflow_has_every_figure_and_the_page(run_dir, mlflow, report):
     recorded = expected(run_dir)
-    assert km.callbacks.log_run("night", mlflow="study") == {"mlflow": recorded.total()}
+    assert report("--mlflow study")["scalars"] == {"mlflow": recorded.total()}
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("study")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -95,7 +109,7 @@ def test_mlflow_has_every_figure_and_the_page(run_dir, mlflow):
     (norm, *_) = client.get_metric_history(run.info.run_id, "memory/host/rss_mib")
     assert norm.timestamp == 9250
     files = client.list_artifacts(run.info.run_id)
-    assert [file.path for file in files] == ["kerasmem.html"]
+    assert [file.path for file in files] == ["page.html"]
     assert mlflow.active_run() is None
 
 
@@ -116,43 +130,47 @@ def test_long_names_in_mlflow_stay_different():
     assert mlflow_name("x" * 250) == "x" * 250
 
 
-def test_a_second_run_joins_the_experiment(run_dir, mlflow):
+def test_a_second_run_joins_the_experiment(run_dir, mlflow, report):
     for _ in range(2):
-        km.callbacks.log_run(run_dir, mlflow="study")
+        report("--mlflow study")
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("study")
     assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
-def test_a_run_of_mlflow_that_is_active_gets_all_and_stays_open(run_dir, mlflow):
-    run = mlflow.start_run()
+def test_a_run_of_mlflow_that_is_named_gets_all(run_dir, mlflow, report, monkeypatch):
+    with mlflow.start_run(run_name="training") as run:
+        pass
     recorded = expected(run_dir)
-    km.callbacks.log_run(run_dir, mlflow="study")
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
+    report("--mlflow study")
     client = mlflow.MlflowClient()
     tags = {tag for tag, _, _ in recorded}
     assert metrics_of(client, run.info.run_id, tags) == recorded
-    assert client.get_experiment_by_name("study") is None
-    assert mlflow.active_run().info.run_id == run.info.run_id
+    assert client.get_run(run.info.run_id).info.run_name == "training"
+    assert mlflow.active_run() is None
 
 
 def test_a_run_that_could_not_be_logged_is_one_that_failed(
-    run_dir, mlflow, monkeypatch
+    run_dir, mlflow, monkeypatch, capsys
 ):
     def refuse(*_, **__):
         raise ConnectionError("gone")
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_artifact", refuse)
-    with pytest.raises(ConnectionError, match="gone"):
-        km.callbacks.log_run(run_dir, mlflow="study")
+    assert main(["report", "night", "-o", "page.html", "--mlflow", "study"]) == 2
+    assert "gone" in capsys.readouterr().err
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("study")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FAILED"
 
 
-def test_wandb_has_every_figure_over_an_axis_of_its_own(run_dir, wandb, tmp_path):
+def test_wandb_has_every_figure_over_an_axis_of_its_own(
+    run_dir, wandb, tmp_path, report
+):
     recorded = expected(run_dir)
-    assert km.callbacks.log_run(run_dir, wandb="study") == {"wandb": recorded.total()}
+    assert report("--wandb study")["scalars"] == {"wandb": recorded.total()}
     assert wandb.run is None
     if wandb.__spec__.loader:
         rows, files = tracker_libraries.wandb_history(tmp_path)
@@ -163,66 +181,50 @@ def test_wandb_has_every_figure_over_an_axis_of_its_own(run_dir, wandb, tmp_path
         assert run.axes["memory_by_batch/host/rss_mib"] == "kerasmem/batch"
         assert run.axes["gradients/norm"] == "kerasmem/epoch"
     assert tracker_libraries.points(rows) == recorded
-    assert files == [("kerasmem", "report")]
+    assert files == [("page", "report")]
 
 
-def test_a_run_of_wandb_that_is_active_stays_open(run_dir, wandb):
-    run = wandb.init(project="mine")
-    km.callbacks.log_run(run_dir, wandb="study")
-    assert wandb.run is run
-    run.finish()
-
-
-def test_the_command_logs_to_all_of_them(run_dir, mlflow, wandb, kerasmem_here):
-    recorded = expected(run_dir).total()
-    found = kerasmem_here(
-        "report night -o page.html --tensorboard board --mlflow study --wandb mine"
+def test_a_run_of_wandb_that_is_named_keeps_its_name(
+    run_dir, wandb, report, monkeypatch
+):
+    monkeypatch.setenv("WANDB_RUN_ID", "training1")
+    monkeypatch.setenv("WANDB_RESUME", "allow")
+    init, names = wandb.init, []
+    monkeypatch.setattr(
+        wandb, "init", lambda **given: (names.append(given["name"]), init(**given))[1]
     )
+    report("--wandb study")
+    assert names == [None]
+
+
+def test_the_command_logs_to_all_of_them(run_dir, mlflow, wandb, report):
+    recorded = expected(run_dir).total()
+    found = report("--tensorboard board --mlflow study --wandb mine")
     assert found["scalars"] == dict.fromkeys(
         ("tensorboard", "mlflow", "wandb"), recorded
     )
 
 
-@pytest.fixture
-def kerasmem_here(capsys):
-    """Run a command in this process, where the libraries are; return its JSON."""
-    import json
-    import shlex
-
-    from kerasmem.cli.main import main
-
-    def call(line):
-        assert main([*shlex.split(line), "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return call
-
-
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_a_package_that_is_missing_is_named_with_its_extra(name, run_dir, monkeypatch):
+def test_a_package_that_is_missing_is_named_with_its_extra(name, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n == name else find(n, *a)
     )
     with pytest.raises(ConfigError, match=re.escape(f"(pip install kerasmem[{name}])")):
-        km.callbacks.log_run(run_dir, **{name: "study"})
+        check_trackers({name: "study"})
 
 
-def test_of_two_missing_packages_the_first_by_name_is_named(run_dir, monkeypatch):
+def test_of_two_missing_packages_the_first_by_name_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(ConfigError, match="no module 'mlflow'"):
-        km.callbacks.log_run(run_dir, wandb="study", mlflow="study")
+        check_trackers({"wandb": "study", "mlflow": "study"})
 
 
-def test_a_folder_that_wandb_left_is_no_package(run_dir, monkeypatch, tmp_path):
+def test_a_folder_that_wandb_left_is_no_package(monkeypatch, tmp_path):
     if tracker_libraries.is_installed("wandb"):
         return  # then it is found before any folder
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="no module 'wandb'"):
-        km.callbacks.log_run(run_dir, wandb="study")
-
-
-def test_no_tracker_is_no_call(run_dir):
-    with pytest.raises(ConfigError, match="Received: none of them"):
-        km.callbacks.log_run(run_dir)
+        check_trackers({"wandb": "study"})

@@ -8,10 +8,13 @@ offline mode: `python -m pytest -W default tests/report/test_trackers.py`.
 
 import importlib.util
 import json
+import os
 import re
 import struct
 import sys
+import time
 from collections import Counter
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -56,29 +59,26 @@ class Client:
         self.runs.append(run)
         return run
 
-    def _run(self, run_id):
-        return next(run for run in self.runs if run.info.run_id == run_id)
-
     def log_batch(self, run_id, metrics=()):
         assert len(metrics) <= 1000
         assert all(re.fullmatch(r"[\w\-. /]+", metric.key) for metric in metrics)
-        self._run(run_id).metrics.extend(metrics)
+        self.get_run(run_id).metrics.extend(metrics)
 
     def log_artifact(self, run_id, local_path):
         file = Path(local_path)
-        self._run(run_id).files[file.name] = file.read_bytes()
+        self.get_run(run_id).files[file.name] = file.read_bytes()
 
-    def set_terminated(self, run_id, status=None):
-        self._run(run_id).info.status = status
+    def get_run(self, run_id):
+        return next(run for run in self.runs if run.info.run_id == run_id)
 
     def search_runs(self, experiment_ids):
         return [run for run in self.runs if run.experiment in experiment_ids]
 
     def get_metric_history(self, run_id, key):
-        return [m for m in self._run(run_id).metrics if m.key == key]
+        return [m for m in self.get_run(run_id).metrics if m.key == key]
 
     def list_artifacts(self, run_id):
-        return [SimpleNamespace(path=name) for name in self._run(run_id).files]
+        return [SimpleNamespace(path=name) for name in self.get_run(run_id).files]
 
 
 def mlflow_stand_in():
@@ -86,9 +86,22 @@ def mlflow_stand_in():
     client = type("MlflowClient", (Client,), {"runs": []})
     active = []
 
-    def start_run():
-        active.append(client().create_run("Default"))
-        return active[-1]
+    @contextmanager
+    def start_run(experiment_id="Default", run_name=None):
+        number = os.environ.pop("MLFLOW_RUN_ID", None)
+        known = client().get_run(number) if number else None
+        run = known or client().create_run(experiment_id, run_name)
+        run.info.run_name = run_name or run.info.run_name
+        active.append(run)
+        try:
+            yield run
+        except BaseException:
+            run.info.status = "FAILED"
+            raise
+        else:
+            run.info.status = "FINISHED"
+        finally:
+            active.clear()
 
     return _stand_in(
         "mlflow",
@@ -119,8 +132,11 @@ def wandb_stand_in():
             assert re.fullmatch(r"[a-zA-Z0-9_\-.]+", name)  # or W&B raises
             self.files.append((name, type))
 
-        def finish(self, exit_code=None):
-            module.run, self.exit_code = None, exit_code
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, *_):
+            module.run, self.exit_code = None, 1 if kind else 0
 
     def init(project=None, name=None):
         module.run = Run(project, name)
@@ -147,15 +163,24 @@ def _records(content):
             record = b""
 
 
-def wandb_history(folder):
-    """Return the rows that W&B wrote offline below a folder, and its artifacts."""
+def _written_offline(folder):
+    """Return the records of W&B below a folder when its own process has ended."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = Path(folder).glob("wandb/offline-run-*/run-*.wandb")
+    for _ in range(100):
+        contents = _records(file.read_bytes())
+        records = [wandb_internal_pb2.Record.FromString(data) for data in contents]
+        if records and records[-1].HasField("exit"):
+            break
+        time.sleep(0.1)
+    return records
+
+
+def wandb_history(folder):
+    """Return the rows that W&B wrote offline below a folder, and its artifacts."""
     rows, files = [], []
-    for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in _written_offline(folder):
         if record.HasField("history"):
             items = record.history.item
             rows.append(

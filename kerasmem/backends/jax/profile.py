@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 
-from kerasmem.backends.profile import Followed, Profile
+from kerasmem.backends.profile import Followed, Profile, ProfilerUnavailableError
 from kerasmem.backends.xla.hlo import Instruction, read_buffers
 from kerasmem.backends.xla.plan import step_plan
-from kerasmem.errors import ProfilerUnavailableError
 
 
 class JaxProfiler:

@@ -17,6 +17,7 @@ from kerasmem.backends.profile import (
     Followed,
     MemoryEvent,
     Profile,
+    ProfilerUnavailableError,
     Storage,
     device_of,
     memory_event,
@@ -26,7 +27,6 @@ from kerasmem.backends.steps import compiled_functions
 from kerasmem.backends.xla.hlo import Buffers, read_buffers
 from kerasmem.backends.xla.plan import StepPlan
 from kerasmem.backends.xla.plan import step_plan as planned_step
-from kerasmem.errors import ProfilerUnavailableError
 from kerasmem.records import DeviceReading
 
 _ROUNDING_BYTES = 256

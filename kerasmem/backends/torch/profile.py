@@ -16,10 +16,10 @@ from kerasmem.backends.profile import (
     Followed,
     MemoryEvent,
     Profile,
+    ProfilerUnavailableError,
     Storage,
     with_requests,
 )
-from kerasmem.errors import ProfilerUnavailableError
 
 _MARK = "kerasmem|"
 _CUDA_ROUNDING_BYTES = 512

@@ -19,7 +19,7 @@ from kerasmem.compression.distill.distiller import (
     Distiller,
 )
 from kerasmem.compression.distill.losses import Logits, as_losses
-from kerasmem.compression.distill.schedules import Schedule
+from kerasmem.compression.distill.schedules import Number
 from kerasmem.compression.technique import Context, Technique, no_samples
 from kerasmem.compression.working import preserving, working_copy
 from kerasmem.errors import ConfigError
@@ -110,7 +110,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     epochs: int = 1,
     batch_size: int = 32,
     losses: Any = None,
-    temperature: float | Schedule = TEMPERATURE,
+    temperature: Number = TEMPERATURE,
     hard_weight: float = HARD_WEIGHT,
     teacher_weights: Any = None,
     cache: Any = None,
@@ -145,8 +145,9 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
         batch_size: samples per step, where the data is not batched already.
         losses: what the student learns of the teacher: one or several losses of
             `km.distillation`, as objects, names or plain data; None for `Logits` alone.
-        temperature: of `Logits` where no losses are given, above 0, a number or a
-            schedule; 2 to 8 suits most classifiers.
+        temperature: of `Logits` where no losses are given, above 0: a number, a
+            `LearningRateSchedule` of Keras, or any other function of the step; 2 to 8
+            suits most classifiers.
         hard_weight: share of the labels in the loss, in [0, 1].
         teacher_weights: what each of several teachers counts; None for all the same;
             `"confidence"` for less where its answer to a sample is more wrong.

@@ -32,11 +32,7 @@ from kerasmem.compression.distill.sample_weights import (
     padding_weights,
     weighted,
 )
-from kerasmem.compression.distill.schedules import (
-    FactorSchedule,
-    Schedule,
-    ScheduledFactors,
-)
+from kerasmem.compression.distill.schedules import Number, ScheduledFactors
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import few_inputs
 
@@ -104,7 +100,7 @@ class Distiller(keras.Model):
         student: Any,
         *,
         losses: Any = None,
-        temperature: float | Schedule = TEMPERATURE,
+        temperature: Number = TEMPERATURE,
         hard_weight: float = HARD_WEIGHT,
         teacher_weights: Any = None,
         sample: Any = None,
@@ -178,7 +174,7 @@ class Distiller(keras.Model):
         """Train the student, as `keras.Model.fit` does."""
         start = options.get("initial_epoch", 0)
         judged = self._judge_teachers(batch_size, options) if epochs > start else {}
-        own = [FactorSchedule(self._factors, epochs), TeacherMetrics(judged)]
+        own = [TeacherMetrics(judged)]
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks[:0] = own
         else:
@@ -256,6 +252,8 @@ class Distiller(keras.Model):
             sample_weight = padding_weights(masks, y_pred)
             batch = replace(batch, padding=masks, places=sample_weight)
         soft = self._distance(x, batch, answers, training)
+        if training:
+            self._factors.advance()
         samples = ops.shape(keras.tree.flatten(y_pred)[0])[0]
         self._distillation_loss.update_state(soft, sample_weight=samples)
         soft += sum(ops.sum(loss) for loss in self.losses)

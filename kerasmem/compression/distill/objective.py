@@ -70,7 +70,7 @@ class Objective(keras.layers.Layer):
         student: the model that learns.
         losses: what is compared.
         probes: what the layers of both gave for a sample; None without features.
-        factors: tells what a scheduled field of a loss is in this epoch.
+        factors: values of the scheduled fields of losses at this step.
     """
 
     def __init__(

@@ -10,9 +10,9 @@ from dataclasses import replace
 import keras
 
 from kerasmem import backends
-from kerasmem.backends.profile import MemoryEvent
+from kerasmem.backends.profile import MemoryEvent, ProfilerUnavailableError
 from kerasmem.checks import invalid
-from kerasmem.errors import ConfigError, ModelError, ProfilerUnavailableError
+from kerasmem.errors import ConfigError, ModelError
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.request import Request, answer_in_child

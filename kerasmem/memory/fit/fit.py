@@ -164,9 +164,9 @@ def fit(  # noqa: PLR0913 - the public entry point
         The `keras.callbacks.History` that `model.fit` returns.
 
     Raises:
-        OutOfMemoryError: if single samples do not fit, or memory ran out while a batch
-            was made. It carries the post-mortem.
-        TornStateError: if the model cannot be put back.
+        OutOfMemoryError: if single samples do not fit, memory ran out while a batch was
+            made, or the model cannot be put back (`kind="torn state"`). It carries the
+            post-mortem.
         ConfigError: if an argument is wrong, or by the estimate not even one sample
             fits into `memory_limit`, or the batch does not and its loss depends on
             several samples at once.

@@ -10,7 +10,7 @@ import keras
 from kerasmem import backends
 from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.backends.steps import Step, Steps, build_for
-from kerasmem.errors import ConfigError, OutOfMemoryError, TornStateError
+from kerasmem.errors import ConfigError, OutOfMemoryError
 from kerasmem.memory.estimate.inputs import lengths_in
 from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
@@ -18,7 +18,7 @@ from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
 from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, example, micro_batches
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
-from kerasmem.records import Cause, PostMortem, Remedy
+from kerasmem.records import TORN, Cause, PostMortem, Remedy
 from kerasmem.units import format_bytes
 
 _END = object()
@@ -182,7 +182,7 @@ class SurvivingStep(ABC):
         size = self._steps.size(batch)
         self._steps.free()
         if not self._steps.survives_failure:
-            raise self._error(cause, state, size, parts, TornStateError)
+            raise self._error(cause, state, size, parts, TORN)
         lost = 0
         if not self._steps.is_intact(state):
             lost = self._rollback.age
@@ -233,7 +233,7 @@ class SurvivingStep(ABC):
         state: Any,
         size: int,
         parts: int,
-        kind: type[OutOfMemoryError] | None = None,
+        kind: str | None = None,
     ) -> OutOfMemoryError:
         failed = StepContext(
             batch_size=size,

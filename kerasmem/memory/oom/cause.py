@@ -16,16 +16,12 @@ from kerasmem.backends.exhaustion import (
     read_refusal,
 )
 from kerasmem.errors import (
-    DeviceOutOfMemoryError,
-    FragmentationError,
-    InputPipelineOutOfMemoryError,
     OutOfMemoryError,
-    TornStateError,
 )
 from kerasmem.memory.settings import card_status
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.names import Names, Origin
-from kerasmem.records import Cause, PostMortem
+from kerasmem.records import TORN, Cause, PostMortem
 from kerasmem.records.post_mortem import cause_sentence, fitting_sentence
 
 
@@ -237,30 +233,21 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MESSAGE_LENGTH else f"{text[:_MESSAGE_LENGTH]}..."
 
 
-_CLASSES: dict[str, type[OutOfMemoryError]] = {
-    "device": DeviceOutOfMemoryError,
-    "one tensor": DeviceOutOfMemoryError,
-    "fragmentation": FragmentationError,
-    "input pipeline": InputPipelineOutOfMemoryError,
-    "host": OutOfMemoryError,
-}
-
-
 def out_of_memory_error(
-    post_mortem: PostMortem, kind: type[OutOfMemoryError] | None = None
+    post_mortem: PostMortem, kind: str | None = None
 ) -> OutOfMemoryError:
     """Return the error that carries a post-mortem, to be raised.
 
     Args:
         post_mortem: the post-mortem.
-        kind: class of the error, such as `TornStateError`; None for that of the cause.
+        kind: kind of the error, such as `TORN`; None for that of the cause.
     """
     sentences = [cause_sentence(post_mortem.cause), fitting_sentence(post_mortem)]
     sentences.append(
         f"Received: batch_size={post_mortem.batch_size}, in "
         f"{post_mortem.micro_batches} micro-batches."
     )
-    if kind is TornStateError:
+    if kind == TORN:
         sentences.append(
             "The model in this process is not as before the step and cannot be put "
             "back. Go on in a new process, from a file or a checkpoint, in smaller "
@@ -270,5 +257,5 @@ def out_of_memory_error(
         first = post_mortem.remedies[0]
         sentences.append(f"Next: {first.name} ({first.how}).")
     sentences.append("All of it: print(error.post_mortem.text()).")
-    chosen = kind or _CLASSES[post_mortem.cause.kind]
-    return chosen(" ".join(filter(None, sentences)), post_mortem)
+    text = " ".join(filter(None, sentences))
+    return OutOfMemoryError(text, post_mortem, kind or post_mortem.cause.kind)

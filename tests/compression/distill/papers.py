@@ -61,24 +61,28 @@ def similarity_preserving(teacher, student):
     return np.linalg.norm(difference, "fro") ** 2 / len(teacher) ** 2
 
 
-def relational(teacher, student, distance=1.0, angle=2.0):
-    """Park 2019, equations 4 to 10, averaged over ordered pairs and triples."""
-    count = len(teacher)
-    pairs = list(itertools.permutations(range(count), 2))
+def relational_distance(teacher, student):
+    """Park 2019, equations 4 to 6, averaged over ordered pairs."""
+    pairs = list(itertools.permutations(range(len(teacher)), 2))
     seen = []
     for f in (teacher, student):
-        rows = f.reshape(count, -1)
+        rows = f.reshape(len(f), -1)
         lengths = np.array([np.linalg.norm(rows[i] - rows[j]) for i, j in pairs])
+        seen.append(lengths / lengths.mean())
+    return np.mean([_huber(d) for d in seen[0] - seen[1]])
+
+
+def relational_angle(teacher, student):
+    """Park 2019, equations 7 to 9, averaged over ordered triples."""
+    seen = []
+    for f in (teacher, student):
+        rows = f.reshape(len(f), -1)
         angles = []
-        for i, j, k in itertools.permutations(range(count), 3):
+        for i, j, k in itertools.permutations(range(len(f)), 3):
             a, b = rows[i] - rows[j], rows[k] - rows[j]
             angles.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-        seen.append((lengths / lengths.mean(), np.array(angles)))
-    (t_lengths, t_angles), (s_lengths, s_angles) = seen
-    of_pairs = np.mean([_huber(d) for d in t_lengths - s_lengths])
-    return distance * of_pairs + angle * np.mean(
-        [_huber(d) for d in t_angles - s_angles]
-    )
+        seen.append(np.array(angles))
+    return np.mean([_huber(d) for d in seen[0] - seen[1]])
 
 
 def correlation(teacher, student, gamma=0.4, order=2):
@@ -96,6 +100,11 @@ def correlation(teacher, student, gamma=0.4, order=2):
             values.append(math.exp(-2 * gamma) * sum(series))
         total += (values[0] - values[1]) ** 2
     return total / count**2
+
+
+def correlation_third(teacher, student):
+    """Peng 2019, with another kernel and one power more."""
+    return correlation(teacher, student, gamma=0.7, order=3)
 
 
 def contrastive(teacher, student, temperature=0.5):

@@ -14,10 +14,8 @@ from kerasmem.compression.distill.losses import (
     Features,
     Logits,
     Relational,
-    SimilarityPreserving,
 )
 from kerasmem.compression.distill.pairing import pair_layers, probe_models
-from kerasmem.compression.distill.schedules import Linear
 from kerasmem.errors import ConfigError, ModelError
 from tests.compression.distill import papers
 
@@ -149,7 +147,7 @@ def test_subclassed_models_are_looked_into_as_well():
 def test_features_are_those_of_the_layers_and_of_the_same_pass(data):
     x, y = data
     teacher, student = images(6), images(4)
-    losses = [AttentionTransfer(weight=3.0), SimilarityPreserving(weight=2.0)]
+    losses = [AttentionTransfer(weight=3.0), Relational(kind="similarity", weight=2.0)]
     logs = logs_of(teacher, student, x, y, losses=losses, hard_weight=0.0)
 
     def features(model):
@@ -271,7 +269,12 @@ def test_sequences_with_masks_teach_by_answers_and_by_features(tmp_path):
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 9, (SAMPLES, 4)), rng.integers(0, CLASSES, (SAMPLES, 4))
-    losses = ["logits", "dkd", "features", SimilarityPreserving(layers="words")]
+    losses = [
+        "logits",
+        "dkd",
+        "features",
+        Relational(kind="similarity", layers="words"),
+    ]
     options = {"losses": losses, "verbose": 0, "seed": 1, "batch_size": 8}
     teacher, student = tagger(5), tagger(4)
     asked, kept = (
@@ -312,10 +315,11 @@ def test_validation_leaves_the_students_statistics_alone(data):
 # Schedules, several teachers
 
 
-def test_scheduled_weights_and_temperatures_change_every_epoch():
+def test_scheduled_weights_and_temperatures_change_with_every_step():
     x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
     teacher, student = vectors(6), vectors(4)
-    loss = Logits(temperature=Linear(8.0, 2.0), weight=Linear(1.0, 3.0))
+    falling = keras.optimizers.schedules.PolynomialDecay(8.0, 2, 2.0)
+    loss = Logits(temperature=falling, weight=lambda step: 1 + step)
     frozen = keras.optimizers.SGD(0.0)
     found = distill(
         teacher, student, x, losses=loss, epochs=3, optimizer=frozen, verbose=0
@@ -328,10 +332,30 @@ def test_scheduled_weights_and_temperatures_change_every_epoch():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_only_steps_of_the_training_are_counted():
+    x = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
+    loss = Logits(weight=lambda step: step)
+    model = Distiller(vectors(6), vectors(4), losses=loss)
+    model.compile(keras.optimizers.SGD(0.0))
+    fit = {"batch_size": 4, "verbose": 0, "shuffle": False}
+    first, second = (
+        model.fit(x, validation_data=(x,), **fit).history for _ in range(2)
+    )
+    unit = model.evaluate(x, verbose=0, return_dict=True)["loss"] / 4
+    halves = [
+        model.evaluate(half, verbose=0, return_dict=True)["loss"] / 4
+        for half in (x[:4], x[4:])
+    ]
+    np.testing.assert_allclose(first["loss"], [halves[1] / 2], rtol=1e-5)
+    np.testing.assert_allclose(first["val_loss"], [2 * unit], rtol=1e-5)
+    expected = (2 * halves[0] + 3 * halves[1]) / 2
+    np.testing.assert_allclose(second["loss"], [expected], rtol=1e-5)
+
+
 def test_several_teachers_count_by_their_weights():
     x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
     teachers, student = [vectors(6), vectors(5)], vectors(4)
-    losses = [Logits(), SimilarityPreserving()]
+    losses = [Logits(), Relational(kind="similarity")]
     y = np.zeros(SAMPLES)
     alone = [logs_of(t, student, x, y, losses=losses) for t in teachers]
     both = logs_of(teachers, student, x, y, losses=losses, teacher_weights=(3, 1))
@@ -444,7 +468,8 @@ def test_a_student_is_trained_with_everything_that_fit_offers(jit, backend):
         jit = "auto"  # Keras leaves torch uncompiled unless told
     x = np.random.default_rng(0).normal(size=(SAMPLES, 5)).astype("float32")
     y = np.arange(SAMPLES) % CLASSES
-    losses = [Logits(temperature=Linear(4.0, 2.0)), Contrastive(dimension=4)]
+    falling = keras.optimizers.schedules.PolynomialDecay(4.0, 20, 2.0)
+    losses = [Logits(temperature=falling), Contrastive(dimension=4)]
     model = Distiller(vectors(6), vectors(4), losses=losses)
     steps = 1 if backend == "torch" else 2
     model.compile("adam", LOGITS, jit_compile=jit, steps_per_execution=steps)

@@ -1,6 +1,7 @@
 """Every loss is that of its paper, and so is its gradient."""
 
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -14,23 +15,21 @@ from kerasmem.compression.distill.losses import (
     LOSSES,
     AttentionTransfer,
     Contrastive,
-    Correlation,
     Features,
     Logits,
-    ProbabilisticKnowledgeTransfer,
     Relational,
-    SimilarityPreserving,
     as_losses,
     loss_from_json,
 )
 from kerasmem.compression.distill.losses.base import Answers, OutputLoss
-from kerasmem.compression.distill.schedules import Cosine, Linear
+from kerasmem.compression.distill.losses.relations import KINDS
 from kerasmem.errors import ConfigError
 from kerasmem.graph.outputs import Task
 from tests.compression.distill import papers
 from tests.compression.distill.gradients import by_backend, by_differences
 
 LABELS = np.array([0, 2, 1, 3, 0, 2])
+SCHEDULES = keras.optimizers.schedules
 ON_OUTPUTS = [
     (Logits(temperature=papers.T), papers.logits),
     (DKD(temperature=papers.T), papers.dkd),
@@ -39,11 +38,13 @@ ON_OUTPUTS = [
 ON_FEATURES = [
     (Features(), papers.features),
     (AttentionTransfer(), papers.attention_transfer),
-    (SimilarityPreserving(), papers.similarity_preserving),
-    (Relational(), papers.relational),
-    (Correlation(), papers.correlation),
+    (Relational(kind="similarity"), papers.similarity_preserving),
+    (Relational(kind="distance"), papers.relational_distance),
+    (Relational(kind="angle"), papers.relational_angle),
+    (Relational(kind="correlation"), papers.correlation),
+    (Relational(kind="correlation", gamma=0.7, order=3), papers.correlation_third),
     (Contrastive(temperature=0.5), papers.contrastive),
-    (ProbabilisticKnowledgeTransfer(), papers.probabilistic),
+    (Relational(kind="neighbors"), papers.probabilistic),
 ]
 
 
@@ -76,7 +77,7 @@ def shape_for(loss):
 
 def named(cases):
     return pytest.mark.parametrize(
-        ("loss", "paper"), cases, ids=[loss.name for loss, _ in cases]
+        ("loss", "paper"), cases, ids=[paper.__name__ for _, paper in cases]
     )
 
 
@@ -116,9 +117,9 @@ def test_equal_features_are_at_distance_zero_with_a_finite_gradient(loss, paper)
     assert np.isfinite(by_backend(value, teacher)).all()
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted({*LOSSES, *KINDS}))
 def test_features_and_answers_of_zeros_or_of_one_sample_give_finite_numbers(name):
-    loss = LOSSES[name]()
+    loss = Relational(kind=name) if name in KINDS else LOSSES[name]()
     for rows in (1, 4):
         zeros = np.zeros((rows, 2, 2, 3), "float32")
         if isinstance(loss, OutputLoss):
@@ -157,12 +158,13 @@ def test_labels_of_dkd_may_be_one_hot_or_a_column():
     assert values == pytest.approx([values[0]] * 3)
 
 
+@pytest.mark.parametrize("kind", ["distance", "angle"])
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(scale=st.floats(0.5, 20), shift=st.floats(-5, 5))
-def test_relations_do_not_feel_scale_and_place(scale, shift):
+def test_relations_do_not_feel_scale_and_place(kind, scale, shift):
     teacher, _ = pair((5, 6))
     moved = keras.ops.convert_to_tensor(teacher * np.float32(scale) + np.float32(shift))
-    assert float(on_features(Relational(), teacher)(moved)) == pytest.approx(
+    assert float(on_features(Relational(kind=kind), teacher)(moved)) == pytest.approx(
         0, abs=1e-4
     )
 
@@ -170,11 +172,16 @@ def test_relations_do_not_feel_scale_and_place(scale, shift):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_loss_survives_json(name):
-    given = {"weight": Linear(0.0, 2.0, begin=0.25)}
-    given |= {"temperature": Cosine(8.0, 1.0)} if name in {"dkd", "logits"} else {}
+    given = {"weight": SCHEDULES.CosineDecay(2.0, 100)}
+    falling = SCHEDULES.PolynomialDecay(8.0, 10, 1.0)
+    given |= {"temperature": falling} if name in {"dkd", "logits"} else {}
     given |= {"layers": [("a", "b"), "c.*"]} if hasattr(LOSSES[name], "heads") else {}
     loss = LOSSES[name](**given)
-    assert loss_from_json(json.loads(json.dumps(loss.to_json()))) == loss
+    plain = json.loads(json.dumps(loss.to_json()))
+    copy = loss_from_json(plain)
+    assert copy.to_json() == plain
+    assert float(copy.weight(50.0)) == pytest.approx(1.0)
+    assert replace(copy, **given) == loss
     assert hash(loss) == hash(LOSSES[name](**given))
 
 
@@ -192,7 +199,11 @@ def test_losses_come_as_objects_names_and_plain_data():
     ("make", "message"),
     [
         (lambda: Logits(temperature=0), "above 0. Received: temperature=0"),
-        (lambda: Logits(temperature=Linear(4, 0)), "above 0"),
+        (
+            lambda: Logits(temperature=SCHEDULES.PolynomialDecay(0.0, 9, 4.0)),
+            "`temperature at step 0` of Logits must be .* above 0. Received: .*=0.0",
+        ),
+        (lambda: Logits(weight=lambda _: np.ones(2)), "weight at step 0` .*a number"),
         (
             lambda: DKD(weight=-1),
             "weight` of DKD must be a number at least 0. Received: weight=-1",
@@ -200,9 +211,10 @@ def test_losses_come_as_objects_names_and_plain_data():
         (lambda: DKD(beta="8"), "beta` of DKD must be a number. Received: beta='8'"),
         (lambda: AttentionTransfer(power=0), "a number above 0"),
         (lambda: Contrastive(dimension=0), "Received: dimension=0"),
-        (lambda: Correlation(order=0), "Received: order=0"),
+        (lambda: Relational(order=0), "Received: order=0"),
+        (lambda: Relational(kind="angel"), "one of distance, angle, .* mean 'angle'"),
+        (lambda: Relational(order=3), "belong to kind=.correlation.* kind='distance'"),
         (lambda: Features(layers=[("a", "b", "c")]), "pairs of a name in the teacher"),
-        (lambda: Linear(1, 2, begin=0.5, finish=0.5), "begin=0.5, finish=0.5"),
         (lambda: as_losses([]), "one or more of km.distillation"),
         (lambda: as_losses(7), "Received: losses=7"),
         (lambda: as_losses("kd"), "one of logits, dkd, dist, .*loss='kd'"),
@@ -212,17 +224,20 @@ def test_losses_come_as_objects_names_and_plain_data():
         ),
         (
             lambda: loss_from_json({"loss": "dkd", "weight": {"schedule": "x"}}),
-            "linear",
+            "or a serialized LearningRateSchedule of Keras",
+        ),
+        (
+            lambda: Logits(
+                weight=keras.losses.serialize(keras.losses.MeanAbsoluteError())
+            ),
+            "serialized LearningRateSchedule of Keras. Received",
+        ),
+        (
+            lambda: loss_from_json(Logits(weight=abs).to_json()),
+            "Received: weight='<function abs>'",
         ),
     ],
 )
 def test_a_wrong_choice_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-@pytest.mark.one_backend
-def test_a_schedule_goes_from_start_to_end():
-    schedule = Linear(8.0, 2.0, begin=0.5)
-    assert [schedule.value(p) for p in (0, 0.5, 0.75, 1)] == [8, 8, 5, 2]
-    assert Cosine(1.0, 0.0).value(0.5) == pytest.approx(0.5)

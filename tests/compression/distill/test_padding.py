@@ -66,7 +66,11 @@ def test_what_stands_in_the_padding_changes_nothing():
             teachers,
             network(4),
             data(other_padding=other),
-            losses=["logits", "features", "similarity_preserving"],
+            losses=[
+                "logits",
+                "features",
+                km.distillation.Relational(kind="similarity"),
+            ],
             batch_size=8,
             verbose=0,
             seed=0,

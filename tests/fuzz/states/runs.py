@@ -42,7 +42,7 @@ def own(room: Path, request: dict[str, Any]) -> set[Path]:
 
 def use(room: Path, request: dict[str, Any]) -> None:
     """Read the run, and write what the call asks for."""
-    from kerasmem.callbacks import log_run
+    from kerasmem.extras.trackers import logged
     from kerasmem.files.read_run import read_run
     from kerasmem.files.run_dir import add_post_mortem, add_timelines
     from kerasmem.report.run import write_run_page
@@ -55,7 +55,8 @@ def use(room: Path, request: dict[str, Any]) -> None:
         with suppress(OSError):
             add_post_mortem(room / "run", run.post_mortems[0])
     elif request["call"] == "tensorboard":
-        log_run(room / "run", tensorboard=room / "events")
+        run = read_run(room / "run")
+        logged(run, room / "page.html", "tensorboard", room / "events")
     else:
         write_run_page(read_run(room / "run"), room / "page.html")
         text = (room / "page.html").read_text()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from kerasmem.errors import DeviceOutOfMemoryError, KerasMemWarning
+from kerasmem.errors import KerasMemWarning, OutOfMemoryError
 from kerasmem.memory.fit import fit
 from tests.memory.fit.failing import Fails, Shortage
 from tests.memory.fit.test_micro_batches import in_parts, weights
@@ -67,8 +67,9 @@ STEPS = {"batch_size": 8, "shuffle": False, "verbose": 0}
 def test_a_state_of_samples_makes_a_batch_whole_and_is_said():
     model = stateful(Shortage(at=[1]))
     text = "Next: smaller batches .the layer 'remembering' is stateful"
-    with pytest.raises(DeviceOutOfMemoryError, match=text) as raised:
+    with pytest.raises(OutOfMemoryError, match=text) as raised:
         fit(model, **SERIES, **STEPS)
+    assert raised.value.kind == "device"
     assert raised.value.post_mortem.fitting_micro_batches is None
 
 

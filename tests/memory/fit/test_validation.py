@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from kerasmem.errors import DeviceOutOfMemoryError, KerasMemWarning
+from kerasmem.errors import KerasMemWarning, OutOfMemoryError
 from kerasmem.memory.fit import fit, plan
 from tests.memory.fit.failing import Fails, Shortage, checked
 from tests.memory.fit.test_micro_batches import compiled, data, tokens, weighted
@@ -92,9 +92,10 @@ def test_single_samples_that_do_not_fit_are_an_error_and_nothing_is_left():
     x, y = (array[:4] for array in data().values())
     with (
         pytest.warns(KerasMemWarning, match="in a validation"),
-        pytest.raises(DeviceOutOfMemoryError, match="in 4 micro-batches") as raised,
+        pytest.raises(OutOfMemoryError, match="in 4 micro-batches") as raised,
     ):
         fit(model, x, y, validation_data=(x, y), **STEPS)
+    assert raised.value.kind == "device"
     assert raised.value.post_mortem.step is None
     assert "surviving" not in type(model.test_function).__module__
     assert int(model.optimizer.iterations) == 1
@@ -103,7 +104,7 @@ def test_single_samples_that_do_not_fit_are_an_error_and_nothing_is_left():
 def test_it_can_be_told_to_raise():
     x, y = data().values()
     model = dense(Shortage(above=9))
-    with pytest.raises(DeviceOutOfMemoryError, match="batch_size=32, in 1 micro"):
+    with pytest.raises(OutOfMemoryError, match="batch_size=32, in 1 micro"):
         fit(model, x, y, validation_data=(x, y), on_oom="raise", **STEPS)
 
 

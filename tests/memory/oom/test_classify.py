@@ -147,7 +147,7 @@ def test_another_error_is_none(device):
     assert classify(ValueError("shapes differ")) is None
     assert classify(KeyboardInterrupt()) is None
     # One of ours has been looked at already.
-    assert classify(errors.DeviceOutOfMemoryError("out of memory")) is None
+    assert classify(errors.OutOfMemoryError("out of memory")) is None
 
 
 @pytest.mark.one_backend

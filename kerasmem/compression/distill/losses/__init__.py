@@ -7,14 +7,7 @@ from kerasmem.compression.distill.cache import Cache
 from kerasmem.compression.distill.losses.base import DistillationLoss
 from kerasmem.compression.distill.losses.features import AttentionTransfer, Features
 from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
-from kerasmem.compression.distill.losses.relations import (
-    Contrastive,
-    Correlation,
-    ProbabilisticKnowledgeTransfer,
-    Relational,
-    SimilarityPreserving,
-)
-from kerasmem.compression.distill.schedules import Cosine, Linear
+from kerasmem.compression.distill.losses.relations import Contrastive, Relational
 from kerasmem.compression.fields import from_tagged
 from kerasmem.errors import ConfigError
 
@@ -24,14 +17,9 @@ __all__ = [
     "AttentionTransfer",
     "Cache",
     "Contrastive",
-    "Correlation",
-    "Cosine",
     "Features",
-    "Linear",
     "Logits",
-    "ProbabilisticKnowledgeTransfer",
     "Relational",
-    "SimilarityPreserving",
 ]
 
 LOSSES: dict[str, type[DistillationLoss]] = {
@@ -42,11 +30,8 @@ LOSSES: dict[str, type[DistillationLoss]] = {
         DIST,
         Features,
         AttentionTransfer,
-        SimilarityPreserving,
         Relational,
-        Correlation,
         Contrastive,
-        ProbabilisticKnowledgeTransfer,
     )
 }
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 from keras import ops
 
 from kerasmem.checks import invalid
-from kerasmem.compression.distill.schedules import SCHEDULES, Schedule, Scheduled
-from kerasmem.compression.fields import Config, from_tagged
+from kerasmem.compression.distill.schedules import Number, Scheduled, serialized
+from kerasmem.compression.fields import Config
 from kerasmem.graph.outputs import Task
 
 SMALLEST = 1e-12
@@ -66,7 +66,6 @@ def one_hot(labels: Any, logits: Any) -> Any:
     return ops.one_hot(ops.cast(labels, "int32"), classes, dtype="float32")
 
 
-Number = float | Schedule
 TEMPERATURE = Scheduled("a number, 2 to 8 for most classifiers,", above=0)
 Layers = str | tuple[tuple[str, str], ...]
 
@@ -76,7 +75,8 @@ class DistillationLoss(Config, abc.ABC):
     """How far a student is from its teacher, in one respect.
 
     Args:
-        weight: what its value is multiplied with, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, a `LearningRateSchedule` of Keras,
+            or any other function of the step.
 
     Raises:
         ConfigError: if a value is out of its range.
@@ -88,13 +88,17 @@ class DistillationLoss(Config, abc.ABC):
     tag: ClassVar[str] = "loss"
     scheduled: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __post_init__(self) -> None:
-        for field in self.scheduled:
-            value = getattr(self, field)
-            if isinstance(value, dict):
-                schedule = from_tagged(SCHEDULES, value, "schedule")
-                self._set(field, schedule)
-        super().__post_init__()
+    def to_json(self) -> dict[str, Any]:
+        """Serialize the loss to plain data; `loss_from_json` reads it back.
+
+        Returns:
+            The name under `"loss"`, and each argument by its name. Only the name of a
+            schedule that is no `LearningRateSchedule` is there, which is not read back.
+        """
+        values = {field: getattr(self, field) for field in self.scheduled}
+        schedules = {name: v for name, v in values.items() if callable(v)}
+        texts = {name: serialized(schedule) for name, schedule in schedules.items()}
+        return super().to_json() | texts
 
 
 @dataclass(frozen=True)

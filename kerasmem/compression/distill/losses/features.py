@@ -38,7 +38,8 @@ class Features(FeatureLoss):
     Deep Nets", 2015.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
         layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
             last ones before the outputs; or pairs of names, the teacher's first. A name
             may be a path through nested models (`"encoder/dense"`), a regular
@@ -93,7 +94,8 @@ class AttentionTransfer(FeatureLoss):
     Performance of Convolutional Neural Networks via Attention Transfer", 2017.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
         layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
             last ones before the outputs; or pairs of names, the teacher's first. A name
             may be a path through nested models (`"encoder/dense"`), a regular

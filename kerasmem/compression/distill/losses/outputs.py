@@ -59,8 +59,10 @@ class Logits(OutputLoss):
     2015.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
-        temperature: T, which divides the logits, above 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
+        temperature: T, which divides the logits, above 0: a number, or a function of
+            the step, as for `weight`.
 
     Raises:
         ConfigError: if a value is out of its range.
@@ -126,8 +128,10 @@ class DKD(OutputLoss):
     Source: Zhao, Cui, Song, Qiu and Liang, "Decoupled Knowledge Distillation", 2022.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
-        temperature: T, which divides the logits, above 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
+        temperature: T, which divides the logits, above 0: a number, or a function of
+            the step, as for `weight`.
         alpha: weight of the divergence in the target class (TCKD).
         beta: weight of the divergence among the other classes (NCKD); the paper takes
             up to 8.
@@ -183,8 +187,10 @@ class DIST(OutputLoss):
     Teacher", 2022.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
-        temperature: T, which divides the logits, above 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
+        temperature: T, which divides the logits, above 0: a number, or a function of
+            the step, as for `weight`.
         beta: weight of the relation between the classes of a sample.
         gamma: weight of the relation between the samples of a class.
 

@@ -10,6 +10,7 @@ Distillation, 2020.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -27,46 +28,15 @@ from kerasmem.compression.distill.losses.base import (
     products,
     unit,
 )
+from kerasmem.errors import ConfigError
+
+_GAMMA, _ORDER = 0.4, 2
+_SMALLEST = 1e-7
 
 
 def similarities(features: Any) -> Any:
     """Return the dot products of a batch's features, each row of length 1."""
     return unit(products(flat(features)))
-
-
-@dataclass(frozen=True)
-class SimilarityPreserving(FeatureLoss):
-    """Similarity-preserving distillation: samples alike to the teacher stay alike.
-
-    The value is the mean squared difference of the two (batch, batch) matrices of
-    similarities.
-
-    Source: Tung and Mori, "Similarity-Preserving Knowledge Distillation", 2019.
-
-    Args:
-        weight: factor of the loss, from 0: a number or a schedule.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
-
-    Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
-
-    Example:
-        >>> SimilarityPreserving(weight=3000.0).layers
-        'last'
-    """
-
-    _: KW_ONLY
-    layers: Layers = "last"
-
-    name: ClassVar[str] = "similarity_preserving"
-
-    def distances(self, teacher: Any, student: Any) -> Any:
-        """Return one value per sample: its row of the matrix."""
-        difference = similarities(teacher) - similarities(student)
-        return ops.sum(ops.square(difference), axis=-1) / batch_size(teacher)
 
 
 def distances_between(features: Any) -> Any:
@@ -85,52 +55,6 @@ def angles_at(features: Any) -> Any:
     return ops.matmul(edges, ops.transpose(edges, (0, 2, 1)))
 
 
-@dataclass(frozen=True)
-class Relational(FeatureLoss):
-    """Relational knowledge distillation (RKD): distances and angles between samples.
-
-    Huber's loss compares each of them, averaged over all pairs and triples of different
-    samples. A batch of n takes n^3 angles.
-
-    Source: Park, Kim, Lu and Cho, "Relational Knowledge Distillation", 2019.
-
-    Args:
-        weight: factor of the loss, from 0: a number or a schedule.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
-        distance: weight of the distances.
-        angle: weight of the angles; 0 leaves them out.
-
-    Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
-
-    Example:
-        >>> Relational(angle=0.0).distance
-        1.0
-    """
-
-    _: KW_ONLY
-    layers: Layers = "last"
-    distance: Annotated[float, Real()] = 1.0
-    angle: Annotated[float, Real()] = 2.0
-
-    name: ClassVar[str] = "relational"
-
-    def distances(self, teacher: Any, student: Any) -> Any:
-        """Return one value per sample: what is seen from it."""
-        pairs = huber(distances_between(teacher) - distances_between(student))
-        count = batch_size(teacher)
-        value = self.distance * ops.sum(pairs, axis=-1) / ops.maximum(count - 1, 1.0)
-        if not self.angle:
-            return value
-        angles = huber(angles_at(teacher) - angles_at(student))
-        angles = angles * off_diagonal(teacher)
-        triples = ops.maximum((count - 1) * (count - 2), 1.0)
-        return value + self.angle * ops.sum(angles, axis=(1, 2)) / triples
-
-
 def _differences(vectors: Any) -> Any:
     return ops.expand_dims(vectors, 0) - ops.expand_dims(vectors, 1)
 
@@ -139,61 +63,15 @@ def correlations(features: Any, gamma: float, order: int) -> Any:
     """Return the kernel of every pair of samples as a Taylor series, (batch, batch).
 
     Args:
-        features: (batch, ...); they are brought to length 1.
-        gamma: of the kernel exp(-gamma |x - y|^2).
-        order: the last power of the dot product in the series.
+        features: Features of a batch, (batch, ...); they are scaled to length 1.
+        gamma: Factor of the kernel exp(-gamma |x - y|^2).
+        order: Last power of the dot product in the series.
     """
     dots = products(unit(flat(features)))
     series = ops.ones_like(dots)
     for power in range(order, 0, -1):  # from the inside out: no power of 0 is taken
         series = 1 + 2 * gamma / power * dots * series
     return math.exp(-2 * gamma) * series
-
-
-@dataclass(frozen=True)
-class Correlation(FeatureLoss):
-    """Correlation congruence: the correlation of samples in a Gaussian kernel.
-
-    The value is the mean squared difference of the two (batch, batch) matrices.
-
-    Source: Peng, Jin, Liu, Li, Wu, Liu, Zhou and Zhang, "Correlation Congruence for
-    Knowledge Distillation", 2019.
-
-    Args:
-        weight: factor of the loss, from 0: a number or a schedule.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
-        gamma: of the Gaussian kernel exp(-gamma |x - y|^2), above 0.
-        order: of its Taylor series, from 1.
-
-    Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
-
-    Example:
-        >>> Correlation(order=3).gamma
-        0.4
-    """
-
-    _: KW_ONLY
-    layers: Layers = "last"
-    gamma: Annotated[float, Real(above=0)] = 0.4
-    order: Annotated[int, Whole(1)] = 2
-
-    name: ClassVar[str] = "correlation"
-
-    def distances(self, teacher: Any, student: Any) -> Any:
-        """Return one value per sample: its row of the matrix."""
-        of_teacher, of_student = (
-            correlations(f, self.gamma, self.order) for f in (teacher, student)
-        )
-        return ops.sum(ops.square(of_teacher - of_student), axis=-1) / batch_size(
-            teacher
-        )
-
-
-_SMALLEST = 1e-7
 
 
 def neighbor_probabilities(features: Any) -> Any:
@@ -205,46 +83,106 @@ def neighbor_probabilities(features: Any) -> Any:
     return kernel / ops.maximum(ops.sum(kernel, axis=-1, keepdims=True), _SMALLEST)
 
 
+def _mean_square(teacher: Any, student: Any) -> Any:
+    squares = ops.square(teacher - student)
+    return ops.sum(squares, axis=-1) / batch_size(teacher)
+
+
+def _of_pairs(teacher: Any, student: Any) -> Any:
+    others = ops.maximum(batch_size(teacher) - 1, 1.0)
+    return ops.sum(huber(teacher - student), axis=-1) / others
+
+
+def _of_triples(teacher: Any, student: Any) -> Any:
+    count = batch_size(teacher)
+    values = huber(teacher - student) * off_diagonal(teacher)
+    return ops.sum(values, axis=(1, 2)) / ops.maximum((count - 1) * (count - 2), 1.0)
+
+
+def _divergence(teacher: Any, student: Any) -> Any:
+    p, q = (ops.maximum(matrix, _SMALLEST) for matrix in (teacher, student))
+    return ops.sum(off_diagonal(p) * p * (ops.log(p) - ops.log(q)), axis=-1)
+
+
+KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
+    "distance": (distances_between, _of_pairs),
+    "angle": (angles_at, _of_triples),
+    "similarity": (similarities, _mean_square),
+    "correlation": (correlations, _mean_square),
+    "neighbors": (neighbor_probabilities, _divergence),
+}
+"""The relation of the samples of one model, and the distance of two, by kind."""
+
+
 @dataclass(frozen=True)
-class ProbabilisticKnowledgeTransfer(FeatureLoss):
-    """Probabilistic knowledge transfer (PKT): the divergence of neighbor probabilities.
+class Relational(FeatureLoss):
+    """Relational distillation: the student's samples relate as the teacher's do.
 
-    The value is the KL divergence of the two conditional distributions over the other
-    samples of the batch, averaged over the samples.
+    The relations of all samples of a batch are computed from the features of one layer
+    of each model, and compared:
 
-    Source: Passalis and Tefas, "Learning Deep Representations with Probabilistic
-    Knowledge Transfer", 2018.
+    - `"distance"`: distance of every pair over the mean distance, by Huber's loss.
+    - `"angle"`: cosine at every sample between every two others, by Huber's loss. A
+      batch of n samples has n^3 angles.
+    - `"similarity"`: dot product of every pair, with rows of length 1, by the mean
+      squared difference.
+    - `"correlation"`: Gaussian kernel of every pair, by the mean squared difference.
+    - `"neighbors"`: probability of every pair to be neighbors, by the KL divergence.
+
+    Park et al. combine `"distance"` with weight 1 and `"angle"` with weight 2.
+
+    Sources: Park, Kim, Lu and Cho, "Relational Knowledge Distillation" (RKD), 2019
+    (`"distance"`, `"angle"`); Tung and Mori, "Similarity-Preserving Knowledge
+    Distillation", 2019; Peng, Jin, Liu, Li, Wu, Liu, Zhou and Zhang, "Correlation
+    Congruence for Knowledge Distillation", 2019; Passalis and Tefas, "Learning Deep
+    Representations with Probabilistic Knowledge Transfer" (PKT), 2018 (`"neighbors"`).
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
         layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
             last ones before the outputs; or pairs of names, the teacher's first. A name
             may be a path through nested models (`"encoder/dense"`), a regular
             expression, and end in `":1"` for the second tensor of a layer.
+        kind: relation that is compared, one of those above. Defaults to `"distance"`.
+        gamma: factor of the Gaussian kernel exp(-gamma |x - y|^2), above 0. Only for
+            `kind="correlation"`. Defaults to 0.4.
+        order: number of terms of the kernel's Taylor series after the constant, from 1.
+            Only for `kind="correlation"`. Defaults to 2.
 
     Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+        ConfigError: if a value is out of its range, `layers` are no pairs of names, or
+            `gamma` or `order` belongs to another kind.
 
     Example:
-        >>> ProbabilisticKnowledgeTransfer().name
-        'probabilistic_knowledge_transfer'
+        >>> losses = [Relational(), Relational(kind="angle", weight=2.0)]
+        >>> losses[1].layers
+        'last'
     """
 
     _: KW_ONLY
     layers: Layers = "last"
+    kind: Annotated[str, tuple(KINDS)] = "distance"
+    gamma: Annotated[float, Real(above=0)] = _GAMMA
+    order: Annotated[int, Whole(1)] = _ORDER
 
-    name: ClassVar[str] = "probabilistic_knowledge_transfer"
+    name: ClassVar[str] = "relational"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values = {"gamma": self.gamma, "order": self.order}
+        if self.kind != "correlation" and values != {"gamma": _GAMMA, "order": _ORDER}:
+            raise ConfigError(
+                "The arguments `gamma` and `order` of Relational belong to kind="
+                f'"correlation". Received: kind={self.kind!r}, gamma={self.gamma!r}, '
+                f"order={self.order!r}."
+            )
 
     def distances(self, teacher: Any, student: Any) -> Any:
-        """Return one value per sample: the divergence of its row."""
-        of_teacher, of_student = (
-            ops.maximum(neighbor_probabilities(f), _SMALLEST)
-            for f in (teacher, student)
-        )
-        away = off_diagonal(teacher)
-        return ops.sum(
-            away * of_teacher * (ops.log(of_teacher) - ops.log(of_student)), axis=-1
-        )
+        """Return one value per sample, of its relations to the others."""
+        relation, distance = KINDS[self.kind]
+        options = (self.gamma, self.order) if self.kind == "correlation" else ()
+        return distance(relation(teacher, *options), relation(student, *options))
 
 
 def contrast(teacher: Any, student: Any, temperature: float) -> Any:
@@ -272,7 +210,8 @@ class Contrastive(FeatureLoss):
     Source: Tian, Krishnan and Isola, "Contrastive Representation Distillation", 2020.
 
     Args:
-        weight: factor of the loss, from 0: a number or a schedule.
+        weight: factor of the loss, from 0: a number, or a function of the step such as
+            a `keras.optimizers.schedules.LearningRateSchedule`.
         layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
             last ones before the outputs; or pairs of names, the teacher's first. A name
             may be a path through nested models (`"encoder/dense"`), a regular
