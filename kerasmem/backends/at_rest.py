@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import tempfile
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends.heap import trim_heap
-from kerasmem.backends.lazy import LazyValues, source_at_rest
+from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.errors import OutputError
 
@@ -51,7 +50,7 @@ class Offloaded:
         self._end = self._start = 0
         # A tensor that lies over a file may be written to: never the file.
         self.access = mmap.ACCESS_COPY if values.adopts else mmap.ACCESS_READ
-        self._lent: OrderedDict[int, tuple[MappedArray, Any, Any]] = OrderedDict()
+        self._lent: OrderedDict[int, tuple[MappedArray, Any]] = OrderedDict()
         self._bytes_freed = 0
         self._last: MappedArray | None = None
 
@@ -63,7 +62,7 @@ class Offloaded:
             self._lent.move_to_end(key)
             return known[1]
         self._take_back(key)
-        bytes_lent = sum(held.nbytes for held, _, _ in self._lent.values())
+        bytes_lent = sum(held.nbytes for held, _ in self._lent.values())
         while self._lent and bytes_lent + source.nbytes > MOST_LENT_BYTES:
             oldest = next(iter(self._lent))
             bytes_lent -= self._lent[oldest][0].nbytes
@@ -71,7 +70,7 @@ class Offloaded:
         tensor = self._values.lend(variable, source.aligned())
         if not (self._values.adopts and source.flags.aligned):  # it may be a copy
             source.release_around()
-        self._lent[key] = source, tensor, weakref.ref(variable)
+        self._lent[key] = source, tensor
         return tensor
 
     def array(self, source: MappedArray) -> np.ndarray:
@@ -115,11 +114,8 @@ class Offloaded:
     def _take_back(self, key: int) -> None:
         known = self._lent.pop(key, None)
         if known is not None:
-            source, _, alive = known
-            variable = alive()
-            # One that was assigned a value of its own keeps that.
-            if variable is not None and source_at_rest(variable) is source:
-                self._values.take_back(variable)
+            source, _ = known
+            # Who still has the tensor may use it: its pages are read again then.
             source.release_around()
             self._trim(source.nbytes)
 

@@ -64,9 +64,6 @@ class LazyValues(ABC):
         """
         return variable._convert_to_tensor(array, variable._dtype)
 
-    def take_back(self, variable: Any) -> None:  # noqa: B027 - mostly it has none
-        """Let nothing of what was lent to a variable stay in memory."""
-
 
 @contextmanager
 def lazy_variables(
@@ -234,8 +231,6 @@ class _Lazy:
             state = vars(self)[_STATE]
             # The initializer is needed no more, and may hold on to another weight.
             state.source, state.initializer = value, keras.initializers.Zeros()
-            if state.scope.at_rest is not None:
-                state.scope.values.take_back(self)
             return value
         if isinstance(value, MappedArray) and vars(self)[_STATE].scope.is_described:
             # No file tells how much memory its arrays may take here.

@@ -117,7 +117,7 @@ class Chain:
             checkpoints = self._checkpoints(self._folder, original, ready, context)
         model, changes = run_steps(original, ready, context, checkpoints)
         if context.data is None:
-            warn_if_stale(model, ready, changes)
+            warn_if_stale(batch_norm.batch_norms(model), ready, changes)
         if context.epochs or any(step.trains for step in ready):
             check_finite(model, original)
         return Outcome(model, self.steps, changes)
@@ -158,6 +158,8 @@ def run_steps(
 ) -> tuple[Any, list[WeightChange]]:
     """Return a copy of `original` after all steps, and what became of its weights.
 
+    It is compiled as `original` is.
+
     The model is copied once: each step owns what the one before it made.
 
     Args:
@@ -169,23 +171,22 @@ def run_steps(
     context = replace(
         context, original=original, owned=True, preserve=preserve_technique
     )
-    begun = checkpoints.done() if checkpoints else None
-    model, changes, done = original, [], begun or 0
-    if begun is None:
-        stage("copying the model")
-        model = clone(original)
-        if checkpoints:
-            checkpoints.write(0, model, [])
+    stage("copying the model")
     if checkpoints:
+        done = checkpoints.begin(original)
         model, changes = _from_file(checkpoints, done, context)
+    else:
+        model, changes, done = clone(original), [], 0
     for number, step in enumerate(steps[done:], start=done + 1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, 2 * number):
-            if number > 1 or checkpoints:  # a fresh copy is compiled
+            # A fresh copy is compiled, and without data nobody trains or judges.
+            if context.data is not None and (number > 1 or checkpoints):
                 compile_as(model, original)
             stage(step.name)
             model, of_step = apply_technique(step, model, context)
-            fine_tune(model, step, context)
+            if context.epochs and step.trains_on:
+                fine_tune(model, step, context)
             changes += of_step
             if _leaves_stale(steps[number - 1 :], of_step, context):
                 stage("gathering statistics")
@@ -198,6 +199,8 @@ def run_steps(
         if checkpoints:
             checkpoints.write(number, model, changes)
             model, changes = _from_file(checkpoints, number, context)
+    # Anew: the weights are others now, the slots of the old ones are in the way.
+    compile_as(model, original)
     return model, changes
 
 
@@ -245,11 +248,11 @@ def _loss(model: Any, original: Any) -> Callable[[Any, Any, Any], float]:
 
 
 def warn_if_stale(
-    model: Any, steps: list[Technique], changes: list[WeightChange]
+    norms: list[Any], steps: list[Technique], changes: list[WeightChange]
 ) -> None:
     """Warn if weights went that statistics of BatchNormalization were gathered on."""
     moving = {step.name for step in steps if step.trains_on}
-    stale = [norm for norm in batch_norm.batch_norms(model) if norm.trainable]
+    stale = [norm for norm in norms if norm.trainable]
     if stale and any(c.changed and c.technique in moving for c in changes):
         warnings.warn(
             f"The statistics of {len(stale)} BatchNormalization layers are those of "

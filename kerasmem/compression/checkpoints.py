@@ -74,16 +74,18 @@ class Checkpoints:
             if _LEFT_OVER.fullmatch(path.name):  # of a run that was killed
                 path.unlink()
 
-    def done(self) -> int | None:
-        """Return how many steps are done, None if none was begun.
+    def begin(self, original: Any) -> int:
+        """Return the number of steps that are done, and keep the original if none is.
 
         Raises:
             ConfigError: if the folder holds another compression.
+            OutputError: if the original cannot be written, or could not be opened.
         """
         names = (_ACCOUNT.fullmatch(path.name) for path in self.folder.iterdir())
         found = [int(name[1]) for name in names if name]
         if not found:
-            return None
+            self.write(0, original, [])
+            return 0
         if self._read(max(found)).key != self.key:
             raise ConfigError(
                 f"The folder {str(self.folder)!r} holds the steps of another "

@@ -58,7 +58,6 @@ from kerasmem.files.data import (
 )
 from kerasmem.files.save import Coding
 from kerasmem.files.weights import CODINGS
-from kerasmem.graph.clone import compile_as
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
@@ -223,8 +222,6 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         context = Context(data, fit, epochs, seed, custom_objects)
         with _labels_named(bool(epochs) and lacks_labels(data)):
             outcome = job.run(original, context, coding, validation_data)
-        # Anew: the weights are others now, the slots of the old ones are in the way.
-        compile_as(outcome.model, original)
         stage("writing the file")
         # Left last: the output may take the place of the file that is read.
         place = scope.enter_context(writer.place())
@@ -374,11 +371,12 @@ def _report(
     if LATENCY in measured:
         times = latencies_or_warning(models, data, batch_size, _TIMING_SECONDS)
         before, after = replace(before, **times[0]), replace(after, **times[1])
+    chance = chance_of(original, data) if before.metrics else None
     return CompressionReport(
         before=before,
         after=after,
         steps=tuple(step.to_json() for step in outcome.steps),
         samples=0 if data is None else sample_count(data) or 0,
         search=outcome.search,
-        warning=far_worse(before.metrics, after.metrics, chance_of(original, data)),
+        warning=far_worse(before.metrics, after.metrics, chance),
     )

@@ -84,14 +84,14 @@ def figures(
         found["nonzero"] = sum(map(nonzero, model.weights))
     if ACTIVATIONS in measured:
         found["activation_peak_bytes"] = peak_activation_bytes(model)
-    if METRICS in measured:
+    if METRICS in measured and validation_data is not None:
         found["metrics"] = evaluate(model, validation_data, batch_size)
     return ModelFigures(**found)
 
 
 def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
     """Return the metrics and losses of `model` on `data`, empty without labels."""
-    if data is None or not model.compiled:
+    if not model.compiled:
         return {}
     check_ends(data, "the evaluation")
     arguments = fit_arguments(data, batch_size)

@@ -120,11 +120,13 @@ def check_output_of(model_or_path: Any, output: Any, coding: Coding | None) -> N
     """
     if output is None:
         return
-    check_outside(Path(output), model_or_path)
-    if not is_preset(model_or_path) or Path(output).suffix == ".keras":
-        check_output(Path(output), ".keras")
+    output, is_path = Path(output), isinstance(model_or_path, str | Path)
+    if is_path:
+        check_outside(output, model_or_path)
+    if output.suffix == ".keras" or not (is_path and is_preset(model_or_path)):
+        check_output(output, ".keras")
         return
-    check_new_folder(Path(output))
+    check_new_folder(output)
     if coding == "entropy":
         raise ConfigError(
             "The weights of a preset are read by KerasHub, which knows of no coding by "

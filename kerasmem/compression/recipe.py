@@ -39,6 +39,7 @@ from kerasmem.compression.quantize.schemes import (
 from kerasmem.compression.technique import Context, Technique, preserve_nothing
 from kerasmem.errors import ConfigError, InputError, did_you_mean
 from kerasmem.files.save import Coding
+from kerasmem.graph.clone import clone
 from kerasmem.records import WeightChange
 from kerasmem.records.plain import MOST_BYTES, check_depth, read_json
 from kerasmem.records.regular import read_regular
@@ -54,18 +55,20 @@ class Implementation:
             one change per weight.
         preserve: takes the config, the model and what trains it, and returns a scope.
         ready: takes the config and a context, and returns the config to apply.
+        in_place: whether `apply` changes the model that it is given.
     """
 
     config: type[Technique]
     apply: Callable[[Any, Any, Context], tuple[Any, list[WeightChange]]]
     preserve: Callable[[Any, Any, Any], AbstractContextManager[None]] = preserve_nothing
     ready: Callable[[Any, Context], Any] = lambda config, _: config
+    in_place: bool = True
 
 
 _TABLE = (
     Implementation(Prune, prune_weights, preserve_zeros),
-    Implementation(PruneChannels, prune_in_rounds),
-    Implementation(FoldBatchNorm, fold),
+    Implementation(PruneChannels, prune_in_rounds, in_place=False),
+    Implementation(FoldBatchNorm, fold, in_place=False),
     Implementation(Equalize, equalize_channels),
     Implementation(ReestimateBatchNorm, reestimate_statistics),
     Implementation(Quantize, quantize, ready=check_ready),
@@ -96,7 +99,10 @@ def apply_technique(
         ModelError: If nothing in the model can be changed by the technique.
     """
     context = replace(context or Context(), preserve=preserve_technique)
-    return _implementation_of(technique).apply(model, technique, context)
+    row = _implementation_of(technique)
+    if row.in_place and not context.owned:
+        model = clone(model)
+    return row.apply(model, technique, context)
 
 
 def prepare_technique(technique: Technique, context: Context) -> Technique:

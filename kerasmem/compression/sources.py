@@ -4,7 +4,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,7 @@ from kerasmem.files.archive import (
 from kerasmem.files.atomic import held_folder, writing
 from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.datasets import datasets
-from kerasmem.files.described import (
-    can_be_described,
-    described_model,
-    offloaded_model,
-)
+from kerasmem.files.described import can_be_described, offloaded_model
 from kerasmem.files.load import load_model
 from kerasmem.files.preset import is_preset, weights_of
 from kerasmem.graph.clone import compile_settings, to_read
@@ -117,7 +113,7 @@ class InMemory:
         return file_size(self.given.path if is_loaded else self.given)
 
 
-@dataclass(frozen=True)
+@dataclass
 class InFiles:
     """A model whose weights stay in files.
 
@@ -125,17 +121,28 @@ class InFiles:
         path: its file, or the folder of a preset, whose backbone it is.
         output: beside which there is room for what its weights become.
         custom_objects: the user's own layers and functions by name.
+        is_judged: whether the model is evaluated, layer by layer.
+        must: whether it is an error, and no warning, if it cannot be.
+
+    Attributes:
+        is_whole: whether it was loaded whole, because it cannot be.
     """
 
     path: Path
     output: Path
     custom_objects: Any
+    is_judged: bool
+    must: bool
+    is_whole: bool = field(default=False, init=False)
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
         """Give the model; a layer is lent its weights for as long as it computes.
 
+        A model that cannot be evaluated so is loaded whole, with a warning.
+
         Raises:
+            ConfigError: if it must not be.
             ModelFileError: if the file cannot be loaded, or changes within the scope.
             OutputError: if there is no room for what weights become.
         """
@@ -151,6 +158,17 @@ class InFiles:
                 scratch = scope.enter_context(room)
                 model = offloaded_model(path, self.custom_objects, scratch)
                 model = scope.enter_context(model)
+            reason = _why_not_by_layers(model) if self.is_judged else None
+            if reason is not None:
+                if self.must:
+                    raise ConfigError(
+                        f"{reason} Next: low_memory=False (no --low-memory on the "
+                        "command line)."
+                    )
+                warnings.warn(reason, KerasMemWarning, stacklevel=4)
+                self.is_whole = True
+                scope.close()
+                model = load_model(path, self.custom_objects)
             yield model
 
     def writer(self, output: Any) -> Writer:
@@ -161,7 +179,8 @@ class InFiles:
 
     def leave(self, result: CompressionResult, output: Any) -> None:
         """Have a result open its model from its file, when it is asked for."""
-        result.open_from(Path(output).absolute(), self.custom_objects)
+        if not self.is_whole:
+            result.open_from(Path(output).absolute(), self.custom_objects)
 
     def size(self) -> FileSize:
         """Return the size of the file, or of all files of the preset."""
@@ -205,12 +224,14 @@ def source_of(
         ConfigError: if `low_memory` is True, and the weights cannot stay in files.
         ModelFileError: if the file cannot be loaded.
     """
-    in_files = offloads(low_memory, model_or_path, output, steps, asks)
-    if in_files and asks["validation_data"] is not None:
-        must = low_memory is True
-        in_files = can_go_by_layers(model_or_path, custom_objects, must=must)
-    if in_files:
-        return InFiles(Path(model_or_path), Path(output), custom_objects)
+    if offloads(low_memory, model_or_path, output, steps, asks):
+        return InFiles(
+            path=Path(model_or_path),
+            output=Path(output),
+            custom_objects=custom_objects,
+            is_judged=asks["validation_data"] is not None,
+            must=low_memory is True,
+        )
     is_evaluated = steps is None or any(v is not None for v in asks.values())
     return InMemory(model_or_path, custom_objects, is_evaluated)
 
@@ -237,18 +258,20 @@ def offloads(
     OneOf((None, True, False)).check("compress", "low_memory", low_memory)
     if low_memory is False or (low_memory is None and output is None):
         return False
+    is_path = isinstance(model_or_path, str | Path)
+    is_folder = is_path and is_preset(model_or_path)
+    if not (low_memory or is_folder or (is_path and _is_large(model_or_path))):
+        return False
     asked = [name for name, value in asks.items() if value is not None]
     reason = _why_not(model_or_path, output, steps, asked)
     if reason is None:
-        return (
-            low_memory is True or is_preset(model_or_path) or _is_large(model_or_path)
-        )
+        return True
     if low_memory:
         raise ConfigError(
             f"With low_memory=True no model is held in memory, and {reason}. Next: "
             "leave low_memory out (--low-memory on the command line)."
         )
-    if isinstance(model_or_path, str | Path) and _is_large(model_or_path):
+    if not is_folder:
         warnings.warn(
             f"The model in {str(model_or_path)!r} is held in memory as a whole, though "
             f"its weights are large against the memory there is: {reason}.",
@@ -258,39 +281,17 @@ def offloads(
     return False
 
 
-def can_go_by_layers(
-    path: str | Path,
-    custom_objects: Any,
-    *,
-    must: bool,
-) -> bool:
-    """Return whether the model in a file can be evaluated layer by layer.
-
-    Args:
-        path: the file.
-        custom_objects: the user's own layers and functions by name.
-        must: whether it is an error if not, and no warning.
-
-    Raises:
-        ConfigError: if it must and cannot.
-        ModelFileError: if the file cannot be loaded.
-    """
-    with described_model(path, custom_objects) as model:
-        own, kind = keras.Model, type(model)
-        names = ("test_step", "compute_metrics", "get_metrics_result")
-        is_plain = all(getattr(kind, n) is getattr(own, n) for n in names)
-        if not model.compiled or (is_plain and takes_loss(model)):
-            return True
-        reason = (
-            f"The model {model.name!r} of class {kind.__name__} evaluates itself in a "
-            "way of its own, for which its weights have to be in memory."
-        )
-    if must:
-        raise ConfigError(
-            f"{reason} Next: low_memory=False (no --low-memory on the command line)."
-        )
-    warnings.warn(reason, KerasMemWarning, stacklevel=3)
-    return False
+def _why_not_by_layers(model: Any) -> str | None:
+    """Return why a model cannot be evaluated layer by layer, None if it can."""
+    own, kind = keras.Model, type(model)
+    names = ("test_step", "compute_metrics", "get_metrics_result")
+    is_plain = all(getattr(kind, n) is getattr(own, n) for n in names)
+    if not model.compiled or (is_plain and takes_loss(model)):
+        return None
+    return (
+        f"The model {model.name!r} of class {kind.__name__} evaluates itself in a "
+        "way of its own, for which its weights have to be in memory."
+    )
 
 
 _SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")

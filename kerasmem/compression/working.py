@@ -10,14 +10,8 @@ from keras import ops
 from kerasmem.backends import current
 from kerasmem.backends.seeding import seeded
 from kerasmem.compression.technique import Context, Technique
-from kerasmem.graph.clone import clone
 from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.stages import TRAINING, stage
-
-
-def working_copy(model: Any, context: Context) -> Any:
-    """Return a model to change in place: a copy, unless the context owns this one."""
-    return model if context.owned else clone(model)
 
 
 def seeded_at(context: Context, place: int) -> Any:
@@ -49,12 +43,11 @@ def preserving(
 
 
 def fine_tune(model: Any, step: Technique, context: Context) -> None:
-    """Train a model in place after a step, if the context and the step ask for it."""
-    if context.epochs and step.trains_on:
-        with preserving(context, [*context.earlier, step], model, model):
-            stage(TRAINING)
-            with without_preprocessor([model]):
-                model.fit(**context.fit, epochs=context.epochs)
+    """Train a model in place after a step."""
+    with preserving(context, [*context.earlier, step], model, model):
+        stage(TRAINING)
+        with without_preprocessor([model]):
+            model.fit(**context.fit, epochs=context.epochs)
 
 
 class _Constraints:

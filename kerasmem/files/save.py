@@ -35,11 +35,14 @@ from kerasmem.files.load import first_reason
 from kerasmem.files.skeleton import described_array, skeleton
 from kerasmem.files.weights import CODINGS, Coding, check_weights, same_bits
 from kerasmem.files.write import WrittenModel, write_model
-from kerasmem.graph.clone import live_objects
+from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
 
 _PIECE = 1 << 20
+
+Weights = list[tuple[Any, Any]]
+"""Weights, each behind the layer that created it."""
 
 
 def save_model(
@@ -118,15 +121,16 @@ def check(model: Any, path: Path, written: WrittenModel) -> None:
             other weights.
     """
     _check_content(path, written)
-    classes = {type(layer) for layer in sublayers(model)}
+    layers = sublayers(model)
+    classes = set(map(type, layers))
+    # What a model with a `save` of its own saves may be another one.
+    is_own = type(model).save is keras.Model.save
+    weights = _owners_and_weights(layers) if is_own else []
     is_lazy = current().lazy_values().why_not() is None
-    with (
-        _apart(),
-        keras.saving.custom_object_scope(live_objects(model, compiled=False)),
-    ):
+    with _apart(), keras.saving.custom_object_scope(objects_of(layers)):
         is_known = is_lazy and all(map(_is_known, classes))
-        if not (is_known and _is_in_place(model, path, written)):
-            _check_whole(model, path)
+        if not (is_known and _is_in_place(weights, path, written)):
+            _check_whole(weights, path)
     _OPENED.update(classes)
 
 
@@ -155,7 +159,7 @@ def _is_known(cls: type) -> bool:
     return cls in _OPENED or package in ("keras", "keras_hub", "kerasmem")
 
 
-def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
+def _is_in_place(weights: Weights, path: Path, written: WrittenModel) -> bool:
     """Open a file with names in place of weights, and compare who gets which."""
     arrays = {
         name: described_array(array.shape, array.dtype, name)
@@ -175,7 +179,7 @@ def _is_in_place(model: Any, path: Path, written: WrittenModel) -> bool:
             skeleton(path, [*arrays], lambda name, _: arrays[name]) as (file, objects),
             lazy_variables(current().lazy_values(), described=True),
         ):
-            _compare(model, _opened(file, objects), compare)
+            _compare(weights, _opened(file, objects), compare)
     except OutputError:  # or a layer computes with its weights: the whole file tells
         return False
     return True
@@ -185,13 +189,13 @@ def _same_value(weight: Any, opened: Any) -> bool:
     return same_bits(to_numpy(weight), to_numpy(first_value(opened)))
 
 
-def _check_whole(model: Any, path: Path) -> None:
+def _check_whole(weights: Weights, path: Path) -> None:
     # Unpacked: from an archive Keras may read all weights before it makes one.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
         try:
-            _compare(model, _opened(Path(folder), {}), _same_value)
+            _compare(weights, _opened(Path(folder), {}), _same_value)
         finally:
             gc.collect()  # a model is a cycle, and this one holds its weights
 
@@ -208,16 +212,18 @@ def _opened(path: Path, objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def _compare(model: Any, opened: Any, is_same: Callable[[Any, Any], bool]) -> None:
-    """Compare the weights of two models, by whatever tells that two are the same.
+def _compare(ours: Weights, opened: Any, is_same: Callable[[Any, Any], bool]) -> None:
+    """Compare weights with those of an opened model.
 
-    The second one may have more of them: what the first has in several layers. Then
-    those of one path are compared.
+    The opened model may have more of them: one for each layer that shares a weight.
+    Then those of one path are compared.
+
+    Args:
+        ours: The owners and weights of the saved model.
+        opened: The model in the file.
+        is_same: Returns whether two weights are the same.
     """
-    # What a model with a `save` of its own saves may be another one.
-    if type(model).save is not keras.Model.save:
-        return
-    ours, theirs = _owners_and_weights(model), _owners_and_weights(opened)
+    theirs = _owners_and_weights(sublayers(opened))
     if len(ours) > len(theirs):
         ours = [pair for pair in ours if not _is_merged(*pair)]
     by_path = {other.path: other for _, other in theirs}
@@ -242,10 +248,10 @@ def _is_merged(owner: Any, weight: Any) -> bool:
     return getattr(owner, "lora_enabled", False) and weight.name.startswith("lora_")
 
 
-def _owners_and_weights(model: Any) -> list[tuple[Any, Any]]:
+def _owners_and_weights(layers: list[Any]) -> Weights:
     """Return every weight once, also of layers that a model with a graph has beside."""
     by_id: dict[int, tuple[Any, Any]] = {}
-    for layer in sublayers(model):
+    for layer in layers:
         for variable in own_variables(layer):
             by_id.setdefault(id(variable), (layer, variable))
     return list(by_id.values())

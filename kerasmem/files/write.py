@@ -338,16 +338,15 @@ def new_optimizer(model: Any, *, slots: bool) -> Iterator[None]:
         # What Keras makes later is none of an optimizer.
         with lazy_variables(values, described=True) if is_lazy else nullcontext():
             scope.enter_context(fresh_optimizer(model, built_for=built_for))
-        if is_lazy:
-            _save_slots_unread(model)
+        if is_lazy and model.compiled and model.optimizer is not None:
+            _save_slots_unread(model.optimizer)
         yield
 
 
-def _save_slots_unread(model: Any) -> None:
+def _save_slots_unread(optimizer: Any) -> None:
     """Have the new optimizer save its variables, not values that they have not yet."""
-    optimizer = model.optimizer if model.compiled else None
     base = keras.optimizers.Optimizer.save_own_variables
-    if optimizer is None or type(optimizer).save_own_variables is not base:
+    if type(optimizer).save_own_variables is not base:
         return
 
     def save(_: Any, store: Any) -> None:

@@ -17,8 +17,12 @@ import keras
 from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables
 from kerasmem.errors import ModelError
-from kerasmem.graph.clone import live_objects, set_alike
-from kerasmem.graph.from_config import copy_saved_state, without_first_values
+from kerasmem.graph.clone import live_objects
+from kerasmem.graph.from_config import (
+    copy_saved_state,
+    set_alike,
+    without_first_values,
+)
 from kerasmem.graph.layers import (
     has_graph,
     lists_layers,

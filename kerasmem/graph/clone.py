@@ -25,6 +25,7 @@ from kerasmem.graph.from_config import (
     lambdas_in,
     made_of_config,
     restore_lora,
+    set_alike,
     set_compiled_attributes,
     takes,
 )
@@ -50,13 +51,6 @@ _SETTINGS = (
 )
 """What a layer is set up with besides functions, and may be of the user's own."""
 
-_WITHOUT_POLICY = (
-    keras.layers.SpatialDropout1D,
-    keras.layers.SpatialDropout2D,
-    keras.layers.SpatialDropout3D,
-)
-"""Layers without weights whose config does not tell the type that they compute in."""
-
 
 def clone(model: Any) -> Any:
     """Return an independent copy of `model` with equal state, freshly compiled.
@@ -69,9 +63,10 @@ def clone(model: Any) -> Any:
         ModelError: if the model has no weights yet, or its config does not describe it.
     """
     check_built(model)
-    objects = live_objects(model)
+    layers = sublayers(model)
+    objects = live_objects(model, layers)
     with keras.saving.custom_object_scope(objects), current().replicating(model):
-        copy = made_of_config(model)
+        copy = made_of_config(model, layers)
         if copy is not None and model.compiled:
             _anew(model.optimizer)  # the clear error, if it cannot be
             lambdas = lambdas_in(model._compile_config.config)
@@ -81,6 +76,7 @@ def clone(model: Any) -> Any:
     if copy is None:
         copy = reloaded(model)
         restore_lora(model, copy)
+        set_alike(of_one_class(sublayers(copy), layers))
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
@@ -88,24 +84,10 @@ def clone(model: Any) -> Any:
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer or model creates weights outside of its `build`."
         )
-    set_alike(of_one_class(sublayers(copy), sublayers(model)))
     for weight, like in zip(copy.weights, model.weights, strict=True):
         if weight.trainable != like.trainable:
             weight.trainable = like.trainable
     return copy
-
-
-def set_alike(pairs: list[tuple[Any, Any]]) -> None:
-    """Freeze what is frozen, and compute in the same types: not every config tells.
-
-    Args:
-        pairs: a new layer, and the one that it shall be like.
-    """
-    for own, other in pairs:
-        if own.trainable != other.trainable:  # it reaches the layers inside, too
-            own.trainable = other.trainable
-        if isinstance(own, _WITHOUT_POLICY):
-            own.dtype_policy = other.dtype_policy
 
 
 def reloaded(model: Any) -> Any:
@@ -196,17 +178,35 @@ def compile_as(new: Any, model: Any) -> None:
                 set_compiled_attributes(new, compiled_attributes(model))
 
 
-def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
+def live_objects(model: Any, layers: list[Any] | None = None) -> dict[str, Any]:
     """Return the classes and functions of the user's own that `model` is made of.
 
     Args:
-        model: a Keras model.
-        compiled: whether those of its optimizer, loss and metrics count.
+        model: a Keras model, with its optimizer, loss and metrics.
+        layers: its `sublayers`, where they are known.
 
     Returns:
         Each under the name by which a config tells of it.
     """
-    layers = sublayers(model)
+    used = []
+    if model.compiled:
+        # The metrics as `compile` got them: before the first batch the live list is
+        # empty, and nothing public gives the functions among them.
+        config = model._compile_config.config
+        used = [model.optimizer, model.loss]
+        used += [config.get(key) for key in ("metrics", "weighted_metrics")]
+        for metric in model.metrics:
+            used += [metric, *filter(_is_function, vars(metric).values())]
+    return objects_of(layers or sublayers(model), keras.tree.flatten(used))
+
+
+def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return what `live_objects` does.
+
+    Args:
+        layers: the `sublayers` of a model.
+        used: parts of its optimizer, loss and metrics.
+    """
     named = [_saved_class(type(layer)) for layer in layers]
     # Keras puts a wrapper of its own before the `build` of every layer: what a class
     # has under the same name is no part of the layer's.
@@ -217,15 +217,7 @@ def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
         if isinstance(value, _SETTINGS)
         or (_is_function(value) and not hasattr(type(layer), name))
     ]
-    if compiled and model.compiled:
-        used = [model.optimizer, *keras.tree.flatten(model.loss)]
-        # The metrics as `compile` got them: before the first batch the live list is
-        # empty, and nothing public gives the functions among them.
-        config = model._compile_config.config
-        used += [config.get(key) for key in ("metrics", "weighted_metrics")]
-        for metric in model.metrics:
-            used += [metric, *filter(_is_function, vars(metric).values())]
-        named += map(_named, keras.tree.flatten(used))
+    named += map(_named, used)
     found: dict[str, Any] = {}
     for one in named:
         if one.__module__.partition(".")[0] in _NOT_THE_USERS or _is_imported(one):
@@ -235,7 +227,7 @@ def live_objects(model: Any, *, compiled: bool = True) -> dict[str, Any]:
         name = keras.saving.get_registered_name(one)
         if found.setdefault(name, one) is not one:
             raise ModelError(
-                f"The model {model.name!r} has two different parts of one name, "
+                f"The model {layers[0].name!r} has two different parts of one name, "
                 "which its config cannot tell apart. Received: "
                 f"{one.__name__!r}. Rename one."
             )

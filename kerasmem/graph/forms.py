@@ -13,12 +13,6 @@ from kerasmem.graph.layers import set_class
 from kerasmem.graph.lora import note_lora_inside
 
 
-def set_attribute(layer: Any, name: str, value: Any) -> None:
-    """Set an attribute of a layer, past what Keras does with values that are set."""
-    # Not `setattr`: Keras would wrap the value, and refuse a layer that is built.
-    object.__setattr__(layer, name, value)
-
-
 def become(layer: Any, form: type, block: type, name: str) -> None:
     """Change the class of a layer in place, unless it is a `form` already.
 

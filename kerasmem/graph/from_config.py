@@ -8,7 +8,7 @@ import inspect
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,19 +38,27 @@ _MORE = ("quantization_mode", "preprocessor")
 """Attributes of a layer that say, if true, that it has more: codes, a tokenizer in
 its preprocessor, which tasks of KerasHub do not track on torch."""
 
+_WITHOUT_POLICY = (
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+)
+"""Layers without weights whose config does not tell the type that they compute in."""
+
 LAMBDA_WARNING = ".*includes a `lambda`"
 """What Keras warns of where a config has a function without a name, as a pattern."""
 
 
-def made_of_config(model: Any) -> Any | None:
+def made_of_config(model: Any, layers: list[Any]) -> Any | None:
     """Return a copy of `model`, not compiled; None where that takes a file.
 
     On TensorFlow the two share the memory of each weight until one of them changes it.
 
     Args:
         model: a built model.
+        layers: its `sublayers`.
     """
-    layers = without_inputs(sublayers(model))
+    layers = without_inputs(layers)
     kinds = list(map(type, layers))
     has_more = any(getattr(x, name, None) for x in layers for name in _MORE)
     if has_more or not all(map(_is_plain, set(kinds))):
@@ -71,7 +79,21 @@ def made_of_config(model: Any) -> Any | None:
             return None
         for weight, other in zip(model.weights, copy.weights, strict=True):
             other.assign(_value_of(weight))
+    set_alike(zip(copies, layers, strict=True))
     return copy
+
+
+def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Freeze what is frozen, and compute in the same types: not every config tells.
+
+    Args:
+        pairs: a new layer, and the one that it shall be like.
+    """
+    for own, other in pairs:
+        if own.trainable != other.trainable:  # it reaches the layers inside, too
+            own.trainable = other.trainable
+        if isinstance(own, _WITHOUT_POLICY):
+            own.dtype_policy = other.dtype_policy
 
 
 @contextmanager

@@ -54,13 +54,17 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
     changed_layers = []
     try:
         for layer in layers:
-            arguments = _arguments_of(layer) if _is_silent(layer) else None
-            is_omitting = _may_omit(type(layer)) or arguments is not None
-            if not is_omitting or "get_config" in vars(layer):
+            cls = type(layer)
+            if _package(cls) in ("keras", "kerasmem") or "get_config" in vars(layer):
+                continue
+            has_default = cls.get_config is keras.layers.Layer.get_config
+            is_silent = has_default and layer._auto_config is None
+            arguments = _arguments_of(layer) if is_silent else None
+            if arguments is None and not _may_omit(cls):
                 continue
             get_config = partial(_completed, layer, arguments)
             # Keras looks here for whether it is to add the recorded arguments.
-            is_default = arguments is None and _has_default(type(layer))
+            is_default = arguments is None and has_default
             get_config._is_default = is_default  # type: ignore[attr-defined]
             object.__setattr__(layer, "get_config", get_config)
             changed_layers.append(layer)
@@ -70,22 +74,14 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
             object.__delattr__(layer, "get_config")
 
 
-def _is_silent(layer: Any) -> bool:
-    cls = type(layer)
-    is_keras = cls.__module__.startswith(("keras.", "kerasmem."))
-    return not is_keras and _has_default(cls) and layer._auto_config is None
-
-
-def _has_default(cls: type) -> bool:
-    return cls.get_config is keras.layers.Layer.get_config
+def _package(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def _may_omit(cls: type) -> bool:
-    package = cls.__module__.partition(".")[0]
-    if package == "keras_hub":
+    if _package(cls) == "keras_hub":
         return bool(_omitted(cls))
-    is_default = getattr(cls.from_config, "__func__", None) in _FROM_CONFIG
-    return is_default and package not in ("keras", "kerasmem")
+    return getattr(cls.from_config, "__func__", None) in _FROM_CONFIG
 
 
 @cache

@@ -31,6 +31,7 @@ class Weight:
         attribute: name under which `owner` keeps the weight, None if it keeps it in a
             list or not at all.
         variable: the `keras.Variable`.
+        index: number of `owner` among the `sublayers` of `block`.
         models: names of the models within the model that `block` is in, outermost
             first.
     """
@@ -39,6 +40,7 @@ class Weight:
     owner: Any
     attribute: str | None
     variable: Any
+    index: int
     models: tuple[str, ...] = ()
 
     @property
@@ -87,15 +89,17 @@ def lists_layers(layer: Any) -> bool:
     """
     if isinstance(layer, keras.Sequential):
         return True
-    if not has_graph(layer):
-        return False
-    if layer not in _LISTS_LAYERS:
+    cls = type(layer)
+    if cls not in _LISTS_LAYERS:
+        if not has_graph(layer):
+            return False
         # A large model takes a good part of a second to write its config.
-        _LISTS_LAYERS[layer] = _config_lists_layers(layer)
-    return _LISTS_LAYERS[layer]
+        is_keras = cls.__module__.startswith("keras.")
+        _LISTS_LAYERS[cls] = is_keras or _config_lists_layers(layer)
+    return _LISTS_LAYERS[cls]
 
 
-_LISTS_LAYERS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_LISTS_LAYERS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def _config_lists_layers(model: Any) -> bool:
@@ -190,12 +194,12 @@ def weights(model: Any) -> Iterator[Weight]:
     """Yield every weight of `model` once, with the place it is kept in."""
     variable_ids: set[int] = set()
     for block, models in _blocks_and_models(model):
-        for owner in sublayers(block):
+        for index, owner in enumerate(sublayers(block)):
             for variable in own_variables(owner):
                 if id(variable) not in variable_ids:
                     variable_ids.add(id(variable))
                     attribute = _attribute(owner, variable)
-                    yield Weight(block, owner, attribute, variable, models)
+                    yield Weight(block, owner, attribute, variable, index, models)
 
 
 def _attribute(owner: Any, variable: Any) -> str | None:

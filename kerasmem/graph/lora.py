@@ -81,8 +81,8 @@ def note_lora_inside(block: Any, config: dict[str, Any]) -> None:
 
 def enable_lora_inside(block: Any) -> None:
     """Enable LoRA in layers inside a built block, and freeze those that were frozen."""
-    layers = without_inputs(sublayers(block))
     ranks, frozen = vars(block).pop("_inner_lora", ({}, []))
+    layers = without_inputs(sublayers(block)) if ranks or frozen else []
     for place, lora in ranks.items():
         layer = layers[int(place)]
         if not layer.lora_enabled:

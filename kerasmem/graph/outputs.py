@@ -4,7 +4,7 @@ import ast
 import enum
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +83,7 @@ def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
         loss: the loss that it is compiled with, or a dict or list of them, or None.
         values: what the model returned for a batch: a tensor, or a dict or list.
     """
-    losses = of_each(model, loss, values)
+    losses = of_each(getattr(model, "output_names", None), loss, values)
     tensors = getattr(model, "outputs", None) or [None] * len(losses)
     return [_describe(*pair) for pair in zip(tensors, losses, strict=True)]
 
@@ -94,7 +94,7 @@ def losses_of(model: Any) -> list[Any]:
     Args:
         model: a compiled model that knows its outputs.
     """
-    return of_each(model, model.loss, output_of(model))
+    return of_each(getattr(model, "output_names", None), model.loss, output_of(model))
 
 
 def output_of(model: Any) -> Any:
@@ -103,17 +103,20 @@ def output_of(model: Any) -> Any:
     return getattr(model, "outputs", None) if graph is None else graph.output
 
 
-def of_each(model: Any, by_output: Any, values: Any) -> list[Any]:
+def of_each(names: Sequence[str] | None, by_output: Any, values: Any) -> list[Any]:
     """Return the loss, or the labels, of each output; None for none.
 
     Args:
-        model: a `keras.Model`.
+        names: the model's `output_names`; None where it has none.
         by_output: one for all outputs, or a dict or list of them.
         values: what the model returns, in its structure.
     """
     count = len(keras.tree.flatten(values))
     if isinstance(by_output, dict):
-        return [by_output.get(name) for name in _names(model, values, count)]
+        if isinstance(values, dict):
+            paths = keras.tree.flatten_with_path(values)
+            names = [str(path[-1]) for path, _ in paths]
+        return [by_output.get(name) for name in names or [""] * count]
     if isinstance(by_output, (list, tuple)):
         return (
             list(by_output)
@@ -121,12 +124,6 @@ def of_each(model: Any, by_output: Any, values: Any) -> list[Any]:
             else [*by_output[:1], None][:1] * count
         )
     return [by_output] * count
-
-
-def _names(model: Any, values: Any, count: int) -> list[str]:
-    if isinstance(values, dict):
-        return [str(path[-1]) for path, _ in keras.tree.flatten_with_path(values)]
-    return list(getattr(model, "output_names", None) or [""] * count)
 
 
 def _describe(tensor: Any, loss: Any) -> Output:
@@ -297,21 +294,22 @@ def warn_if_unfit(model: Any) -> None:
     if not takes_loss(model) or not getattr(model, "outputs", None):
         return
     try:
-        texts = list(_misfits(model))
+        pairs = zip(model.outputs, losses_of(model), strict=True)
+        texts = list(_misfits(model.name, pairs))
     except (ValueError, TypeError, KeyError):
         return  # losses in a form that only `fit` knows: of those nothing is said
     for text in texts:
         warnings.warn(text, KerasMemWarning, stacklevel=3)
 
 
-def _misfits(model: Any) -> Iterator[str]:
-    for tensor, loss in zip(model.outputs, losses_of(model), strict=True):
+def _misfits(name: str, pairs: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    for tensor, loss in pairs:
         loss_of_keras = None if loss is None else keras.losses.get(loss)
         of_keras = (getattr(loss_of_keras, "__module__", None) or "").startswith(
             "keras."
         )
-        name = getattr(loss_of_keras, "__name__", None) or type(loss_of_keras).__name__
-        if not of_keras or not name.lower().endswith("crossentropy"):
+        kind = getattr(loss_of_keras, "__name__", None) or type(loss_of_keras).__name__
+        if not of_keras or not kind.lower().endswith("crossentropy"):
             continue
         task = task_of(loss)
         remedy = _remedy(
@@ -323,8 +321,8 @@ def _misfits(model: Any) -> Iterator[str]:
         if remedy:
             form = _WORDS[form_in_graph(tensor)]
             yield (
-                f"The output {tensor.name!r} of the model {model.name!r} ends in "
-                f"{form}, and the loss {name} {remedy}"
+                f"The output {tensor.name!r} of the model {name!r} ends in {form}, and "
+                f"the loss {kind} {remedy}"
             )
 
 

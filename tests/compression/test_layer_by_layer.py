@@ -334,3 +334,28 @@ def test_memory_is_bounded_by_a_few_layers(tmp_path, step):
     assert done.returncode == 0, done.stderr[-2000:]
     peak = json.loads(done.stdout.splitlines()[-1])
     assert peak < 0.6 * weights, f"{peak / 2**20:.0f} MiB of {weights >> 20}"
+
+
+@keras.saving.register_keras_serializable("tests")
+class ReadsBothFirst(L.Layer):
+    """Reads two weights before it computes, as a fused LSTM does."""
+
+    def build(self, shape):
+        self.first = self.add_weight(shape=(shape[-1], 256), name="first")
+        self.second = self.add_weight(shape=(256, 256), name="second")
+
+    def call(self, x):
+        first, second = map(keras.ops.convert_to_tensor, (self.first, self.second))
+        return keras.ops.matmul(keras.ops.matmul(x, first), second)
+
+
+def test_a_weight_that_is_lent_outlives_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(at_rest, "MOST_LENT_BYTES", 1 << 10)
+    model = keras.Sequential([keras.Input((256,)), ReadsBothFirst()])
+    model.save(tmp_path / "m.keras")
+    x = RNG.normal(size=(4, 256)).astype("float32")
+    with offloaded_model(tmp_path / "m.keras", None, tmp_path) as opened:
+        assert all(source_at_rest(weight) is not None for weight in opened.weights)
+        outputs = keras.ops.convert_to_numpy(opened(x))
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)

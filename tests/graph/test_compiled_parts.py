@@ -7,6 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.graph.clone import clone
 from kerasmem.graph.from_config import made_of_config
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from tests.models import L, chain
 
@@ -38,7 +39,7 @@ def test_a_part_that_was_compiled_is_copied_from_its_config(make):
     model = make()
     model.compile("sgd", "mse")
     x = np.resize(X, (16, *model.input_shape[1:]))
-    assert made_of_config(model) is not None
+    assert made_of_config(model, sublayers(model)) is not None
     copy = clone(model)
     np.testing.assert_array_equal(to_numpy(copy(x)), to_numpy(model(x)))
     assert isinstance(copy.optimizer, keras.optimizers.SGD)

@@ -7,6 +7,7 @@ import pytest
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone, reloaded, to_read
 from kerasmem.graph.from_config import made_of_config
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import FAMILIES
 from tests.models import KINDS, L, chain
@@ -21,10 +22,14 @@ def net(*more):
     return model
 
 
+def by_config(model):
+    return made_of_config(model, sublayers(model))
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_copy_is_that_which_a_file_gives(kind):
     model = KINDS[kind].make()
-    copy = made_of_config(model)
+    copy = by_config(model)
     if copy is not None:
         assert_equal(copy, reloaded(model))
 
@@ -32,7 +37,7 @@ def test_a_copy_is_that_which_a_file_gives(kind):
 @pytest.mark.parametrize("family", ["Bert", "Bart"])
 def test_models_of_keras_hub_take_no_file(family):
     model = FAMILIES[family]()
-    assert_equal(made_of_config(model), reloaded(model))
+    assert_equal(by_config(model), reloaded(model))
 
 
 def assert_equal(copy, other):
@@ -48,7 +53,7 @@ def assert_equal(copy, other):
 
 
 def test_plain_models_take_no_file():
-    assert made_of_config(net(L.Dropout(0.5), L.Reshape((8,)))) is not None
+    assert by_config(net(L.Dropout(0.5), L.Reshape((8,)))) is not None
 
 
 def test_lora_is_copied_beside_its_kernel():
@@ -56,7 +61,7 @@ def test_lora_is_copied_beside_its_kernel():
     model.layers[1].enable_lora(2, lora_alpha=3)
     for weight in model.layers[1].trainable_weights:
         weight.assign(weight + 0.1)
-    copy = made_of_config(model)
+    copy = by_config(model)
     assert copy.layers[1].lora_enabled
     for own, other in zip(copy.weights, model.weights, strict=True):
         np.testing.assert_array_equal(to_numpy(own), to_numpy(other))
@@ -67,13 +72,13 @@ def test_lora_is_copied_beside_its_kernel():
 def test_what_keeps_more_than_variables_takes_a_file():
     scaled = L.Normalization()
     scaled.adapt(X)
-    assert made_of_config(chain((6,), scaled)) is None
-    assert made_of_config(chain((6,), L.Lambda(abs))) is None
+    assert by_config(chain((6,), scaled)) is None
+    assert by_config(chain((6,), L.Lambda(abs))) is None
     beside = net()
     beside.more = L.Dense(3)
     beside.more.build((None, 2))
-    assert made_of_config(beside) is None
-    assert made_of_config(net(type("Own", (L.Dense,), {})(8))) is None
+    assert by_config(beside) is None
+    assert by_config(net(type("Own", (L.Dense,), {})(8))) is None
 
 
 # torch.compile needs a compiler of C++.

@@ -8,6 +8,7 @@ import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked import chunks
 from kerasmem.graph.from_config import made_of_config
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from kerasmem.layers import ChunkedCrossentropy, ChunkedVocabulary
 from tests.compression.aware.gradient import gradient_of
@@ -339,4 +340,4 @@ def test_a_label_of_64_bits_is_kept_with_a_head(backend):
 def test_a_model_with_a_chunked_head_is_copied_by_its_config():
     inputs = keras.Input((3, 4))
     model = keras.Model(inputs, ChunkedVocabulary(50)(inputs))
-    assert made_of_config(model) is not None
+    assert made_of_config(model, sublayers(model)) is not None

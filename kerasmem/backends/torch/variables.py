@@ -31,19 +31,14 @@ class TorchLazyValues(LazyValues):
 
     def fill(self, variable: Any, value: Any) -> None:
         """Let the parameter have the value."""
-        tensor = _shared(value) if isinstance(value, np.ndarray) else value.detach()
-        parameter = vars(variable)["_value"]
-        parameter.data = tensor.to(parameter.device, parameter.dtype)
+        vars(variable)["_value"].data = self.lend(variable, value).data
 
-    def lend(self, variable: Any, array: np.ndarray) -> Any:
-        """Return the parameter, over the file."""
-        self.fill(variable, array)
-        return vars(variable)["_value"]
-
-    def take_back(self, variable: Any) -> None:
-        """Leave one number to the parameter, which is seen in all places."""
-        parameter = vars(variable)["_value"]
-        parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+    def lend(self, variable: Any, array: Any) -> Any:
+        """Return another parameter, over the file; it outlives what is lent next."""
+        tensor = _shared(array) if isinstance(array, np.ndarray) else array.detach()
+        own = vars(variable)["_value"]
+        tensor = tensor.to(own.device, own.dtype)
+        return torch.nn.Parameter(tensor, requires_grad=False)
 
 
 class TorchVariables(VariableBackend):

@@ -123,7 +123,7 @@ def prune_in_rounds(
         pruned = prune_channels(model, config, context.data, which)
         model = pruned.model
         changes += pruned.changes
-        if number < config.rounds:
+        if number < config.rounds and context.epochs:
             fine_tune(model, config, context)
     return model, changes
 

@@ -14,7 +14,6 @@ from kerasmem.compression.cluster.kmeans import (
     tables_of,
 )
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
 from kerasmem.files.threads import PIECE, map_entries, map_pieces
 from kerasmem.graph.kernels import is_embedding, reduced_axes
@@ -35,7 +34,7 @@ def cluster_weights(
         ModelError: if the model has nothing to cluster, or a weight is not finite.
         ConfigError: if a pattern matches no weight.
     """
-    model = working_copy(model, context)
+    del context
     selection, left_alone = chosen(model, config)
     progress = Progress(NAME, sum(weight.nbytes for weight in selection))
     changes = []

@@ -21,7 +21,7 @@ from kerasmem.compression.distill.distiller import (
 from kerasmem.compression.distill.losses import Logits, as_losses
 from kerasmem.compression.distill.schedules import Number
 from kerasmem.compression.technique import Context, Technique, no_samples
-from kerasmem.compression.working import preserving, working_copy
+from kerasmem.compression.working import preserving
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import (
     check_data,
@@ -265,11 +265,9 @@ def train_step(
     """
     if context.data is None:
         raise no_samples(config.name)
-    original, model = model, working_copy(model, context)
     if not isinstance(config.teacher, keras.Model):
         if context.original is None:
-            original = clone(original) if original is model else original
-            context = replace(context, original=original)
+            context = replace(context, original=clone(model))
         config = with_teacher(config, context)
     data = context.data
     distiller = Distiller(

@@ -16,7 +16,6 @@ from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.factorize.chains import Chain, chain, why_not
 from kerasmem.compression.factorize.inside import factorize_inside, why_not_inside
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import working_copy
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
 from kerasmem.graph.kernels import is_kernel
@@ -36,13 +35,14 @@ def factorize(
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model of thinner layers, and what became of every weight.
 
-    A layer of the graph gives way to thin ones; one inside of another layer gets them
-    within it, in a copy unless the context owns the model.
+    A layer of the graph gives way to thin ones in a new model; a layer inside of
+    another one gets them in place.
 
     Raises:
         ModelError: if nothing in the model becomes smaller.
         ConfigError: if a pattern matches no weight.
     """
+    del context
     everything = list(weights(model))
     patterns = {"include": config.include, "exclude": config.exclude}
     check_every_pattern_matches(model.name, everything, patterns)
@@ -72,18 +72,16 @@ def factorize(
         )
     changes = [_change(weight, chains, reasons) for weight in everything]
     thick = [weight for weight in everything if id(weight.variable) in chains]
-    has_inside = any(id(weight.owner) not in in_graph for weight in thick)
-    smaller = working_copy(model, context) if has_inside else model
-    copies = zip(everything, list(weights(smaller)), strict=True)
-    pairs = [
-        (new, chains[id(old.variable)], id(old.owner) in in_graph)
-        for old, new in copies
-        if id(old.variable) in chains
-    ]
-    factorize_inside((w, c.inside(w.owner)) for w, c, is_outer in pairs if not is_outer)
-    outer = {id(w.owner): c for w, c, is_outer in pairs if is_outer}
-    if outer:
-        smaller = Rebuild(_Thinner(outer)).run(smaller)
+    inside = [weight for weight in thick if id(weight.owner) not in in_graph]
+    factorize_inside((w, chains[id(w.variable)].inside(w.owner)) for w in inside)
+    outer = {
+        id(weight.owner): chains[id(weight.variable)]
+        for weight in thick
+        if id(weight.owner) in in_graph
+    }
+    if not outer:
+        return model, changes
+    smaller = Rebuild(_Thinner(outer)).run(model)
     compile_as(smaller, model)
     return smaller, changes
 

@@ -24,7 +24,7 @@ from kerasmem.backends.variables import (
 )
 from kerasmem.errors import ModelError
 from kerasmem.graph.computed import ComputedVariable, named_beside
-from kerasmem.graph.forms import become, layer_before, set_attribute
+from kerasmem.graph.forms import become, layer_before
 from kerasmem.graph.kernels import einsum_parts, with_bias_and_activation
 from kerasmem.graph.layers import Weight, as_it_was, sublayers
 from kerasmem.graph.lora import (
@@ -145,7 +145,7 @@ class FactorizedBlock(keras.layers.Layer):
         """Return the layer of a config, with factors as soon as it is built."""
         layer = layer_before(config)
         _become_block(layer, config["layer"])
-        set_attribute(layer, "_awaited", config["factors"])
+        vars(layer)["_awaited"] = config["factors"]
         _insert_awaited(layer)
         return layer
 
@@ -240,7 +240,7 @@ def _serialized(layer: Any) -> dict[str, Any]:
 
 
 def _become_block(layer: Any, form: dict[str, Any]) -> None:
-    set_attribute(layer, "_form_before", form)
+    vars(layer)["_form_before"] = form
     _become(layer, FactorizedBlock)
 
 
@@ -261,7 +261,7 @@ def _insert_awaited(block: Any) -> None:
     pairs = [(owners.get(int(n)), forms) for n, forms in forms_by_owner.items()]
     if any(owner is None or vars(owner).get("_kernel") is None for owner, _ in pairs):
         return
-    set_attribute(block, "_awaited", None)
+    vars(block)["_awaited"] = None
     for owner, forms in pairs:
         with named_beside(vars(owner)["_kernel"]):
             factors = [keras.saving.deserialize_keras_object(form) for form in forms]

@@ -17,7 +17,6 @@ from kerasmem.compression.prune.scores import (
     scores,
 )
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import working_copy
 from kerasmem.files.threads import map_entries, map_pieces
 from kerasmem.graph.values import array_of, nbytes, to_numpy
 from kerasmem.records import WeightChange
@@ -33,10 +32,9 @@ def prune_weights(
         ModelError: if the model has nothing to prune.
         ConfigError: if a pattern matches no weight, or the criterion takes data.
     """
-    model = working_copy(model, context)
-    if is_by_magnitude(config):
-        return model, prune_by_magnitude(model, config)
     plan = make_plan(model, config)
+    if is_by_magnitude(config):
+        return model, prune_by_magnitude(plan, config)
     values = [to_numpy(variable) for variable in plan.variables]
     evidence = gather(model, plan, config.criterion, context.data)
     matters = scores(plan.criterion(config), values, evidence, config.seed)
@@ -112,25 +110,20 @@ def is_by_magnitude(config: Prune) -> bool:
     return is_size and config.pattern == UNSTRUCTURED
 
 
-def prune_by_magnitude(model: Any, config: Prune) -> list[WeightChange]:
-    """Set the entries of a model that are smallest to zero, in place.
+def prune_by_magnitude(plan: Plan, config: Prune) -> list[WeightChange]:
+    """Set the entries of weights that are smallest to zero, in place.
 
     One weight is in memory at a time, with what it becomes. The threshold is found
     digit by digit: how many entries there are by the first 16 bits of their score,
     then, of those that begin like it, by the next ones.
 
     Args:
-        model: a built model.
+        plan: the weights.
         config: of a choice that `is_by_magnitude`.
 
     Returns:
         One change per weight.
-
-    Raises:
-        ModelError: if the model has nothing to prune.
-        ConfigError: if a pattern matches no weight.
     """
-    plan = make_plan(model, config)
     is_relative = plan.criterion(config) == "magnitude/rms"
     shares = [0.0] * len(plan.chosen)
     # Read for the root mean square, for each digit of the threshold, and for ties.

@@ -24,9 +24,15 @@ from kerasmem.compression.prune import (
 )
 from kerasmem.compression.prune.scores import parse_pattern
 from kerasmem.errors import ConfigError
-from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.kernels import einsum_parts, is_depthwise, is_kernel, reduced_axes
-from kerasmem.graph.layers import Weight, sublayers, weights
+from kerasmem.graph.layers import (
+    Weight,
+    first_argument,
+    node_of,
+    own_graph,
+    sublayers,
+    weights,
+)
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 
@@ -269,9 +275,9 @@ def output_layers(model: Any, weights: list[Weight]) -> set[int]:
 
 
 def _last(model: Any, with_kernel: set[int]) -> set[int]:
-    calls = trace(model, 1)
-    if calls is not None:
-        return _makers(calls, with_kernel)
+    graph = own_graph(model)
+    if graph is not None:
+        return _makers(graph, graph.outputs, with_kernel)[0]
     for layer in reversed(model.layers):
         inside = {id(each) for each in sublayers(layer)} & with_kernel
         if inside:
@@ -279,24 +285,51 @@ def _last(model: Any, with_kernel: set[int]) -> set[int]:
     return set()
 
 
-def _makers(traced: Trace, with_kernel: set[int]) -> set[int]:
-    """Return the layers with a kernel that are met first on the way back."""
-    makers = {id(x): call for call in traced.calls for x in call.outputs}
-    last: set[int] = set()
-    waiting, tensor_ids = list(traced.outputs), set()
+def _makers(
+    graph: Any, outputs: Sequence[Any], with_kernel: set[int]
+) -> tuple[set[int], set[int]]:
+    """Return the layers with a kernel that are met first on the way back.
+
+    Args:
+        graph: a Functional model.
+        outputs: tensors of its graph to begin at.
+        with_kernel: the ids of the layers with a kernel.
+
+    Returns:
+        The ids of the layers, and the numbers of the inputs that are reached without
+        one in between.
+    """
+    inputs = {id(tensor): number for number, tensor in enumerate(graph.inputs)}
+    last, numbers, waiting, seen = set(), set(), list(outputs), set()
     while waiting:
         tensor = waiting.pop()
-        call = makers.get(id(tensor))
-        if call is None or id(tensor) in tensor_ids:
+        if id(tensor) in seen:
             continue
-        tensor_ids.add(id(tensor))
-        is_layer = isinstance(call.operation, keras.layers.Layer)
-        layers = sublayers(call.operation) if is_layer else []
-        inside = {id(layer) for layer in layers} & with_kernel
-        last |= inside
-        if not inside:
-            waiting += call.inputs
-    return last
+        seen.add(id(tensor))
+        if id(tensor) in inputs:
+            numbers.add(inputs[id(tensor)])
+        else:
+            inside, before = _makers_in(node_of(tensor), tensor, with_kernel)
+            last |= inside
+            waiting += before
+    return last, numbers
+
+
+def _makers_in(
+    node: Any, tensor: Any, with_kernel: set[int]
+) -> tuple[set[int], list[Any]]:
+    """Return the layers with a kernel within a call, and the tensors to go on at."""
+    operation = node.operation
+    if (graph := own_graph(operation)) is not None:
+        number = next(n for n, x in enumerate(node.outputs) if x is tensor)
+        inside, numbers = _makers(graph, [graph.outputs[number]], with_kernel)
+        arguments = first_argument(node.arguments.args, node.arguments.kwargs)
+        tensors = keras.tree.flatten(arguments)
+        return inside, [tensors[n] for n in numbers]
+    is_layer = isinstance(operation, keras.layers.Layer)
+    layers = sublayers(operation) if is_layer else []
+    inside = {id(layer) for layer in layers} & with_kernel
+    return inside, [] if inside else node.input_tensors
 
 
 def changes(plan: Plan, shares: Sequence[float]) -> list[WeightChange]:

@@ -234,7 +234,8 @@ def planned(
     """Return a `weight_plan` that may leave all weights alone."""
     all_weights = list(weights(model))
     block_bytes = largest_block(all_weights)
-    codes = {id(v.codes): v for v in quantized_variables(model)}
+    holders = (v for w in all_weights for v in vars(w.owner).values())
+    codes = {id(v.codes): v for v in holders if isinstance(v, QuantizedVariable)}
     return [
         (
             weight,
@@ -284,8 +285,6 @@ def _place(
         block_bytes: most bytes of it that are to be float at once.
         inputs: scales of what it is multiplied with, where known.
     """
-    layers = sublayers(weight.block)
-    index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
     is_multiplied = weight.attribute == multiplied_weight(weight.owner)
     is_taken_apart = is_multiplied and is_product(weight.owner)
     blocks = 1
@@ -293,7 +292,7 @@ def _place(
         most_blocks = math.ceil(4 * weight.size / block_bytes)
         blocks = min(most_blocks, weight.variable.shape[cut[0]])
     return Place(
-        index,
+        weight.index,
         str(weight.attribute),
         coding_of(config, tuple(sorted(reduced_axes(weight)))),
         blocks,
@@ -315,11 +314,9 @@ def name_of(model: Any, weight: Weight) -> str:
     It is the layer's name and the weight's, such as `"dense/kernel"`, with the models
     around it and, for a layer within a layer, its number there between them.
     """
-    layers = sublayers(weight.block)
-    index = next(i for i, layer in enumerate(layers) if layer is weight.owner)
     # A copy of a subclassed model may have another name.
     place = () if weight.block is model else weight.place
-    within = (str(index),) if index else ()
+    within = (str(weight.index),) if weight.index else ()
     own = weight.attribute or weight.variable.name
     return "/".join([*place, *within, own.lstrip("_")])
 

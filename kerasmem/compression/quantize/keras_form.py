@@ -14,7 +14,7 @@ from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
 from kerasmem.errors import ConfigError
-from kerasmem.graph.clone import live_objects
+from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 
@@ -105,7 +105,7 @@ def _check_saved(model: Any) -> None:
     Keras takes the form of a layer from its config: those inside of others, such as
     attention, have none in a file.
     """
-    with keras.saving.custom_object_scope(live_objects(model, compiled=False)):
+    with keras.saving.custom_object_scope(objects_of(sublayers(model))):
         reloaded_model = type(model).from_config(model.get_config())
     for layer, other in zip(sublayers(model), sublayers(reloaded_model), strict=True):
         if isinstance(layer, _LAYERS) and _form(layer) != _form(other):

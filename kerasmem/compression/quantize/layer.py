@@ -36,7 +36,7 @@ from kerasmem.compression.quantize.owners import (
     stand_ins,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
-from kerasmem.graph.forms import become, layer_before, set_attribute
+from kerasmem.graph.forms import become, layer_before
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import as_it_was, has_graph, sublayers
 from kerasmem.graph.lora import (
@@ -168,13 +168,13 @@ class QuantizedBlock(keras.layers.Layer):
     def build_from_config(self, config: Any) -> None:
         """Build the float layer, then replace its kernels."""
         super().build_from_config(config)
-        _replace_weights(self)
+        _replace_weights(self, sublayers(self))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the layer, which may build it; then replace kernels that are new."""
         outputs = super().__call__(*args, **kwargs)
         if self._missing:
-            _replace_weights(self)
+            _replace_weights(self, sublayers(self))
         return outputs
 
 
@@ -214,14 +214,19 @@ def to_quantized(block: Any, places: list[Place], codes: Codes = None) -> None:
     """
     if isinstance(block, QuantizedBlock):
         places = [*block._places, *places]
-    _become_block(block, _float_form(block), places, codes)
+    _become_block(block, _float_form(block, sublayers(block)), places, codes)
 
 
-def _float_form(block: Any) -> dict[str, Any]:
-    """Return the serialized form of the float layer that a layer is, or was."""
+def _float_form(block: Any, layers: list[Any]) -> dict[str, Any]:
+    """Return the serialized form of the float layer that a layer is, or was.
+
+    Args:
+        block: the layer.
+        layers: its `sublayers`.
+    """
     if isinstance(block, QuantizedBlock):
         return block._float_form
-    with full_configs(sublayers(block)):
+    with full_configs(layers):
         form = keras.saving.serialize_keras_object(block)
     # Both are told again by the quantized form itself.
     form.pop("build_config", None)
@@ -234,43 +239,48 @@ def _become_block(
 ) -> None:
     # Of what has factors a part is saved as one in `part_as_block` alone: codes come
     # after factors there too.
-    has_ours = (form["module"] or "").startswith("kerasmem.")
-    inside = [] if has_ours else _models_inside(layer, places)
-    set_attribute(layer, "_float_form", form)
-    set_attribute(layer, "_places", places)
-    set_attribute(layer, "_missing", value=True)
-    # A model within others is found in files by the name of its class.
-    _change_class(layer, QuantizedBlock, renamed=not has_graph(layer))
-    if layer.built:
-        # It has its weights: it was in use, or its constructor builds it, as that of a
-        # model with inputs and outputs does. Nothing builds it a second time.
-        _replace_weights(layer, codes)
-    for part, own_form, own_places in inside:
-        _become_block(part, own_form, own_places)
+    layers = sublayers(layer)
+    parts = [(layers, form, places)]
+    if not (form["module"] or "").startswith("kerasmem."):
+        parts += _models_inside(layers, places)
+    for inner, own_form, own_places in parts:
+        part = inner[0]  # the block itself, or a model inside of it
+        # Not `setattr`: Keras would wrap the values, and refuse a layer that is built.
+        vars(part).update(_float_form=own_form, _places=own_places, _missing=True)
+        # A model within others is found in files by the name of its class.
+        _change_class(part, QuantizedBlock, renamed=not has_graph(part))
+        if part.built:
+            # It has its weights: it was in use, or its constructor builds it, as that
+            # of a model with inputs and outputs does. Nothing builds it a second time.
+            _replace_weights(part, inner, codes)
 
 
 def _models_inside(
-    block: Any, places: list[Place]
-) -> list[tuple[Any, dict[str, Any], list[Place]]]:
-    """Return the models with a graph inside of a block, their forms and places.
+    layers: list[Any], places: list[Place]
+) -> list[tuple[list[Any], dict[str, Any], list[Place]]]:
+    """Return the layers, forms and places of models with a graph inside of a block.
 
     Such as the backbone of a task: it is saved by itself, and other models are made
     around it.
+
+    Args:
+        layers: `sublayers` of the block.
+        places: where its weights are kept.
     """
-    models = []
-    for part in filter(has_graph, sublayers(block)[1:]):
-        own = _places_in(part, block, places)
-        if own:
-            models.append((part, _float_form(part), own))
-    return models
+    return [
+        (inner, _float_form(inner[0], inner), own)
+        for inner in map(sublayers, filter(has_graph, layers[1:]))
+        if (own := _places_in(inner, layers, places))
+    ]
 
 
-def _places_in(part: Any, block: Any, places: list[Place]) -> list[Place]:
-    layers, inside = sublayers(block), {id(v): n for n, v in enumerate(sublayers(part))}
+def _places_in(inner: list[Any], layers: list[Any], places: list[Place]) -> list[Place]:
+    """Return the places of weights in a part of a block, given the layers of both."""
+    numbers = {id(layer): n for n, layer in enumerate(inner)}
     own = [
-        replace(place, layer=inside[id(layers[place.layer])])
+        replace(place, layer=numbers[id(layers[place.layer])])
         for place in places
-        if place.layer < len(layers) and id(layers[place.layer]) in inside
+        if place.layer < len(layers) and id(layers[place.layer]) in numbers
     ]
     return sorted(own, key=lambda place: place.layer)
 
@@ -287,7 +297,7 @@ def part_as_block(block: Any, part: Any) -> Iterator[None]:
         yield
         return
     with as_it_was(part):
-        places = _places_in(part, block, block._places)
+        places = _places_in(sublayers(part), sublayers(block), block._places)
         if places:
             to_quantized(part, places)
         yield
@@ -297,9 +307,14 @@ def part_as_block(block: Any, part: Any) -> Iterator[None]:
 _become: ContextVar[Any] = ContextVar("become", default=_become_block)
 
 
-def _replace_weights(block: Any, codes: Codes = None) -> None:
-    """Replace those weights that are there and still float."""
-    layers = sublayers(block)
+def _replace_weights(block: Any, layers: list[Any], codes: Codes = None) -> None:
+    """Replace those weights of a block that are there and still float.
+
+    Args:
+        block: the block.
+        layers: its `sublayers`.
+        codes: of weights that are known; they are taken out.
+    """
     missing = False
     for place in block._places:
         owner = layers[place.layer] if place.layer < len(layers) else None
@@ -311,18 +326,14 @@ def _replace_weights(block: Any, codes: Codes = None) -> None:
             stand_in = _stand_in_for(weight, owner, place, codes)
             for holder in _exchange(weight, owner, layers, stand_in):
                 _change_class(holder, owner_form(holder))
+    # They read the kernels inside once a call, not once a step.
+    loops = _LOOPS[: 1 + any(place.fake for place in block._places)]
     for layer in layers:
-        if is_loop(layer, block._places) and stand_ins(layer):
+        if isinstance(layer, loops) and stand_ins(layer):
             _change_class(layer, QuantizedRecurrent)
-    set_attribute(block, "_missing", value=missing)
+    vars(block)["_missing"] = missing
     if not missing:
         enable_lora_inside(block)
-
-
-def is_loop(layer: Any, places: list[Place]) -> bool:
-    """Return whether a layer reads the kernels inside once a call, not once a step."""
-    is_fake = any(place.fake for place in places)
-    return isinstance(layer, _LOOPS[: 1 + is_fake])
 
 
 def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
@@ -365,7 +376,7 @@ def _exchange(
     ]
     for layer, name in holders:
         if is_fake:
-            set_attribute(layer, name, stand_in)
+            vars(layer)[name] = stand_in
         else:
             exchange_weight(layer, name, weight, stand_in)
     with unlocked(owner):
@@ -379,9 +390,7 @@ def _exchange(
 
 
 def _change_class(layer: Any, form: type, *, renamed: bool = True) -> None:
-    name = type(layer).__name__
-    if renamed and not isinstance(
-        layer, (*OWNERS, FakeQuantizedInside, QuantizedBlock)
-    ):
+    name, forms = type(layer).__name__, (*OWNERS, FakeQuantizedInside, QuantizedBlock)
+    if renamed and not isinstance(layer, forms):
         name = f"Quantized{name}"
     become(layer, form, QuantizedBlock, name)

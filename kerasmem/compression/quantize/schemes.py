@@ -21,7 +21,6 @@ from kerasmem.compression.quantize.repair import store_and_repair
 from kerasmem.compression.quantize.static.apply import check_has_ranges, quantize_static
 from kerasmem.compression.quantize.static.inside import activation_scales
 from kerasmem.compression.technique import Context
-from kerasmem.compression.working import working_copy
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.clone import compile_as
@@ -48,10 +47,8 @@ def quantize(
     training_record = learned(model)
     training_record.check_stored_so(config)
     has_ranges = config.is_static and listed_graph(model) is not None
-    if is_aware(model):
+    if training_record.is_aware:
         model = dequantize(model)
-    elif not has_ranges:
-        model = working_copy(model, context)
     if has_ranges:
         static_model, changes = quantize_static(
             model, config, context.data, training_record.ranges
@@ -115,10 +112,10 @@ def equalize_channels(
     Raises:
         ModelError: if no two layers can be equalized, or weights are not finite.
     """
-    result = without_relu6(model) if config.replace_relu6 else model
-    if result is model:
-        result = working_copy(model, context)
-    return result, equalize(result)
+    del context
+    if config.replace_relu6:
+        model = without_relu6(model)
+    return model, equalize(model)
 
 
 def reestimate_statistics(
@@ -137,5 +134,4 @@ def reestimate_statistics(
             "line). Received: data=None."
         )
     check_data(model, context.data)
-    model = working_copy(model, context)
     return model, batch_norm.reestimate(model, context.data, config.samples)

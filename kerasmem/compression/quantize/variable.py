@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends.lazy import source_at_rest
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.rows import Rows
@@ -211,7 +210,7 @@ class QuantizedVariable(StandIn):
             coded: tensors with the values of its variables; None for those of now.
         """
         rows = self._rows
-        coded = coded or self.coded.map(_tensor)
+        coded = coded or self.coded.map(lambda variable: variable.value)
 
         def taken(x: Any) -> Any:
             return x if part is None or x.shape[place] == 1 else x[cut]
@@ -253,13 +252,6 @@ class QuantizedVariable(StandIn):
         return self.value
 
     dtype = property(lambda self: self._own_dtype)
-
-
-def _tensor(variable: Any) -> Any:
-    if source_at_rest(variable) is None:
-        return variable.value
-    # On torch a parameter loses its data when another value is read from the file.
-    return keras.ops.stop_gradient(variable.value)
 
 
 def _variable(

@@ -16,7 +16,6 @@ from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.working import seeded_at
 from kerasmem.errors import DataError, InputError
 from kerasmem.files.save import Coding
-from kerasmem.graph.clone import compile_as
 from kerasmem.records import SearchTrial, WeightChange
 
 
@@ -269,9 +268,7 @@ class Trials:
     ) -> tuple[Any, list[WeightChange]]:
         # The place of no step: `run_steps` draws anew at each of its own.
         with seeded_at(context, 0):
-            model, changes = run_steps(self.task.original, steps, context)
-            compile_as(model, self.task.original)
-        return model, changes
+            return run_steps(self.task.original, steps, context)
 
     def _costs(self, model: Any, steps: tuple[Technique, ...]) -> dict[str, float]:
         names, task = self.task.target.costs, self.task

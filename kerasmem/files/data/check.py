@@ -110,8 +110,9 @@ def check_labels(model: Any, data: Any, outputs: Any = None) -> None:
     labels = first_samples(data).get("y")
     if outputs is not None and labels is not None and takes_loss(model):
         tensors = keras.tree.flatten(outputs)
-        losses = of_each(model, model.loss, outputs)
-        labels_by_output = of_each(model, labels, outputs)
+        names = getattr(model, "output_names", None)
+        losses = of_each(names, model.loss, outputs)
+        labels_by_output = of_each(names, labels, outputs)
         for output, loss, array in zip(tensors, losses, labels_by_output, strict=True):
             if compares_entries(loss):
                 _check_label_shape(output, loss, array)
@@ -150,7 +151,8 @@ def check_classes(model: Any, data: Any) -> None:
     """
     parts = first_samples(data) if is_array_data(data) else {}
     labels, outputs = parts.get("y"), getattr(model, "outputs", None) or ()
-    if labels is None or not hasattr(labels, "shape") or not _takes_classes(model):
+    loss = model.loss if model.compiled else None
+    if labels is None or not hasattr(labels, "shape") or not _takes_classes(loss):
         return
     if len(outputs) != 1 or len(outputs[0].shape) != 2:
         return
@@ -176,9 +178,8 @@ def _check_not_one_hot(shape: tuple[int, ...], classes: int | None) -> None:
         )
 
 
-def _takes_classes(model: Any) -> bool:
-    """Return whether the loss of a model takes the number of a class, and any one."""
-    loss = model.loss if model.compiled else None
+def _takes_classes(loss: Any) -> bool:
+    """Return whether a loss takes the number of a class, and any one."""
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
     name = (name or type(loss).__name__).lower().replace("_", "")
     ignores = getattr(loss, "ignore_class", None) is not None

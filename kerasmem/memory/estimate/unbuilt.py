@@ -10,7 +10,8 @@ from kerasmem.backends.seeding import generators_kept
 from kerasmem.checks import InstanceOf
 from kerasmem.errors import ModelError, first_line, text_of
 from kerasmem.files.data.forms import sample_inputs
-from kerasmem.graph.clone import compile_as, set_alike
+from kerasmem.graph.clone import compile_as
+from kerasmem.graph.from_config import set_alike
 from kerasmem.graph.input_shapes import is_shape, with_lengths
 from kerasmem.graph.layers import has_weights, of_one_class, sublayers
 from kerasmem.processes.transfer import pack, unpack

@@ -70,7 +70,6 @@ class World:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("run_steps", "costs", "metrics_by_part"):
                 patch.setattr(trials, name, getattr(self, name))
-            patch.setattr(trials, "compile_as", lambda model, original: None)
             looks = itertools.count()
             clock = SimpleNamespace(monotonic=lambda: float(next(looks)))
             patch.setattr(trials, "time", clock)

@@ -1,6 +1,6 @@
 """The scales and ranges of a model with fake quantization."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ from kerasmem.compression.quantize.apply import coding_of, name_of
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.static.plan import Ranges
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers, weights
@@ -27,11 +26,13 @@ class Learned:
         scales: of weights, by their names, as they are stored.
         codings: how these weights were rounded in it.
         ranges: of activations, by the names of their tensors in the float model.
+        is_aware: whether `quantization_aware` made the model.
     """
 
     scales: Mapping[str, np.ndarray]
     codings: frozenset[Coding]
     ranges: Ranges
+    is_aware: bool
 
     def check_stored_so(self, config: "Quantize") -> None:
         """Raise unless the config stores weights by the scales that were learned.
@@ -52,32 +53,34 @@ class Learned:
 
 def is_aware(model: Any) -> bool:
     """Return whether `quantization_aware` made a model."""
-    return any(layer.fixed is None for layer in _quantizers(sublayers(model))) or any(
-        isinstance(value, FakeQuantizedVariable) for value in stand_ins(model)
-    )
+    return learned(model).is_aware
 
 
 def is_static(model: Any) -> bool:
     """Return whether `Quantize("int8-static")` rounds activations of a model."""
-    return bool(_quantizers(sublayers(model))) and not is_aware(model)
-
-
-def _quantizers(layers: Iterable[Any]) -> list[FakeQuantize]:
-    return [each for each in layers if isinstance(each, FakeQuantize)]
+    has_quantizers = any(isinstance(x, FakeQuantize) for x in sublayers(model))
+    return has_quantizers and not is_aware(model)
 
 
 def learned(model: Any) -> Learned:
     """Return the scales and ranges of fake quantization; of a plain model nothing."""
-    scales, codings = {}, set()
-    for weight in weights(model):
+    layers, scales, codings = sublayers(model), {}, set()
+    quantizers = [layer for layer in layers if isinstance(layer, FakeQuantize)]
+    is_read_rounded = any(
+        isinstance(value, FakeQuantizedVariable)
+        for layer in layers
+        for value in vars(layer).values()
+    )
+    for weight in weights(model) if is_read_rounded else ():
         value = vars(weight.owner).get(weight.attribute)
         if isinstance(value, FakeQuantizedVariable) and value.scales is not None:
             scales[name_of(model, weight)] = value.scales
             codings.add(value.coding)
     ranges = {
         name: layer.ends
-        for layer in _quantizers(sublayers(model))
+        for layer in quantizers
         if layer.ends is not None
         for name in layer.tensors
     }
-    return Learned(scales, frozenset(codings), ranges)
+    is_aware = is_read_rounded or any(layer.fixed is None for layer in quantizers)
+    return Learned(scales, frozenset(codings), ranges, is_aware)
