@@ -169,7 +169,7 @@ class GradientMonitor(AttachedCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keep a record, write it into `logs`, and tell what is wrong."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self._guard("read the gradients"):
             reading = self._tally.read(epoch, self._skipped()) if self._tally else None
             if reading is None:
@@ -188,14 +188,14 @@ class GradientMonitor(AttachedCallback):
                 logs.update(_series(record))
             self.records.append(record)
             self._log.append("gradients", record)
-            found = self._look(replace(reading, record=record))
+            findings = self._look(replace(reading, record=record))
             with self._guard("compare validation and training"):
                 batches = self.params.get("steps") or record.steps
-                found += self._validation.after_epoch(
+                findings += self._validation.after_epoch(
                     epoch, logs or {}, self.model, batches
                 )
-            self._log.add_findings(found, self.findings)
-        for finding in found:
+            self._log.add_findings(findings, self.findings)
+        for finding in findings:
             if finding.severity == "error":
                 warn(finding.text)
 

@@ -207,16 +207,16 @@ def figures(model: Any, *, host: bool) -> dict[str, float]:
         host: whether to read the resident memory of the process too.
     """
     backend = backends.current()
-    found: dict[str, float] = {
+    values: dict[str, float] = {
         device.name: device.current_bytes
         for device in own_allocators(backend.device_memory())
     }
     if host:
-        found[HOST] = resident_bytes()
+        values[HOST] = resident_bytes()
     traces = backend.traces(model)
     if traces is not None:
-        found[TRACES] = traces
-    return found | {OBJECTS: object_count()}
+        values[TRACES] = traces
+    return values | {OBJECTS: object_count()}
 
 
 class _Series(NamedTuple):
@@ -231,15 +231,18 @@ class _Count(NamedTuple):
 
 def _what_grows(early: Census, epochs: int, blocks: float, step: str) -> Iterator[str]:
     """Yield sentences on the kinds of objects that grew, and on who holds them."""
-    found = grown(early, census(), epochs=epochs, blocks=blocks)
-    if not found:
+    growing_kinds = grown(early, census(), epochs=epochs, blocks=blocks)
+    if not growing_kinds:
         if blocks:
             yield "They are of kinds that Python does not list: numbers, text."
         return
-    yield f"What grows by the {step}: {', '.join(map(_growth_words, found))}."
+    yield f"What grows by the {step}: {', '.join(map(_growth_words, growing_kinds))}."
     # Of Python's own kinds there are many that somebody else holds.
-    chosen = next((one for one in found if one.nbytes or "." in one.kind), found[0])
-    samples = newest(chosen.kind, round(chosen.number * epochs), early)
+    kind = next(
+        (one for one in growing_kinds if one.nbytes or "." in one.kind),
+        growing_kinds[0],
+    )
+    samples = newest(kind.kind, round(kind.number * epochs), early)
     place = None
     while samples and (place is None or place.startswith(NOBODY)):
         # Popped: the list must not hold it.

@@ -226,12 +226,12 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._look_for_leaks(self._leaks_by_call, self._calls - 1)
 
     def _look_for_leaks(self, watch: LeakWatch, number: int) -> None:
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with self._guard("look for leaks"):
             measure = partial(figures, self.model, host=self._watch_host)
-            found = watch.after_step(number, measure)
-            self._log.add_findings(found, self.findings)
-        for finding in found:
+            findings = watch.after_step(number, measure)
+            self._log.add_findings(findings, self.findings)
+        for finding in findings:
             warn(finding.text)
 
     def _is_in_fit(self) -> bool:
@@ -241,13 +241,13 @@ class MemoryMonitor(keras.callbacks.Callback):
         model = self.model
         self._steps_per_execution = model.steps_per_execution
         self._close()
-        known, self.unavailable = self.unavailable, None
+        earlier_reason, self.unavailable = self.unavailable, None
         with self._guard("find out what memory can be read"):
             self._log.find_process(model)
             self._others = self._other_processes()
             self._reader = self._new_reader(model)
             self.unavailable = _why_unavailable()
-        if self.unavailable and not known:
+        if self.unavailable and not earlier_reason:
             # Nothing is wrong, so it may not end a run that has warnings as errors.
             with suppress(KerasMemWarning):
                 warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)

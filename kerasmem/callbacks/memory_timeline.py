@@ -170,11 +170,11 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._drop()
 
     def _write_page(self) -> None:
-        written, self._written = self._written, None
-        if written is not None:
+        file, self._written = self._written, None
+        if file is not None:
             with self._guard("write the page of the timeline"):
-                page = written.with_name(written.name.removesuffix(".json.gz"))
-                name = run_name(written.parent)
+                page = file.with_name(file.name.removesuffix(".json.gz"))
+                name = run_name(file.parent)
                 run = Run(timelines=tuple(self.timelines), name=name)
                 write_run_page(run, page.with_suffix(".html"))
 
@@ -270,9 +270,9 @@ class _Window:
         self._at_end.detach()
         profile = self._profiler.stop()
         steps = range(self.begin, step)
-        made = timelines(profile, model, self._profiler.names, steps)
+        windows = timelines(profile, model, self._profiler.names, steps)
         problems = [profile.problem] if profile.problem else []
-        return made, problems + [_gap(one) for one in made if one.lost_events]
+        return windows, problems + [_gap(one) for one in windows if one.lost_events]
 
     def drop(self) -> None:
         """Stop, and forget what was seen."""

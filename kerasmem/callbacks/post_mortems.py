@@ -81,12 +81,12 @@ class FailureWatch(keras.callbacks.Callback):
             cause = classify(error, model, refusals=refusals)
             if cause is None:
                 return None
-            found = post_mortem(
+            record = post_mortem(
                 model, cause, self._step_context(model, arguments, timelines)
             )
             begin_run(self._log_dir, model)
-            add_post_mortem(self._log_dir, found)
-            return found
+            add_post_mortem(self._log_dir, record)
+            return record
         return None
 
     def _step_context(

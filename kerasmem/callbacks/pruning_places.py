@@ -39,9 +39,9 @@ class Places:
 
     def end_epoch(self, batches: int | None) -> None:
         """Note that an epoch ended, and after how many batches, if that is known."""
-        done = batches if self._steps is None else self._steps
-        if done is not None:
-            self.start_batch(done)
+        steps = batches if self._steps is None else self._steps
+        if steps is not None:
+            self.start_batch(steps)
 
     @property
     def has_updated(self) -> bool:
@@ -95,12 +95,12 @@ class Loop:
             )
         self._optimizer = innermost(model.optimizer)
         self._first_step = int(to_numpy(self._optimizer.iterations))
-        given = params or {}
-        self._has_length = "epochs" in given
-        self._has_steps = self._has_length and given.get("steps") is not None
+        settings = params or {}
+        self._has_length = "epochs" in settings
+        self._has_steps = self._has_length and settings.get("steps") is not None
         self._has_epochs = False
         self._batch = self._batches = 0
-        self.params: dict[str, Any] = {"epochs": 1, **given}
+        self.params: dict[str, Any] = {"epochs": 1, **settings}
 
     def start_epoch(self, places: Places | None) -> None:
         """Note that an epoch begins, and in `places` how long the one before was."""

@@ -166,20 +166,20 @@ def _accuracies(logs: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 def _is_worse(logs: Mapping[str, Any]) -> bool:
     """Returns whether an accuracy drops in validation, or none is in the logs."""
-    drops = [trained - validated for _, trained, validated in _accuracies(logs)]
+    drops = [training - validation for _, training, validation in _accuracies(logs)]
     return not drops or max(drops) >= _LEAST_ACCURACY_DROP
 
 
 def _lag_text(lags: Mapping[str, tuple[float, float]], logs: Mapping[str, Any]) -> str:
     losses = ("loss", float(logs["loss"]), float(logs["val_loss"]))
-    shown = ", ".join(
-        f"{name} {trained:.3g}, val_{name} {validated:.3g}"
-        for name, trained, validated in (losses, *_accuracies(logs))
+    figures = ", ".join(
+        f"{name} {training:.3g}, val_{name} {validation:.3g}"
+        for name, training, validation in (losses, *_accuracies(logs))
     )
     worst = max(lags, key=lambda layer: max(lags[layer][0], math.log(lags[layer][1])))
     gap, ratio = lags[worst]
     return (
-        f"Validation is far from training: {shown}. Probable cause: the moving "
+        f"Validation is far from training: {figures}. Probable cause: the moving "
         f"statistics of BatchNormalization lag, in {layer_words(lags, [*lags])}. In "
         f"{worst} the moving mean is {gap:.2g} standard deviations from that of the "
         f"batches, the variance off by a factor of {ratio:.2g}. Next: use a lower "

@@ -120,8 +120,8 @@ class Parser(argparse.ArgumentParser):
         """Exit with code 2 and one line on stderr."""
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if wrong:
-            known = re.findall(r"[\w-]+", wrong[2])
-            message += f".{did_you_mean(wrong[1], known)}"
+            choices = re.findall(r"[\w-]+", wrong[2])
+            message += f".{did_you_mean(wrong[1], choices)}"
         words = message if message.endswith("?") else f"{message.removesuffix('.')}."
         self.exit(2, f"{self.prog}: error: {words} See: {self.prog} --help\n")
 
@@ -129,13 +129,13 @@ class Parser(argparse.ArgumentParser):
         self, args: Any = None, namespace: Any = None
     ) -> Any:
         """Parse as argparse does; what is unknown to a command is its own error."""
-        found, unknown = super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [flag for each in self._actions for flag in each.option_strings]
             near = did_you_mean(unknown[0].partition("=")[0], flags)
             end = f".{near}" if near else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{end}")
-        return found, unknown
+        return options, unknown
 
 
 def checked(
@@ -165,8 +165,8 @@ def checked(
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return an argparse type: a whole number not below `least`."""
-    expected = f"a whole number from {least}"
-    return checked(int, expected, lambda number: number >= least)
+    words = f"a whole number from {least}"
+    return checked(int, words, lambda number: number >= least)
 
 
 def _seconds(text: str) -> float:

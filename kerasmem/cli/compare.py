@@ -75,8 +75,8 @@ def _judged(
     judge = _on_tokens if is_token_file(options.data) else _on_samples
     figures, about = judge(options, models)
     # The file that is there, not the one that kerasmem would write.
-    found = {path: of_its_file(each, path) for path, each in figures.items()}
-    return found, {"data": options.data, **about}
+    file_figures = {path: of_its_file(each, path) for path, each in figures.items()}
+    return file_figures, {"data": options.data, **about}
 
 
 def _on_samples(
@@ -87,8 +87,8 @@ def _on_samples(
     from kerasmem.files.contents import FileSize
     from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
 
-    loaded = load_data(options.data)
-    data = loaded.train if loaded.test is None else loaded.test
+    splits = load_data(options.data)
+    data = splits.train if splits.test is None else splits.test
     for model in models.values():
         compile_for(model, options.loss, options.metrics)
         check_judging(model, data, options.batch_size)
@@ -96,12 +96,12 @@ def _on_samples(
     say(f"measuring {' and '.join(models)}")
     size = options.batch_size
     times = latencies(list(models.values()), data, size)
-    found = {
+    by_path = {
         path: replace(figures(model, data, size, FileSize(0)), **latency)
         for (path, model), latency in zip(models.items(), times, strict=True)
     }
-    split = "all" if loaded.test is None else "test"
-    return found, {"split": split, "samples": sample_count(data)}
+    split = "all" if splits.test is None else "test"
+    return by_path, {"split": split, "samples": sample_count(data)}
 
 
 def _on_tokens(
@@ -122,5 +122,5 @@ def _on_tokens(
         check_known(data[1], model, options.data)
     say(f"measuring {' and '.join(models)}")
     with without_preprocessor([*models.values()]):
-        found = language_figures(models, data, options.batch_size)
-    return found, {"split": "all", "tokens": int(data[2].sum())}
+        by_path = language_figures(models, data, options.batch_size)
+    return by_path, {"split": "all", "tokens": int(data[2].sum())}

@@ -129,14 +129,14 @@ def compress(options: Namespace) -> Outcome:
             result = _compressed(options, job, (None, train, test))
         else:
             show(OPENING)
-            loaded = _load(options, job)
+            inputs = _load(options, job)
             if options.sensitivity:
-                alone = _sensitivity(*loaded)
+                alone = _sensitivity(*inputs)
             if _are_tokens(options):  # they are judged by below
-                *known, rows = loaded
-                loaded, tokens = (*known, None), (known[0], rows)
+                *model_and_data, rows = inputs
+                inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
             with shown_by(_announcing(show, options.model)):
-                result = _searched(options, job, loaded)
+                result = _searched(options, job, inputs)
         report = result.report
         if tokens is not None:
             models = tokens[0], result.model
@@ -252,8 +252,8 @@ def _check(options: Namespace, job: Job) -> None:
         "--loss": options.loss,
         "--metric": options.metrics,
     }
-    for name, given in wants_data.items():
-        if given and not options.data:
+    for name, is_set in wants_data.items():
+        if is_set and not options.data:
             raise ConfigError(f"{name} takes data. Next: add --data.")
     check_length(options)
     if _are_tokens(options):
@@ -269,14 +269,14 @@ def _samples(options: Namespace) -> tuple[Any, Any]:
     from kerasmem.files.data import load_data
 
     check_names(options.loss, options.metrics)
-    loaded = load_data(options.data)
-    test = loaded.train if loaded.test is None else loaded.test
+    splits = load_data(options.data)
+    test = splits.train if splits.test is None else splits.test
     if has_labels(test):
-        return loaded.train, test
+        return splits.train, test
     if options.max_drop is not None or options.loss or options.metrics:
         raise DataError("The data has no labels, and judging a model takes them.")
     say("The data has no labels: no metric is measured.")
-    return loaded.train, None
+    return splits.train, None
 
 
 def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
@@ -295,12 +295,12 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
         return model, None, None
     if _are_tokens(options):
         return model, *split_tokens(options, model)
-    loaded = load_data(options.data)
-    train, test = loaded.train, loaded.test
+    splits = load_data(options.data)
+    train, test = splits.train, splits.test
     compile_for(model, options.loss, options.metrics)
     judging = [part for part in (test, train) if part is not None]
-    asked = options.max_drop is not None or options.loss or options.metrics
-    if not (job.trains or asked or any(map(has_labels, judging))):
+    judges = options.max_drop is not None or options.loss or options.metrics
+    if not (job.trains or judges or any(map(has_labels, judging))):
         say("The data has no labels: no metric is measured.")
         check_data(model, train)
         return model, train, None
@@ -376,17 +376,19 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
         "report": asdict(report),
         "changes": [asdict(change) for change in changes],
     }
-    changed = {change.weight for change in changes if change.changed}
-    left_alone = {change.weight for change in changes if change.before_bytes} - changed
+    changed_weights = {change.weight for change in changes if change.changed}
+    left_alone = {
+        change.weight for change in changes if change.before_bytes
+    } - changed_weights
     before, after = report.before, report.after
     file = file_sentence("Input file", before.file_bytes, before.optimizer_file_bytes)
     summary = (
-        f"weights changed: {len(changed)}, left alone: {len(left_alone)} (one by one: "
-        f"--json, --report). {file}"
+        f"weights changed: {len(changed_weights)}, left alone: {len(left_alone)} (one "
+        f"by one: --json, --report). {file}"
     )
     table = comparison_table(report.by_name(), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()
-    tried = (search_table(report.search),) if report.search else ()
+    trials = (search_table(report.search),) if report.search else ()
     why = (left_alone_table(changes),) if left_alone else ()
     first = [report.warning] if report.warning else []
     if report.file_ratio and report.file_ratio < 1:
@@ -396,4 +398,4 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
             f"{after.model_file_bytes:,} bytes instead of "
             f"{before.model_file_bytes:,}."
         )
-    return Outcome(data, (*first, *tried, table, *noise, *why, summary))
+    return Outcome(data, (*first, *trials, table, *noise, *why, summary))

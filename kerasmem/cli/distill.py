@@ -76,7 +76,7 @@ def distill(options: Namespace) -> Outcome:
     teacher, student, train, test = _load(options)
     curves = keras.callbacks.History()
     with FitProgress("distilling", progress_console()) as progress:
-        trained = train_student(
+        new_student = train_student(
             teacher,
             student,
             train,
@@ -88,8 +88,8 @@ def distill(options: Namespace) -> Outcome:
             verbose=0,
             seed=options.seed,
         )
-    save_model(trained, options.output)
-    models = {"teacher": teacher, "student": trained}
+    save_model(new_student, options.output)
+    models = {"teacher": teacher, "student": new_student}
     return _outcome(options, models, test, curves.history)
 
 
@@ -105,8 +105,8 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
         student = load_model(options.student)
     else:
         student = make_student(teacher, options.student_ratio)
-    loaded = load_data(options.data)
-    train, test = loaded.train, loaded.test
+    splits = load_data(options.data)
+    train, test = splits.train, splits.test
     for model in (teacher, student):
         compile_for(model, options.loss, options.metrics)
         check_judging(model, train, options.batch_size)

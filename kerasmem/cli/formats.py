@@ -43,19 +43,19 @@ def convert(options: Namespace) -> Outcome:
 
     check_output(options.output, ".keras")
     path = Path(options.model)
-    made = read.load_converted(path)
+    model = read.load_converted(path)
     difference, reason = None, "not asked for"
     if options.compares:
         say("comparing with tf_keras, in a process of its own")
         try:
-            difference = comparison.compare(path, made)
+            difference = comparison.compare(path, model)
         except ModelError as error:
             reason = str(error)
-    save_model(made.layer, options.output)
+    save_model(model.layer, options.output)
     data = {
         "model": options.model,
         "output": str(options.output),
-        "parameters": made.layer.count_params(),
+        "parameters": model.layer.count_params(),
         "largest_difference": difference,
         "not_compared": reason if difference is None else None,
     }
@@ -64,12 +64,12 @@ def convert(options: Namespace) -> Outcome:
 
 def _summary(data: dict[str, Any]) -> str:
     difference = data["largest_difference"]
-    compared = (
+    comparison = (
         f"not compared with the model in the old file: {data['not_compared']}"
         if difference is None
         else f"largest difference of an answer from that of tf_keras: {difference:.2g}"
     )
-    return f"{data['output']}: {data['parameters']} parameters\n{compared}"
+    return f"{data['output']}: {data['parameters']} parameters\n{comparison}"
 
 
 @command(

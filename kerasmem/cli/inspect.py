@@ -35,12 +35,12 @@ def inspect(options: Namespace) -> Outcome:
     from kerasmem.files.contents import file_size, optimizer_state
     from kerasmem.report.memory import contents_table, layer_table
 
-    found, peak = _layers(options)
+    activations, peak = _layers(options)
     largest = {
         "weights": lambda layer: -layer.weight_bytes,
         "outputs": lambda layer: -(layer.output_bytes or 0),
     }
-    layers = sorted(found, key=largest.get(options.sort, lambda _: 0))
+    layers = sorted(activations, key=largest.get(options.sort, lambda _: 0))
     state = optimizer_state(options.model)
     contents = inspect_file(options.model)
     outputs = [layer.output_bytes for layer in layers]

@@ -35,7 +35,7 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
     Raises:
         ConfigError: if Keras does not know one of them, or metrics come without a loss.
     """
-    found = check_names(loss, metrics)
+    loss_object = check_names(loss, metrics)
     if not loss and not metrics:
         return
     if not loss and not model.compiled:
@@ -44,7 +44,7 @@ def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
             "Next: add --loss NAME."
         )
     optimizer = getattr(model, "optimizer", None) or "adam"
-    settings = {"optimizer": optimizer, "loss": found or model.loss}
+    settings = {"optimizer": optimizer, "loss": loss_object or model.loss}
     compile_with(model, settings | {"metrics": list(metrics) or None})
 
 
@@ -54,10 +54,12 @@ def check_names(loss: str | None, metrics: Sequence[str]) -> Any:
     Raises:
         ConfigError: if it does not know one of them.
     """
-    found = as_loss(loss)
-    _check_names("loss", keras.losses.get, [loss] if loss and found is loss else [])
+    loss_object = as_loss(loss)
+    _check_names(
+        "loss", keras.losses.get, [loss] if loss and loss_object is loss else []
+    )
     _check_names("metric", keras.metrics.get, metrics)
-    return found
+    return loss_object
 
 
 def split_to_judge(train: Any) -> tuple[Any, Any]:

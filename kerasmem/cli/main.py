@@ -108,14 +108,14 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"kerasmem {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for each in _COMMANDS:
-        added = commands.add_parser(
+        subparser = commands.add_parser(
             each.name,
             help=each.summary,
             description=each.summary,
             epilog=_EXIT_CODES,
         )
-        added.add([_JSON, *each.options])
-        added.set_defaults(command=each, imports=[])
+        subparser.add([_JSON, *each.options])
+        subparser.set_defaults(command=each, imports=[])
     return parser
 
 
@@ -299,11 +299,11 @@ def _native_stderr_closed() -> Iterator[None]:
     see it: only the file descriptor does.
     """
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    original, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
         os.close(nowhere)

@@ -108,7 +108,7 @@ def estimate(options: Namespace) -> Outcome:
         has_optimizer = bool(model.compiled and model.optimizer)
         trains = not (options.predict or options.generate)
         assumes = trains and not (optimizer or has_optimizer)
-        estimated = estimate_memory(
+        result = estimate_memory(
             model,
             options.batch_size,
             optimizer=_ASSUMED if assumes else optimizer,
@@ -121,34 +121,33 @@ def estimate(options: Namespace) -> Outcome:
             method=options.method,
             input_shape=options.input_shapes,
         )
-    data = json.loads(estimated.to_json()) | {"model": options.model}
+    data = json.loads(result.to_json()) | {"model": options.model}
     if assumes:
         data["assumed_optimizer"] = _ASSUMED
         say(
             f"{options.model} was loaded without an optimizer: {_ASSUMED} is assumed. "
             "Another: --optimizer NAME; none: --predict."
         )
-    assumed = [f"weights in {options.quantize}"] if options.quantize else []
-    assumed += [f"LoRA of rank {options.lora}"] if options.lora else []
+    assumptions = [f"weights in {options.quantize}"] if options.quantize else []
+    assumptions += [f"LoRA of rank {options.lora}"] if options.lora else []
     how = [
-        estimated.doing,
-        *assumed,
+        result.doing,
+        *assumptions,
         f"batch of {options.batch_size}",
-        estimated.backend,
+        result.backend,
     ]
     title = (
-        f"{options.model}, {', '.join(how)}, {estimated.device}, "
-        f"method {estimated.method}"
+        f"{options.model}, {', '.join(how)}, {result.device}, method {result.method}"
     )
     tables: list[Any] = [
-        category_table(estimated, title),
-        largest_layers_table(estimated, options.layers),
-        estimate_summary(estimated),
+        category_table(result, title),
+        largest_layers_table(result, options.layers),
+        estimate_summary(result),
     ]
     if options.memory_limit is not None:
         data["memory_limit_bytes"] = options.memory_limit
-        data["verdict"] = estimated.verdict(options.memory_limit)
-        tables.append(verdict_line(estimated, options.memory_limit))
+        data["verdict"] = result.verdict(options.memory_limit)
+        tables.append(verdict_line(result, options.memory_limit))
     return Outcome(data, tuple(tables))
 
 
@@ -168,8 +167,8 @@ def _assumed(options: Namespace) -> Iterator[Any]:
     from kerasmem.files.preset import is_preset
 
     path = Path(options.model)
-    described = described_preset if is_preset(path) else described_model
-    with described(path) as model, without_values():
+    open_model = described_preset if is_preset(path) else described_model
+    with open_model(path) as model, without_values():
         if options.quantize:
             config = Quantize(options.quantize)
             if config.is_static:

@@ -86,14 +86,15 @@ def run(options: Namespace) -> Outcome:
         # With --json stdout is for the result alone.
         stdout=sys.stderr.fileno() if options.json else None,
     )
-    returned = _wait_for(child)
-    code = returned if returned >= 0 else 128 - returned
-    for found in _post_mortems(log_dir):
-        if found not in earlier:
-            causes = (cause_sentence(found.cause), fitting_sentence(found))
-            say(f"Out of memory, {moment_words(found)}: {' '.join(causes).strip()}")
-    recorded = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
-    if not recorded:
+    status = _wait_for(child)
+    code = status if status >= 0 else 128 - status
+    for post_mortem in _post_mortems(log_dir):
+        if post_mortem not in earlier:
+            moment = moment_words(post_mortem)
+            causes = (cause_sentence(post_mortem.cause), fitting_sentence(post_mortem))
+            say(f"Out of memory, {moment}: {' '.join(causes).strip()}")
+    file_names = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
+    if not file_names:
         say(
             f"Nothing was recorded in {log_dir}: {script} called no fit, or the folder "
             "could not be written."
@@ -101,7 +102,7 @@ def run(options: Namespace) -> Outcome:
     elif not options.json:
         say(f"Recorded in {log_dir}. Next: kerasmem report {log_dir} -o page.html")
     data = {"script": str(script), "exit_code": code, "log_dir": str(log_dir)}
-    return Outcome(data | {"files": recorded}, (), exit_code=code)
+    return Outcome(data | {"files": file_names}, (), exit_code=code)
 
 
 def _is_python(script: Path) -> bool:
@@ -125,15 +126,15 @@ def _is_python(script: Path) -> bool:
 def _post_mortems(log_dir: Path) -> list[PostMortem]:
     """Return what the folder has on why memory ran out."""
     lines: list[str] = []
-    found: list[PostMortem] = []
+    records: list[PostMortem] = []
     # What is cut off or no file of ours is left out: `report` says so.
     for file in sorted(log_dir.glob("post_mortems*.jsonl")):
         with suppress(InputError, OSError):
             lines += read_regular(file, MOST_BYTES).decode(errors="replace").split("\n")
     for line in lines:
         with suppress(InputError):
-            found.append(PostMortem.from_json(line))
-    return found
+            records.append(PostMortem.from_json(line))
+    return records
 
 
 def _wait_for(child: "subprocess.Popen[bytes]") -> int:
@@ -203,19 +204,23 @@ def report(options: Namespace) -> Outcome:
     from kerasmem.units import format_bytes
 
     check_output(options.output, ".html")
-    named = {name: getattr(options, name) for name in TRACKERS}
-    targets = {name: target for name, target in named.items() if target is not None}
+    options_by_tracker = {name: getattr(options, name) for name in TRACKERS}
+    targets = {
+        name: target
+        for name, target in options_by_tracker.items()
+        if target is not None
+    }
     check_trackers(targets)
-    recorded = read_run(options.run_dir)
-    for note in recorded.notes:
+    run_record = read_run(options.run_dir)
+    for note in run_record.notes:
         say(note)
-    write_run_page(recorded, options.output)
+    write_run_page(run_record, options.output)
     scalars = {
-        name: logged(recorded, options.output, name, target)
+        name: logged(run_record, options.output, name, target)
         for name, target in targets.items()
     }
-    figures = headline(recorded)
-    findings = gravest_first(recorded.findings)
+    figures = headline(run_record)
+    findings = gravest_first(run_record.findings)
     size = options.output.stat().st_size
     data = {
         "run_dir": str(options.run_dir),
@@ -223,21 +228,23 @@ def report(options: Namespace) -> Outcome:
         "page_bytes": size,
         "headline": [asdict(figure) for figure in figures],
         "findings": [asdict(finding) for finding in findings],
-        "post_mortems": [asdict(found) for found in recorded.post_mortems],
-        "notes": list(recorded.notes),
-        "memory_readings": len(recorded.memory),
-        "gradient_epochs": len(recorded.gradients),
-        "timelines": len(recorded.timelines),
+        "post_mortems": [
+            asdict(post_mortem) for post_mortem in run_record.post_mortems
+        ],
+        "notes": list(run_record.notes),
+        "memory_readings": len(run_record.memory),
+        "gradient_epochs": len(run_record.gradients),
+        "timelines": len(run_record.timelines),
         "scalars": scalars,
     }
-    written = [f"page: {options.output}, {format_bytes(size)}"]
-    written += [_logged_line(name, targets[name], n) for name, n in scalars.items()]
-    tables = [headline_table(figures, title(recorded))]
-    if recorded.post_mortems:
-        tables.append(post_mortem_table(recorded.post_mortems))
+    lines = [f"page: {options.output}, {format_bytes(size)}"]
+    lines += [_logged_line(name, targets[name], n) for name, n in scalars.items()]
+    tables = [headline_table(figures, title(run_record))]
+    if run_record.post_mortems:
+        tables.append(post_mortem_table(run_record.post_mortems))
     if findings:
         tables.append(finding_table(findings))
-    return Outcome(data, (*tables, "\n".join(written)))
+    return Outcome(data, (*tables, "\n".join(lines)))
 
 
 def _logged_line(tracker: str, target: object, scalars: int) -> str:

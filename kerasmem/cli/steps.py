@@ -32,16 +32,16 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
     Fields that a command line cannot hold, such as schedules and ratios, have none:
     they stand in a recipe.
     """
-    described = _described(technique)
+    descriptions = _described(technique)
     flag = f"--{technique.name.replace('_', '-')}"
     rules = rules_of(technique)
-    found: dict[str, Option] = {}
+    by_field: dict[str, Option] = {}
     for number, field in enumerate(each for each in fields(technique) if each.init):
         kind, rule, _ = rules[field.name]
         settings = _settings(kind, rule)
         if settings is None:
             continue
-        words = _first_sentence(described[field.name])
+        words = _first_sentence(descriptions[field.name])
         names = rule.allowed if isinstance(rule, OneOf) and kind is not bool else ()
         if not all(name in words for name in names):
             words = f"{words}; one of {', '.join(names)}"
@@ -50,8 +50,8 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
             words = f"{words} ({field.default})"
         settings["help"] = words.replace("%", "%%")
         name = flag if not number else f"{flag}-{field.name.replace('_', '-')}"
-        found[field.name] = option(name, **settings)
-    return found
+        by_field[field.name] = option(name, **settings)
+    return by_field
 
 
 def _settings(kind: Any, rule: Any) -> dict[str, Any] | None:
@@ -71,10 +71,10 @@ def _described(technique: type[Technique]) -> dict[str, str]:
     """Return what the docstring of a config says of each field."""
     doc = inspect.getdoc(technique) or ""
     (args,) = re.findall(r"^Args:\n(.*?)(?:^\S|\Z)", doc, re.DOTALL | re.MULTILINE)
-    found = re.findall(
+    entries = re.findall(
         r"^    (\w+): (.*?)(?=^    \w|\Z)", args, re.DOTALL | re.MULTILINE
     )
-    return {name: " ".join(text.split()) for name, text in found}
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def _first_sentence(text: str) -> str:
@@ -141,15 +141,24 @@ def techniques_of(options: Namespace) -> list[Technique]:
     """
     steps: list[Technique] = []
     for technique in TECHNIQUES:
-        known = options_of(technique)
-        values = {name: getattr(options, each.dest) for name, each in known.items()}
-        given = {name: value for name, value in values.items() if value is not None}
-        first = next(iter(known))
-        if first in given:
-            steps.append(technique(**given))
-        elif given:
-            (flag,), (wanted,) = known[next(iter(given))].flags, known[first].flags
-            raise ConfigError(f"{flag} says how {wanted} is done. Next: add {wanted}.")
+        own_options = options_of(technique)
+        values = {
+            name: getattr(options, each.dest) for name, each in own_options.items()
+        }
+        chosen_values = {
+            name: value for name, value in values.items() if value is not None
+        }
+        first = next(iter(own_options))
+        if first in chosen_values:
+            steps.append(technique(**chosen_values))
+        elif chosen_values:
+            (flag,), (first_flag,) = (
+                own_options[next(iter(chosen_values))].flags,
+                own_options[first].flags,
+            )
+            raise ConfigError(
+                f"{flag} says how {first_flag} is done. Next: add {first_flag}."
+            )
     return steps
 
 
@@ -177,16 +186,16 @@ def job_of(options: Namespace) -> Job:
     from kerasmem.compression.recipe import as_preset, read_recipe
 
     techniques = techniques_of(options)
-    given = {f"--{step.name.replace('_', '-')}": step for step in techniques}
+    by_flag = {f"--{step.name.replace('_', '-')}": step for step in techniques}
     ways = {"--recipe": options.recipe, "--preset": options.preset}
     ways |= {"--target": options.targets or None}
-    named = [flag for flag, way in ways.items() if way is not None]
-    if len(named) > 1 or (named and given):
+    flags = [flag for flag, way in ways.items() if way is not None]
+    if len(flags) > 1 or (flags and by_flag):
         raise ConfigError(
-            f"{named[0]} says all that is to be done. Received: {named[0]} beside "
-            f"{', '.join([*given, *named[1:]])}."
+            f"{flags[0]} says all that is to be done. Received: {flags[0]} beside "
+            f"{', '.join([*by_flag, *flags[1:]])}."
         )
-    searches = options.targets or (options.max_drop is not None and not given)
+    searches = options.targets or (options.max_drop is not None and not by_flag)
     if searches and not options.recipe and not options.preset:
         _check_targets(options.targets)
         return Job(None, dict(options.targets) or None, trains=True)
@@ -197,15 +206,19 @@ def job_of(options: Namespace) -> Job:
                 f"{flag} is of a search. Next: give --target or --max-drop, and no "
                 "steps."
             )
-    if not named and not given:
+    if not flags and not by_flag:
         raise ConfigError(
             "There is nothing to do. Next: add --prune, --prune-channels, --quantize, "
             "--recipe or --preset; or --target or --max-drop for a search."
         )
     if options.preset is not None:
         epochs = as_preset(options.preset).epochs
-        wanted = options.fine_tune_epochs
-        return Job(options.preset, None, bool(epochs if wanted is None else wanted))
+        epochs_option = options.fine_tune_epochs
+        return Job(
+            options.preset,
+            None,
+            bool(epochs if epochs_option is None else epochs_option),
+        )
     steps = list(read_recipe(options.recipe)) if options.recipe else techniques
     learns = any(step.trains for step in steps)
     return Job(steps, None, learns or bool(options.fine_tune_epochs))

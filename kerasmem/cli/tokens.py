@@ -14,14 +14,14 @@ def check_tokens_suffice(options: Namespace, job: Job) -> None:
     Raises:
         ConfigError: if something is to be trained, searched or judged by a metric.
     """
-    asked = {
+    requests = {
         "--fine-tune-epochs": job.trains,
         "a search": job.steps is None,
         "--max-drop": options.max_drop is not None,
         "--loss": options.loss,
         "--metric": options.metrics,
     }
-    for name, value in asked.items():
+    for name, value in requests.items():
         if value:
             raise ConfigError(
                 "Texts and token ids are what a language model is rounded on and "
@@ -71,8 +71,8 @@ def judged_by_tokens(
     from kerasmem.graph.outputs import without_preprocessor
 
     with without_preprocessor(models):
-        named: dict[str, Any] = {"before": models[0], "after": models[1]}
-        before, after = language_figures(named, rows, batch_size).values()
+        by_name: dict[str, Any] = {"before": models[0], "after": models[1]}
+        before, after = language_figures(by_name, rows, batch_size).values()
     sizes = ("file_bytes", "optimizer_file_bytes")
     old, new = (
         {name: getattr(each, name) for name in sizes}

@@ -71,11 +71,11 @@ def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:
 
         call = signature.bind(*args, **kwargs)
         failures, *monitors = _monitors(log_dir, with_timeline=with_timeline)
-        given: Any = call.arguments.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            given.callbacks[:] = [failures, *given.callbacks, *monitors]
+        callbacks: Any = call.arguments.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.callbacks[:] = [failures, *callbacks.callbacks, *monitors]
         else:
-            own = keras.tree.flatten(given or [])
+            own = keras.tree.flatten(callbacks or [])
             call.arguments["callbacks"] = [failures, *own, *monitors]
         with noting_refusals() as refusals:
             try:

@@ -187,8 +187,8 @@ def load_images(path: str | Path | None) -> Images:
         (x, y), test = load_demo_data()
         train = (np.concatenate([x, x[:, :, ::-1]]), np.concatenate([y, y]))
         return Images(train, test, "Fashion-MNIST, 8,000 + 2,000 images")
-    loaded = load_data(path)
-    train, test = loaded.train, loaded.test
+    splits = load_data(path)
+    train, test = splits.train, splits.test
     _check(train, path)
     if test is None:
         train, test = hold_out(train, 0.2)

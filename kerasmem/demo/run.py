@@ -120,7 +120,7 @@ def teach(shop: Workshop, teacher: Any) -> Any:
     student = residual_network(images.shape, images.classes, recipe.student_widths)
     # The teacher is asked about each image once, not once an epoch.
     with TemporaryDirectory() as cache, shop.stage("distilling") as progress:
-        trained = distill(
+        new_student = distill(
             teacher,
             compile_classifier(student, recipe.learning_rate),
             images.train,
@@ -136,8 +136,8 @@ def teach(shop: Workshop, teacher: Any) -> Any:
             verbose=0,
             seed=recipe.seed,
         )
-    save_model(trained, shop.out / "student.keras")
-    return trained
+    save_model(new_student, shop.out / "student.keras")
+    return new_student
 
 
 def compare(
@@ -148,7 +148,7 @@ def compare(
     test = shop.images.test
     size = file_size(shop.out / "student.keras")
     report = compressed.report
-    found = {
+    by_name = {
         "original": report.before,
         "compressed": report.after,
         "student": figures(student, test, _LATENCY_BATCH, size),
@@ -157,7 +157,7 @@ def compare(
     times = latencies([original, compressed.model, student], test, _LATENCY_BATCH)
     return {
         name: replace(each, **time)
-        for (name, each), time in zip(found.items(), times, strict=True)
+        for (name, each), time in zip(by_name.items(), times, strict=True)
     }
 
 
@@ -213,17 +213,17 @@ def run_demo(
     shop.out.mkdir(parents=True, exist_ok=True)
     with seeded(shop.recipe.seed):
         model, memory, gradients = train(shop)
-        compressed = shrink(shop)
+        compression = shrink(shop)
         student = teach(shop, model)
-    measured = compare(shop, model, compressed, student)
+    figures_by_name = compare(shop, model, compression, student)
     page = Page(
         title="kerasmem demo",
-        models=measured,
-        changes=compressed.changes,
+        models=figures_by_name,
+        changes=compression.changes,
         memory=tuple(memory.records),
         gradients=tuple(gradients.records),
         origin={"data": shop.images.name, "seed": shop.recipe.seed},
     )
     write_page(shop.out / _PAGE, page)
     files = tuple(str(shop.out / name) for name in (*_FILES, _PAGE))
-    return DemoRecord(measured, files, shop.seconds, len(shop.images.test[0]))
+    return DemoRecord(figures_by_name, files, shop.seconds, len(shop.images.test[0]))

@@ -77,8 +77,12 @@ def _to_mlflow(scalars: Scalars, page: Path, target: str, name: str) -> None:
     """Log to the run that `MLFLOW_RUN_ID` names, else to a new one."""
     mlflow: Any = importlib.import_module("mlflow")
     client = mlflow.MlflowClient()
-    known = client.get_experiment_by_name(target)
-    experiment = known.experiment_id if known else client.create_experiment(target)
+    known_experiment = client.get_experiment_by_name(target)
+    experiment = (
+        known_experiment.experiment_id
+        if known_experiment
+        else client.create_experiment(target)
+    )
     new_name = None if os.environ.get("MLFLOW_RUN_ID") else name
     with mlflow.start_run(experiment_id=experiment, run_name=new_name) as run:
         number = run.info.run_id

@@ -61,9 +61,9 @@ def census() -> Census:
     """
     arrays = {id(each): each for each in arrays_of(gc.get_objects()[-_MOST_OBJECTS:])}
     sizes: Counter[str] = Counter()
-    known: set[tuple[int, int]] = set()
+    size_by_id: set[tuple[int, int]] = set()
     for key, each in arrays.items():
-        known.add((key, size := array_bytes(each)))
+        size_by_id.add((key, size := array_bytes(each)))
         sizes[kind_name(type(each))] += size
     # Now: a tensor whose size was asked for may keep an object of its shape.
     objects = gc.get_objects()[-_MOST_OBJECTS:]
@@ -72,7 +72,7 @@ def census() -> Census:
         if not is_own(kind):
             number[kind_name(kind)] += count
     number |= Counter(kind_name(type(each)) for each in arrays.values())
-    return Census(number, sizes, frozenset(known))
+    return Census(number, sizes, frozenset(size_by_id))
 
 
 def kind_name(kind: type) -> str:
@@ -117,9 +117,9 @@ def grown(
         is_pythons = package == one.kind or package in sys.stdlib_module_names
         return one.number >= (max(_MANY, blocks / 10) if is_pythons else few)
 
-    found = [one for one in rates if one not in of_size and is_many(one)]
+    of_number = [one for one in rates if one not in of_size and is_many(one)]
     of_size.sort(key=lambda one: -one.nbytes)
-    return [*of_size, *sorted(found, key=lambda one: -one.number)][:3]
+    return [*of_size, *sorted(of_number, key=lambda one: -one.number)][:3]
 
 
 def newest(kind: str, number: int, before: Census) -> list[Any]:
@@ -136,9 +136,9 @@ def newest(kind: str, number: int, before: Census) -> list[Any]:
     arrays = {id(each): each for each in arrays_of(objects)}.values()
     of_kind = ((array_bytes(each), each) for each in _of_kind([*arrays], kind))
     new = [(n, each) for n, each in of_kind if (id(each), n) not in before.arrays]
-    found = [each for _, each in sorted(new, key=lambda one: one[0])]
-    found = found or _of_kind(objects, kind)
-    late = found[-max(1, number) :]
+    newest_last = [each for _, each in sorted(new, key=lambda one: one[0])]
+    newest_last = newest_last or _of_kind(objects, kind)
+    late = newest_last[-max(1, number) :]
     return late[:: -(-len(late) // 3) or 1]
 
 
@@ -182,9 +182,9 @@ def holder(sample: Any) -> str | None:
     """
     deadline = time.thread_time() + _MOST_SECONDS
     level = [_Step(sample, None)]
-    seen = {id(sample)}
+    visited_ids = {id(sample)}
     for _ in range(_MOST_STEPS):
-        above = [step for step in _above(level) if id(step.one) not in seen]
+        above = [step for step in _above(level) if id(step.one) not in visited_ids]
         for is_place, name in _PLACES:
             for step in above:
                 if is_place(step.one):
@@ -193,7 +193,7 @@ def holder(sample: Any) -> str | None:
             return _words(NOBODY, level[0])
         if time.thread_time() > deadline:
             return None
-        seen.update(id(step.one) for step in above)
+        visited_ids.update(id(step.one) for step in above)
         level = above[:_MOST_AT_A_TIME]
     return None
 
@@ -201,15 +201,15 @@ def holder(sample: Any) -> str | None:
 def _above(level: Sequence[_Step]) -> list[_Step]:
     """Return what refers to the objects of a level, but for the search itself."""
     steps = {id(step.one): step for step in level}
-    known = gc.get_referrers(*(step.one for step in level))
-    found = list(_holding(known, steps))
-    if found:
-        return found
-    for held in held_by(gc.get_objects()):
-        unknown = untracked(held)
+    referrers = gc.get_referrers(*(step.one for step in level))
+    holders = list(_holding(referrers, steps))
+    if holders:
+        return holders
+    for container in held_by(gc.get_objects()):
+        unknown = untracked(container)
         if not steps.keys().isdisjoint(map(id, gc.get_referents(*unknown))):
-            found += _holding(unknown, steps)
-    return found
+            holders += _holding(unknown, steps)
+    return holders
 
 
 def _holding(candidates: Iterable[Any], steps: Mapping[int, _Step]) -> Iterator[_Step]:
@@ -217,9 +217,9 @@ def _holding(candidates: Iterable[Any], steps: Mapping[int, _Step]) -> Iterator[
         if isinstance(one, FrameType) or is_own(type(one)):
             continue
         below = (id(each) for each in gc.get_referents(one) if id(each) in steps)
-        found = next(below, None)
-        if found is not None:
-            yield _Step(one, steps[found])
+        target = next(below, None)
+        if target is not None:
+            yield _Step(one, steps[target])
 
 
 def _is_module(one: Any) -> bool:
@@ -273,8 +273,8 @@ def _link(above: Any, below: Any) -> str:
         return f" of {above.__qualname__}()"
     if isinstance(above, CellType | type) or below is own_dict(above):
         return ""
-    held = (name for name, value in attributes(above) if value is below)
-    return f".{next(held, attribute(type(above), '__name__'))}"
+    names = (name for name, value in attributes(above) if value is below)
+    return f".{next(names, attribute(type(above), '__name__'))}"
 
 
 def own_dict(one: Any) -> dict[str, Any]:

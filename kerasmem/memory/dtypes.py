@@ -53,8 +53,8 @@ class DtypeReport:
             ConfigError: If `dtype` is another dtype, or only data was inspected.
             ModelError: If the model cannot be copied.
         """
-        allowed = OneOf(("float32", "bfloat16", "float16"))
-        allowed.check("narrow_model", "dtype", dtype)
+        rule = OneOf(("float32", "bfloat16", "float16"))
+        rule.check("narrow_model", "dtype", dtype)
         if self.model is None:
             raise invalid("inspect_dtypes", "model", None, "a model, to narrow it")
         original = clone(self.model)
@@ -64,8 +64,8 @@ class DtypeReport:
             _rewrite_config(path, dtype)
             with warnings.catch_warnings():
                 # The optimizer's slots are not in the file, so that it starts afresh.
-                ignored = "Skipping variable loading for"
-                warnings.filterwarnings("ignore", message=ignored)
+                message = "Skipping variable loading for"
+                warnings.filterwarnings("ignore", message=message)
                 # A file of our own, made of a live object a moment ago.
                 custom_objects = live_objects(self.model)
                 return keras.models.load_model(
@@ -154,12 +154,12 @@ def _of_data(data: Any) -> Iterator[WideType]:
     for role, part in first_samples(data).items():
         for name, leaf in named_leaves(part).items():
             array = leaf if isinstance(leaf, np.ndarray) else _as_numpy(leaf)
-            found = _enough(array)
-            if found is not None:
-                enough, reason = found
-                saved = array.nbytes - array.size * np.dtype(enough).itemsize
+            dtype_and_reason = _enough(array)
+            if dtype_and_reason is not None:
+                enough, reason = dtype_and_reason
+                saved_bytes = array.nbytes - array.size * np.dtype(enough).itemsize
                 where = f"data {role} {name}".strip() + scope
-                yield WideType(where, str(array.dtype), enough, saved, reason)
+                yield WideType(where, str(array.dtype), enough, saved_bytes, reason)
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:

@@ -22,9 +22,9 @@ def arrays_of(objects: Sequence[Any]) -> Iterator[Any]:
     Args:
         objects: some that the garbage collector knows.
     """
-    sized, arrays = KindTable(_has_size), dict[type, bool]()
-    for held in held_by(objects, sized):
-        for one in compress(held, map(sized.__getitem__, map(type, held))):
+    has_size, arrays = KindTable(_has_size), dict[type, bool]()
+    for container in held_by(objects, has_size):
+        for one in compress(container, map(has_size.__getitem__, map(type, container))):
             kind = type(one)
             if kind not in arrays:  # to ask each is slow
                 arrays[kind] = is_array(one)
@@ -41,15 +41,17 @@ def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[
         objects: some that the garbage collector knows.
         sized: kinds of objects that are yielded besides.
     """
-    wanted = KindTable(
+    kinds = KindTable(
         lambda kind: kind in _PLAIN or (sized is not None and sized[kind])
     )
     for start in range(0, len(objects), _CHUNK):
-        held = gc.get_referents(*objects[start : start + _CHUNK])
-        while held:
-            held = [*compress(held, map(wanted.__getitem__, map(type, held)))]
-            yield held
-            held = gc.get_referents(*untracked(held))
+        containers = gc.get_referents(*objects[start : start + _CHUNK])
+        while containers:
+            containers = [
+                *compress(containers, map(kinds.__getitem__, map(type, containers)))
+            ]
+            yield containers
+            containers = gc.get_referents(*untracked(containers))
 
 
 def untracked(held: Sequence[Any]) -> list[Any]:

@@ -92,11 +92,11 @@ class Peaks:
     def _look(self) -> tuple[tuple[DeviceReading, ...], HostReading | None]:
         devices = self._read_devices()
         host = self._host.read() if self._host else None
-        seen = {device.name: device.peak_bytes for device in devices}
+        peak_by_name = {device.name: device.peak_bytes for device in devices}
         if host:
-            seen[_HOST] = host.peak_bytes
+            peak_by_name[_HOST] = host.peak_bytes
         for peaks in self._open.values():
-            for name, peak in seen.items():
+            for name, peak in peak_by_name.items():
                 peaks[name] = max(peak, peaks.get(name, 0))
         return devices, host
 

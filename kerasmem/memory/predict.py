@@ -173,9 +173,9 @@ class _Part:
             checksum = _checked(self._checksum, rows, x, contents)
             contents.append(_RECORD.pack(rows, checksum))
             for file, content in zip(self._files, contents, strict=True):
-                written = 0
-                while written < len(content):
-                    written += file.write(content[written:])
+                count = 0
+                while count < len(content):
+                    count += file.write(content[count:])
             self._add(rows, checksum)
 
     def finish(self) -> Any:
@@ -314,12 +314,12 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 def _agrees(file: Any, start: int, array: np.ndarray) -> bool:
     """Return whether the array at `start` of a file equals `array` up to rounding."""
     file.seek(start)
-    saved = np.fromfile(file, array.dtype, array.size).reshape(array.shape)
+    saved_array = np.fromfile(file, array.dtype, array.size).reshape(array.shape)
     if array.dtype.kind not in "fc":
-        return np.array_equal(saved, array)
+        return np.array_equal(saved_array, array)
     scale = np.abs(array[np.isfinite(array)]).max(initial=0)
     most = _ROUNDING * np.finfo(array.dtype).eps
-    return np.allclose(saved, array, most, most * scale, equal_nan=True)
+    return np.allclose(saved_array, array, most, most * scale, equal_nan=True)
 
 
 def _checked(checksum: int, rows: int, x: Any, contents: Iterable[Any]) -> int:

@@ -139,15 +139,15 @@ def by_readiness(
         for one in earlier:
             users[one].append(number)
     queue = [(number, number) for number, count in enumerate(missing) if not count]
-    ordered: list[int] = []
+    order: list[int] = []
     while queue:
-        ordered.append(number := heapq.heappop(queue)[1])
+        order.append(number := heapq.heappop(queue)[1])
         for user in users[number]:
             missing[user] -= 1
             if not missing[user]:
-                place = user if by_number else len(before) + len(ordered)
+                place = user if by_number else len(before) + len(order)
                 heapq.heappush(queue, (place, user))
-    return ordered
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +197,14 @@ class Plan:
 
     def residuals(self) -> set[Tensor]:
         """Return the memory that the forward pass fills and a later phase reads."""
-        made: set[Tensor] = set()
+        forward_tensors: set[Tensor] = set()
         later: set[Tensor] = set()
         for op in self.program.ops:
             if op.phase == "forward":
-                made.update(op.writes)
+                forward_tensors.update(op.writes)
             elif op.phase in ("backward", "optimizer"):
                 later.update(x.root for x in op.reads)
-        return {self._memory(x) for x in made & later}
+        return {self._memory(x) for x in forward_tensors & later}
 
     def _play(self, op: Op, *, in_place: bool) -> None:
         for y in op.writes:
@@ -298,12 +298,12 @@ def live(plans: Sequence[Plan], memory: Allocator) -> tuple[list[Peak], int]:
     """
     addresses = [_initialized(memory, x) for x in plans[0].program.present]
     peaks = []
-    for planned in plans:
-        step = planned.program
+    for plan in plans:
+        step = plan.program
         at: dict[Block, int] = dict(zip(step.present, addresses, strict=True))
-        peaks.append(_run(planned.events, memory, at, step.present))
-        left = (step.successors.get(x, x) for x in step.present)
-        addresses = [at.pop(planned.owner.get(x, x)) for x in left]
+        peaks.append(_run(plan.events, memory, at, step.present))
+        survivors = (step.successors.get(x, x) for x in step.present)
+        addresses = [at.pop(plan.owner.get(x, x)) for x in survivors]
         for address in at.values():
             memory.free(address)
     return peaks, memory.pool_bytes
@@ -312,8 +312,10 @@ def live(plans: Sequence[Plan], memory: Allocator) -> tuple[list[Peak], int]:
 def _initialized(memory: Allocator, x: Tensor) -> int:
     """Make what is there before: a weight of random numbers by way of two arrays."""
     is_drawn = x.kind == "parameter" and x.nbytes > _SMALL
-    *drawn, address = (_taken(memory, x.nbytes) for _ in range(3 if is_drawn else 1))
-    for temporary in drawn:
+    *temporaries, address = (
+        _taken(memory, x.nbytes) for _ in range(3 if is_drawn else 1)
+    )
+    for temporary in temporaries:
         memory.free(temporary)
     return address
 

@@ -34,18 +34,18 @@ def _wanted(
             f"{growth=}, {preallocate=}."
         )
     OneOf((None, *ALLOCATORS)).check("configure", "allocator", allocator)
-    wanted = Settings(
+    settings = Settings(
         limit_bytes=limit_bytes,
         growth=growth if preallocate is None else not preallocate,
         devices=None if devices is None else _checked_devices(devices),
         allocator=allocator,
     )
-    if not wanted.requested():
+    if not settings.requested():
         raise ConfigError(
             "There is nothing to configure. Expected: at least one setting, such as "
             "limit='8GiB'. Received: none."
         )
-    return wanted
+    return settings
 
 
 def _checked_devices(devices: Any) -> tuple[int, ...]:
@@ -83,12 +83,12 @@ def status() -> DeviceStatus:
     """
     backend = backends.current()
     settings = backend.settings()
-    used = _used_bytes() if settings.started() else {}
+    used_bytes = _used_bytes() if settings.started() else {}
     return DeviceStatus(
         backend=backend.name,
         started=settings.started(),
         cards=tuple(
-            card_status(card, used.get(card, 0))
+            card_status(card, used_bytes.get(card, 0))
             for card in settings.visible(count_cards())
         ),
     )
@@ -97,11 +97,11 @@ def status() -> DeviceStatus:
 def _used_bytes() -> dict[int, int]:
     backend = backends.current()
     ordinals = backend.cuda_ordinals()
-    used = dict.fromkeys(ordinals.values(), 0)
+    by_card = dict.fromkeys(ordinals.values(), 0)
     for reading in backend.device_memory():
         if reading.name in ordinals:
-            used[ordinals[reading.name]] += reading.current_bytes
-    return used
+            by_card[ordinals[reading.name]] += reading.current_bytes
+    return by_card
 
 
 def card_status(card: int, used_bytes: int) -> CardStatus:
@@ -172,20 +172,20 @@ def configure(
         ...
         kerasmem.errors.ConfigError: Memory that grows is not taken at the start. ...
     """
-    wanted = _wanted(limit, growth, devices, preallocate, allocator)
+    request = _wanted(limit, growth, devices, preallocate, allocator)
     backend = backends.current()
     settings = backend.settings()
-    late = wanted.requested() & settings.fixed_by_start
+    late = request.requested() & settings.fixed_by_start
     if late and settings.started():
         raise ConfigError(
             f"The backend {backend.name!r} has its devices already, which fixes how it "
-            f"takes them. Received: {_to_text(wanted, late)}. Call "
+            f"takes them. Received: {_to_text(request, late)}. Call "
             "kerasmem.memory.configure at the top of the script, before the first "
             "model or tensor."
         )
-    shown = count_cards()
-    if settings.cards(shown):
-        _apply(wanted, shown)
+    card_count = count_cards()
+    if settings.cards(card_count):
+        _apply(request, card_count)
     else:
         warnings.warn(
             "There is no GPU, so there is nothing to configure: the settings have no "
@@ -216,8 +216,10 @@ def _apply(wanted: Settings, shown: int) -> None:
     refusal = settings.refusal(wanted)
     if refusal is not None:
         raise ConfigError(f"{refusal} Received: {_to_text(wanted)}.")
-    used = wanted.devices or settings.visible(shown)
-    totals = {n: card.total_bytes for n in used if (card := read_card(n)) is not None}
+    card_numbers = wanted.devices or settings.visible(shown)
+    totals = {
+        n: card.total_bytes for n in card_numbers if (card := read_card(n)) is not None
+    }
     limit = wanted.limit_bytes
     for card, total in totals.items():
         if limit is not None and limit > total:

@@ -106,21 +106,21 @@ def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
         >>> series({0: MemoryRecord(0, None, (reading,), None)})
         {'device_peak_mib': 2.0, 'device_mib': 1.0}
     """
-    known = [record for record in records.values() if record]
-    devices = [device for record in known for device in record.counted]
-    hosts = [record.host.peak_bytes for record in known if record.host]
+    present = [record for record in records.values() if record]
+    devices = [device for record in present for device in record.counted]
+    hosts = [record.host.peak_bytes for record in present if record.host]
     several = len(records) > 1
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for key, figure in _DEVICE_FIGURES.items():
-        found |= _largest(key, [getattr(device, figure) for device in devices])
+        values |= _largest(key, [getattr(device, figure) for device in devices])
         if several or len(devices) > 1:
-            found |= _sum(key, [getattr(d, figure) for d in own_allocators(devices)])
-    found |= _largest("host_peak", hosts)
+            values |= _sum(key, [getattr(d, figure) for d in own_allocators(devices)])
+    values |= _largest("host_peak", hosts)
     if several:
-        found |= _sum("host_peak", hosts)
-    if len(known) < len(records):
-        found |= {key: math.nan for key in found if "_sum_" in key}
-    return found
+        values |= _sum("host_peak", hosts)
+    if len(present) < len(records):
+        values |= {key: math.nan for key in values if "_sum_" in key}
+    return values
 
 
 def _largest(key: str, sizes: list[int]) -> dict[str, float]:

@@ -119,7 +119,7 @@ def answer_of_child(
         ChildDiedError: if it ended without an answer.
     """
     log_path = answer.with_name("stderr")
-    shown = None if is_shown else subprocess.DEVNULL
+    stdout = None if is_shown else subprocess.DEVNULL
     with log_path.open("wb") as log:
         # A new interpreter, no fork: a framework's threads would be missing in one.
         # Without -P the current folder would come first on its path.
@@ -127,7 +127,7 @@ def answer_of_child(
             [sys.executable, "-P", *arguments],
             env=child_environment(environment),
             stdin=subprocess.DEVNULL,
-            stdout=shown,
+            stdout=stdout,
             stderr=None if is_shown else log,
         )
         try:
@@ -151,11 +151,11 @@ def _wait(
     """Wait until a process has ended, or has answered and had time to end."""
     until = math.inf if seconds is None else time.monotonic() + seconds
     while not answer.exists():
-        left = until - time.monotonic()
+        remaining = until - time.monotonic()
         try:
-            process.wait(max(0.0, min(left, _LOOK_SECONDS)))
+            process.wait(max(0.0, min(remaining, _LOOK_SECONDS)))
         except subprocess.TimeoutExpired:
-            if left <= _LOOK_SECONDS:
+            if remaining <= _LOOK_SECONDS:
                 raise
         else:
             return
@@ -182,7 +182,7 @@ def run_script(
         ChildDiedError: if it ended by an error.
     """
     # Without -P its folder would be where its imports are looked for first.
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", str(script), *arguments],
         env=child_environment({**ON_THE_CPU, **(environment or {})}),
         stdin=subprocess.DEVNULL,
@@ -190,9 +190,9 @@ def run_script(
         text=True,
         check=False,
     )
-    if ended.returncode:
-        raise death(doing or script.stem, ended.returncode, ended.stderr)
-    return ended.stdout
+    if process.returncode:
+        raise death(doing or script.stem, process.returncode, process.stderr)
+    return process.stdout
 
 
 def work(order: Path, answer: Path) -> None:
@@ -269,12 +269,12 @@ def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
     text = "\n".join(last)
     how = f"signal {-returncode}" if returncode < 0 else "an error"
     if _OUT_OF_MEMORY.search(last[0]) or is_out_of_memory(RuntimeError(text)):
-        ended, reason = "ran out of memory", complaint(text)[:_REASON]
+        ending, reason = "ran out of memory", complaint(text)[:_REASON]
     else:
-        ended = f"was ended by {how}" if returncode < 0 else "failed"
+        ending = f"was ended by {how}" if returncode < 0 else "failed"
         reason = _reason(last)
     return ChildDiedError(
-        f"{name} {ended}. Received: {reason.rstrip('.')}. Next: read the `stderr` of "
+        f"{name} {ending}. Received: {reason.rstrip('.')}. Next: read the `stderr` of "
         "this error, the last lines of the process.",
         how=how,
         reason=reason,

@@ -108,12 +108,12 @@ def _arguments_of(model: Any) -> dict[str, Any]:
 
     Empty if one is neither a built model nor plain, or no attribute of its name.
     """
-    kept = kept_arguments(model, _PARTS) or {}
+    arguments = kept_arguments(model, _PARTS) or {}
     return {
         name: {"model": pack(value, None, None)}
         if isinstance(value, _PARTS)
         else {"value": value}
-        for name, value in kept.items()
+        for name, value in arguments.items()
     }
 
 
@@ -181,8 +181,8 @@ def _with_state(model: Any) -> list[Any]:
     """Returns the layers with files of their own, such as an adapted vocabulary."""
     preprocessor = getattr(model, "preprocessor", None)  # stays here
     outside = [] if preprocessor is None else sublayers(preprocessor)
-    found = filter(has_assets, sublayers(model))
-    return [layer for layer in found if layer not in outside]
+    layers = filter(has_assets, sublayers(model))
+    return [layer for layer in layers if layer not in outside]
 
 
 def send(model: Any, path: Path) -> dict[str, Any]:
@@ -232,10 +232,10 @@ def _numbered(config: Any, numbers: dict[int, int]) -> Any:
         return [_numbered(item, numbers) for item in config]
     if not isinstance(config, dict):
         return config
-    made = {key: _numbered(value, numbers) for key, value in config.items()}
-    if _SHARED in made:
-        made[_SHARED] = numbers.setdefault(made[_SHARED], len(numbers))
-    return made
+    new_config = {key: _numbered(value, numbers) for key, value in config.items()}
+    if _SHARED in new_config:
+        new_config[_SHARED] = numbers.setdefault(new_config[_SHARED], len(numbers))
+    return new_config
 
 
 def _with_policy(config: Any, old: str, new: str) -> Any:

@@ -35,11 +35,11 @@ def in_turns(
         is_late = time.perf_counter() > end
         if is_late and times[0]:
             break
-        for call, found in zip(calls, times, strict=True):
+        for call, own_times in zip(calls, times, strict=True):
             begin = time.perf_counter()
             call()
             if turn >= 0 or is_late:
-                found.append(1e3 * (time.perf_counter() - begin))
+                own_times.append(1e3 * (time.perf_counter() - begin))
         enough = sum(map(sum, times)) > 1e3 * seconds * len(calls)
         if enough and turn >= _LEAST - 1:
             break

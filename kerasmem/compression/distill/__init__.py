@@ -98,8 +98,8 @@ class Distill(Technique):
         """
         teacher = self.teacher
         is_model = isinstance(teacher, keras.Model)
-        shown = f"<model {teacher.name}>" if is_model else str(teacher)
-        return super().to_json() | {"teacher": shown}
+        name = f"<model {teacher.name}>" if is_model else str(teacher)
+        return super().to_json() | {"teacher": name}
 
 
 def distill(  # noqa: PLR0913  (the public entry point of the contract)
@@ -203,20 +203,20 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     data = in_fixed_batches(size, data)
     validation_data = in_fixed_batches(size, validation_data)
     with current().replicating(student), seeded(seed):
-        trained = clone(student)
-        _compile_copy(trained, loss, optimizer)
-        _check_labels(trained, data, validation_data)
+        new_student = clone(student)
+        _compile_copy(new_student, loss, optimizer)
+        _check_labels(new_student, data, validation_data)
         distiller = Distiller(
             teachers,
-            trained,
+            new_student,
             losses=losses,
             temperature=temperature,
             hard_weight=hard_weight,
             teacher_weights=teacher_weights,
             sample=sample,
         )
-        distiller.compile(**student_settings(trained, data))
-        uncached = data
+        distiller.compile(**student_settings(new_student, data))
+        original_data = data
         if cache is not None:
             answers = as_cache(cache)
             data, validation_data = distiller.answered(data, validation_data, answers)
@@ -228,11 +228,11 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             verbose=verbose,
         )
         current().release_graphs()  # which know the teacher
-        reestimate_if_better(trained, uncached, _loss(distiller), batch_size)
-    check_finite(trained, student)
-    history.set_model(trained)  # it would keep the teacher alive
-    trained.history = history
-    return trained
+        reestimate_if_better(new_student, original_data, _loss(distiller), batch_size)
+    check_finite(new_student, student)
+    history.set_model(new_student)  # it would keep the teacher alive
+    new_student.history = history
+    return new_student
 
 
 def with_teacher(config: Distill, context: Context) -> Distill:
@@ -306,9 +306,9 @@ def _loss(distiller: Distiller) -> Loss:
     """Return the student's own loss on labels, without labels the distillation's."""
 
     def loss(x: Any, y: Any, weight: Any) -> float:
-        judged = distiller if y is None else distiller.student
+        model = distiller if y is None else distiller.student
         with current().inference():
-            return own_loss(judged, (x, y, weight), judged(x, training=False))
+            return own_loss(model, (x, y, weight), model(x, training=False))
 
     return loss
 
@@ -316,15 +316,15 @@ def _loss(distiller: Distiller) -> Loss:
 def _compile_copy(trained: Any, loss: Any, optimizer: Any) -> None:
     """Compile a copy of the student as it will be when handed back."""
     settings = {"loss": as_loss(loss), "optimizer": optimizer}
-    chosen = {name: value for name, value in settings.items() if value is not None}
+    changes = {name: value for name, value in settings.items() if value is not None}
     if not (trained.compiled or loss is not None):
         raise ConfigError(
             f"The student {trained.name!r} is not compiled, so it has no loss. "
             "Received: loss=None. Next: compile it, or hand in loss=."
         )
-    if chosen:
+    if changes:
         defaults = compile_settings(trained) or {"optimizer": "adam"}
-        trained.compile(**(defaults | chosen))
+        trained.compile(**(defaults | changes))
         # Once more, so that the optimizer is a copy of the caller's.
         trained.compile(**(compile_settings(trained) or {}))
 

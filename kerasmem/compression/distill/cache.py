@@ -250,17 +250,17 @@ class Store:
     def _check(self) -> None:
         try:
             about = read_json_file(self._folder / _ABOUT)
-            found = {**about, "complete": bool(about["complete"])}
+            description = {**about, "complete": bool(about["complete"])}
         except (InputError, OSError, KeyError, TypeError) as error:
             raise self._unsound(error) from error
         for field, whose in (("teacher", "another teacher"), ("columns", "other form")):
-            if found.get(field) != json.loads(json.dumps(self._about[field])):
+            if description.get(field) != json.loads(json.dumps(self._about[field])):
                 raise DataError(
                     f"The cache in {str(self._folder)!r} is of {whose}: its config, "
                     "weights, compared layers, top_k or dtype differ. Next: remove it, "
                     "or use another folder."
                 )
-        self._about["complete"] = found["complete"]
+        self._about["complete"] = description["complete"]
 
     def _opened(self) -> dict[bytes, int]:
         """Cut off what has no key, and return the number of every key's row."""

@@ -103,21 +103,21 @@ class CachedAnswers:
                 part = keras.tree.map_structure(
                     lambda array, places=places: array[places], x
                 )
-                packed = self._packed(self._model.predict_on_batch(part))
-                self._store.append(list(new), list(packed.values()))
+                answers = self._packed(self._model.predict_on_batch(part))
+                self._store.append(list(new), list(answers.values()))
         self._store.finish()
 
     def _packed(self, answers: list[np.ndarray]) -> dict[str, np.ndarray]:
-        packed: dict[str, np.ndarray] = {}
+        columns: dict[str, np.ndarray] = {}
         for number, (array, top_k) in enumerate(zip(answers, self._tops, strict=True)):
             if top_k is None:
-                packed[f"answer_{number}"] = clipped(array, self._cache.dtype)
+                columns[f"answer_{number}"] = clipped(array, self._cache.dtype)
                 continue
             for name, each in largest_logits(array, top_k).items():
                 is_place = name == "places"
-                kept = each if is_place else clipped(each, self._cache.dtype)
-                packed[f"answer_{number}_{name}"] = kept
-        return packed
+                column = each if is_place else clipped(each, self._cache.dtype)
+                columns[f"answer_{number}_{name}"] = column
+        return columns
 
     def _top(self, number: int, classes: int) -> int | None:
         """Return how many entries of an answer are kept, None for all."""
@@ -157,7 +157,7 @@ class AnsweredBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Return a batch, its answers beside its inputs."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(self._dataset[index])
-        x = with_answers(x, [cached.rows(x) for cached in self._cached])
+        x = with_answers(x, [answers.rows(x) for answers in self._cached])
         return keras.utils.pack_x_y_sample_weight(x, y, weight)
 
     def on_epoch_begin(self) -> None:
@@ -190,14 +190,14 @@ def with_cached_answers(
     """
     parts = [f"{part}/teacher_{i}" for i in range(len(objectives))]
     folders = [part] if len(objectives) == 1 else [p.lstrip("/") for p in parts]
-    cached = [
+    answers = [
         CachedAnswers(objective, batch, data, cache, folder)
         for objective, folder in zip(objectives, folders, strict=True)
     ]
     if isinstance(data, keras.utils.PyDataset):
-        return AnsweredBatches(data, cached)
+        return AnsweredBatches(data, answers)
     samples = first_samples(data)
-    x = with_answers(samples["x"], [one.rows(samples["x"]) for one in cached])
+    x = with_answers(samples["x"], [one.rows(samples["x"]) for one in answers])
     y, weight = samples.get("y"), samples.get("sample_weight")
     return (x, y, weight) if weight is not None else (x,) if y is None else (x, y)
 

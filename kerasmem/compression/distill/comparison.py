@@ -233,8 +233,8 @@ def _common_task(teacher: Output, student: Output) -> Task:
         return Task.CATEGORICAL
     if Form.SIGMOID in forms:
         return Task.BINARY
-    known = [o.task for o in (student, teacher) if o.task is not Task.UNKNOWN]
-    return known[0] if known else Task.REGRESSION
+    tasks = [o.task for o in (student, teacher) if o.task is not Task.UNKNOWN]
+    return tasks[0] if tasks else Task.REGRESSION
 
 
 def _logits(values: Any, form: Form) -> Any:

@@ -158,8 +158,12 @@ class Distiller(keras.Model):
     @property
     def metrics(self) -> list[Any]:
         """What `fit` reports; the loss on labels only where there is one."""
-        found = super().metrics
-        return found if self.loss else [m for m in found if m is not self._student_loss]
+        all_metrics = super().metrics
+        return (
+            all_metrics
+            if self.loss
+            else [m for m in all_metrics if m is not self._student_loss]
+        )
 
     def fit(
         self,
@@ -173,8 +177,10 @@ class Distiller(keras.Model):
     ) -> Any:
         """Train the student, as `keras.Model.fit` does."""
         start = options.get("initial_epoch", 0)
-        judged = self._judge_teachers(batch_size, options) if epochs > start else {}
-        own = [TeacherMetrics(judged)]
+        teacher_metrics = (
+            self._judge_teachers(batch_size, options) if epochs > start else {}
+        )
+        own = [TeacherMetrics(teacher_metrics)]
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks[:0] = own
         else:
@@ -227,9 +233,11 @@ class Distiller(keras.Model):
         x, answers = split_answers(inputs)
         outputs, features = self._reader(x, training=training)
         if self._judged is not None:
-            cached = None if answers is None else answers[self._judged]
+            answers_of_teacher = None if answers is None else answers[self._judged]
             objective = self._objectives[self._judged]
-            return teacher_answers(objective, x, self._batch(outputs), cached)
+            return teacher_answers(
+                objective, x, self._batch(outputs), answers_of_teacher
+            )
         # For `compute_loss`, which Keras calls next with the same outputs.
         self._last_pass.keep(outputs, features)
         return outputs
@@ -288,16 +296,18 @@ class Distiller(keras.Model):
             _, features = self._reader(x, training=training)
         cached_answers = answers or [None] * len(self._objectives)
         answered_batches = [
-            objective.teacher_batch(x, batch, cached)
-            for objective, cached in zip(self._objectives, cached_answers, strict=True)
+            objective.teacher_batch(x, batch, answers_of_one)
+            for objective, answers_of_one in zip(
+                self._objectives, cached_answers, strict=True
+            )
         ]
         shares = self._shares
         if shares is None:
             answered_batches = self._by_confidence(answered_batches)
             shares = [1.0] * len(answered_batches)
         return sum(
-            share * objective.distance(*answered, features or {})
-            for share, objective, answered in zip(
+            share * objective.distance(*teacher_batch, features or {})
+            for share, objective, teacher_batch in zip(
                 shares, self._objectives, answered_batches, strict=True
             )
         )
@@ -320,19 +330,19 @@ class Distiller(keras.Model):
             "verbose": 0,
             "return_dict": True,
         }
-        found = {}
+        values = {}
         for number, objective in enumerate(self._objectives):
             if not objective.losses_on_outputs:
                 continue  # its outputs need not be the student's
             name = "teacher" if len(self._objectives) == 1 else f"teacher_{number}"
             with self._judging(number):
                 logs = self.evaluate(x, y, sample_weight=weight, **arguments)
-            found |= {
+            values |= {
                 f"val_{name}_{metric}": value
                 for metric, value in logs.items()
                 if not metric.endswith("loss")
             }
-        return found
+        return values
 
     @contextlib.contextmanager
     def _judging(self, number: int) -> Iterator[None]:

@@ -57,29 +57,31 @@ def find_layers(model: Any, name: str, role: str) -> list[tuple[str, int]]:
     Raises:
         ModelError: if it means none, with the nearest names; or two of one name.
     """
-    wanted, _, index = name.rpartition(":")
-    wanted, index = (wanted, int(index)) if wanted and index.isdigit() else (name, 0)
+    layer_name, _, index = name.rpartition(":")
+    layer_name, index = (
+        (layer_name, int(index)) if layer_name and index.isdigit() else (name, 0)
+    )
     layers = inner_layers(model)
-    if wanted in layers:
-        return [(wanted, index)]
-    named = [path for path, layer in layers.items() if layer.name == wanted]
-    if len(named) > 1:
+    if layer_name in layers:
+        return [(layer_name, index)]
+    paths = [path for path, layer in layers.items() if layer.name == layer_name]
+    if len(paths) > 1:
         raise ModelError(
-            f"The {role} {model.name!r} has {len(named)} layers of the name "
-            f"{wanted!r}. Next: use one of their paths: {', '.join(named)}."
+            f"The {role} {model.name!r} has {len(paths)} layers of the name "
+            f"{layer_name!r}. Next: use one of their paths: {', '.join(paths)}."
         )
     try:
-        named = named or [path for path in layers if re.fullmatch(wanted, path)]
+        paths = paths or [path for path in layers if re.fullmatch(layer_name, path)]
     except re.error:
-        named = []
-    if not named:
+        paths = []
+    if not paths:
         names = {*layers, *(layer.name for layer in layers.values())}
-        near = difflib.get_close_matches(wanted, sorted(names), n=3, cutoff=0.3)
+        near = difflib.get_close_matches(layer_name, sorted(names), n=3, cutoff=0.3)
         raise ModelError(
-            f"The {role} {model.name!r} has no layer {wanted!r}. The nearest names: "
-            f"{', '.join(near or list(layers)[:3]) or 'it has no layers'}."
+            f"The {role} {model.name!r} has no layer {layer_name!r}. The nearest "
+            f"names: {', '.join(near or list(layers)[:3]) or 'it has no layers'}."
         )
-    return [(path, index) for path in named]
+    return [(path, index) for path in paths]
 
 
 @contextlib.contextmanager
@@ -153,13 +155,13 @@ class LastPass(threading.local):
 
     def take(self, outputs: Any) -> dict[FeatureRef, Any] | None:
         """Return and forget the features; None if other outputs came last."""
-        kept, self._last = self._last, None
-        if kept is None:
+        last_pass, self._last = self._last, None
+        if last_pass is None:
             return None
         pairs = zip(
-            keras.tree.flatten(kept[0]), keras.tree.flatten(outputs), strict=False
+            keras.tree.flatten(last_pass[0]), keras.tree.flatten(outputs), strict=False
         )
-        return kept[1] if all(a is b for a, b in pairs) else None
+        return last_pass[1] if all(a is b for a, b in pairs) else None
 
 
 def channels_last(tensor: Any, layer: Any) -> Any:

@@ -233,12 +233,12 @@ class Objective(keras.layers.Layer):
 def _comparisons(
     loss: FeatureLoss, models: tuple[Any, Any], probes: tuple[Probe, Probe]
 ) -> list[Comparison]:
-    found = []
+    comparisons = []
     for teacher, student in pair_layers(loss, models, probes):
         shapes = probes[0].shape(teacher), probes[1].shape(student)
         policy = models[1].dtype_policy
-        found.append(Comparison(loss, (teacher, student), shapes, policy))
-    return found
+        comparisons.append(Comparison(loss, (teacher, student), shapes, policy))
+    return comparisons
 
 
 def _soft(
@@ -314,10 +314,10 @@ def teacher_answers(objective: Objective, x: Any, batch: Batch, cached: Any) -> 
         batch: what the student said, and its loss.
         cached: what the teacher said of the batch before, or None to ask it.
     """
-    answered, _ = objective.teacher_batch(x, batch, cached)
-    ways = objective.comparables(answered)
+    teacher_batch, _ = objective.teacher_batch(x, batch, cached)
+    ways = objective.comparables(teacher_batch)
     of_student, of_teacher = map(
-        keras.tree.flatten, (batch.predictions, answered.answers)
+        keras.tree.flatten, (batch.predictions, teacher_batch.answers)
     )
     return keras.tree.pack_sequence_as(
         batch.predictions,

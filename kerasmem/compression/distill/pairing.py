@@ -74,19 +74,19 @@ def probe_models(teacher: Any, student: Any, sample: Any) -> tuple[Probe, Probe]
 def probe(model: Any, inputs: Any) -> Probe:
     """Return what the layers of a model give for some samples, in inference mode."""
     layers = inner_layers(model)
-    with backends.current().inference(), layer_outputs(layers) as found:
+    with backends.current().inference(), layer_outputs(layers) as by_path:
         outputs = model(inputs, training=False)
     ends = {id(x) for x in keras.tree.flatten(outputs)}
     return Probe(
         model=model.name,
         tensors={
             path: [tuple(channels_last(x, layers[path]).shape)[1:] for x in tensors]
-            for path, tensors in found.items()
+            for path, tensors in by_path.items()
             if tensors
         },
         final=frozenset(
             path
-            for path, tensors in found.items()
+            for path, tensors in by_path.items()
             if any(id(x) in ends for x in tensors)
         ),
     )
@@ -98,13 +98,13 @@ def sample_for(model: Any, sample: Any, role: str) -> Any:
     Raises:
         ModelError: if none are given and the model does not tell of what shape.
     """
-    found = batch_of(model, None, 1) if sample is None else sample
-    if found is None:
+    samples = batch_of(model, None, 1) if sample is None else sample
+    if samples is None:
         raise ModelError(
             f"The {role} {model.name!r} does not tell the shape of its inputs, which "
             "the features of its layers depend on. Next: hand in sample=, some inputs."
         )
-    return found
+    return samples
 
 
 _NOISY = (
@@ -179,10 +179,10 @@ def _hidden(model: Any, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]
     A block begins with a layer that has a kernel and lasts until the next one does.
     """
     layers = inner_layers(model)
-    wanted = {id(layer) for layer in _units(model)}
+    unit_ids = {id(layer) for layer in _units(model)}
     blocks: list[list[tuple[str, tuple[int, ...]]]] = []
     for path, (shape, *_) in probe.tensors.items():
-        if id(layers[path]) not in wanted:
+        if id(layers[path]) not in unit_ids:
             continue
         if any(len(w.shape) > 1 for w in layers[path].weights):
             blocks.append([])
@@ -199,8 +199,8 @@ def _hidden(model: Any, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]
 def _units(model: Any) -> list[Any]:
     """Return the layers of a model, those of nested models in their places."""
     layers = model.layers if has_graph(model) or isinstance(model, keras.Model) else []
-    nested = (_units(x) if isinstance(x, keras.Model) else [x] for x in layers)
-    return [layer for group in nested for layer in group]
+    groups = (_units(x) if isinstance(x, keras.Model) else [x] for x in layers)
+    return [layer for group in groups for layer in group]
 
 
 def _by_shape(
@@ -216,18 +216,18 @@ def _by_shape(
     for places, ours in of_student.items():
         shape = (*places, 1)
         theirs = [] if loss.mismatch(shape, shape) else of_teacher.get(places, [])
-        counted = slice(-1, None) if len(places) >= 2 else slice(None)
-        pairs += _spread(theirs[counted], ours[counted])
+        places_to_pair = slice(-1, None) if len(places) >= 2 else slice(None)
+        pairs += _spread(theirs[places_to_pair], ours[places_to_pair])
     return pairs
 
 
 def _by_places(blocks: list[Any]) -> dict[tuple[int, ...], list[str]]:
-    found: dict[tuple[int, ...], list[str]] = {}
+    paths_by_places: dict[tuple[int, ...], list[str]] = {}
     for block in blocks:
         last = {shape[:-1]: path for path, shape in block}
         for places, path in last.items():
-            found.setdefault(places, []).append(path)
-    return found
+            paths_by_places.setdefault(places, []).append(path)
+    return paths_by_places
 
 
 def _spread(teacher: list[str], student: list[str]) -> list[tuple[str, str]]:

@@ -34,16 +34,16 @@ def padding_weights(masks: Masks, outputs: Any) -> Any:
     They are those of Keras's masks: 0 for padding, and as much more for the rest.
     """
     names = outputs if isinstance(outputs, Mapping) else {"": outputs}
-    found = {
+    by_output = {
         name: keras.tree.map_structure(lambda y, n=name: _weights(masks, n, y), each)
         for name, each in names.items()
     }
-    if all(weight is None for weight in keras.tree.flatten(found)):
+    if all(weight is None for weight in keras.tree.flatten(by_output)):
         return None
     flat = [
         ops.ones(ops.shape(y)[:-1]) if weight is None else weight
         for y, weight in zip(
-            keras.tree.flatten(outputs), keras.tree.flatten(found), strict=True
+            keras.tree.flatten(outputs), keras.tree.flatten(by_output), strict=True
         )
     ]
     return keras.tree.pack_sequence_as(outputs, flat)
@@ -74,8 +74,8 @@ def _weights(masks: Masks, name: str, output: Any) -> Any:
 
 
 def _mask(masks: Masks, path: str, tensor: Any) -> Any:
-    named = [mask for part, mask in masks.items() if part and part[:-1] in path]
-    mask = named[0] if len(named) == 1 else masks.get("")
+    own_masks = [mask for part, mask in masks.items() if part and part[:-1] in path]
+    mask = own_masks[0] if len(own_masks) == 1 else masks.get("")
     if mask is None or len(tensor.shape) < 3 or mask.shape[1] != tensor.shape[1]:
         return None
     return ops.cast(mask, "bool")

@@ -79,26 +79,26 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
         >>> search()
         "trials[0]['model'], a local of search()"
     """
-    wanted = {id(each) for each in objects}
+    target_ids = {id(each) for each in objects}
     # Neither the caller's list nor this search is a place where anything stays.
-    seen = {id(objects), id(wanted)}
+    visited_ids = {id(objects), id(target_ids)}
     # Nor is a module's namespace a way from one variable to another.
-    seen |= {id(vars(module)) for module in list(sys.modules.values()) if module}
-    reached: dict[int, Link] = {}
+    visited_ids |= {id(vars(module)) for module in list(sys.modules.values()) if module}
+    links_by_id: dict[int, Link] = {}
     until = time.thread_time() + seconds
     for roots in (local_variables(), _globals(own=True), _globals(own=False)):
         links, queue = roots, deque[Link]()
-        while len(reached) < len(wanted) and time.thread_time() < until:
+        while len(links_by_id) < len(target_ids) and time.thread_time() < until:
             for link in links:
-                if id(link.object) not in seen:
-                    seen.add(id(link.object))
+                if id(link.object) not in visited_ids:
+                    visited_ids.add(id(link.object))
                     queue.append(link)
-                    if id(link.object) in wanted:
-                        reached[id(link.object)] = link
+                    if id(link.object) in target_ids:
+                        links_by_id[id(link.object)] = link
             if not queue:
                 break
-            links = _below(queue.popleft(), seen)
-    return reached
+            links = _below(queue.popleft(), visited_ids)
+    return links_by_id
 
 
 def _below(link: Link, seen: set[int]) -> Iterator[Link]:

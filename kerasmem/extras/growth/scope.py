@@ -117,14 +117,17 @@ class Scope:
         self.__dict__.pop("stayed", None)
         self._new = _new(before.objects, after.objects)
         self.host_bytes = after.host_bytes - before.host_bytes
-        used = after.heap.used_bytes - before.heap.used_bytes
-        free = min(self.host_bytes - used, self.host_bytes, after.heap.free_bytes)
+        used_bytes = after.heap.used_bytes - before.heap.used_bytes
+        free = min(self.host_bytes - used_bytes, self.host_bytes, after.heap.free_bytes)
         self.free_heap_bytes = max(0, free)
         now = Counter(after.device_bytes)
         now.subtract(before.device_bytes)
         self.device_bytes = dict(now)
-        known = {id(one.function): one.traces for one in before.traced}
-        more = [(t.name, t.traces - known.get(id(t.function), 0)) for t in after.traced]
+        earlier_traces = {id(one.function): one.traces for one in before.traced}
+        more = [
+            (t.name, t.traces - earlier_traces.get(id(t.function), 0))
+            for t in after.traced
+        ]
         self.traced = [(name, number) for name, number in more if number > 0]
         self.traces = Counter()
         for name, number in self.traced:
@@ -235,8 +238,10 @@ def _new(before: Mapping[int, _T], after: Mapping[int, _T]) -> list[_T]:
 def _references(objects: list[Any]) -> Iterator["ref[Any]"]:
     kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
     # A plain dict of arrays that a local variable holds is unknown to the collector.
-    held = [link.object for link in local_variables()]
-    arrays = (x for x in arrays_of(objects + held) if not isinstance(x, OF_KERAS))
+    local_values = [link.object for link in local_variables()]
+    arrays = (
+        x for x in arrays_of(objects + local_values) if not isinstance(x, OF_KERAS)
+    )
     for each in chain((x for x in objects if kinds[type(x)]), arrays):
         with suppress(TypeError):  # a kind that cannot be referred to weakly
             yield ref(each)

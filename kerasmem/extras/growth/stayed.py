@@ -81,8 +81,8 @@ def stayed(references: Iterable["ref[Any]"]) -> list[Stayed]:
         link = links.get(key) or Link(one, None, NO_NAME, is_own=False)
         owner = _owner(link, living)
         groups[_pattern(owner), owner.where].append((link, owner))
-    found = [_group(held, living) for held in groups.values()]
-    return sorted(found, key=lambda each: (-each.array_bytes, each.held_by))
+    holders = [_group(members, living) for members in groups.values()]
+    return sorted(holders, key=lambda each: (-each.array_bytes, each.held_by))
 
 
 _Held = tuple[Link, Link]
@@ -94,7 +94,7 @@ def _group(held: Sequence[_Held], new: Mapping[int, Any]) -> Stayed:
     owners = {id(owner.object): owner for _, owner in held}
     first = held[0][1]
     # Bytes of an array that is on the way to another count once.
-    counted = [link.object for link, _ in held if not any(map(_size, _above(link)))]
+    objects = [link.object for link, _ in held if not any(map(_size, _above(link)))]
     models = [
         link.object
         for link, _ in held
@@ -108,12 +108,12 @@ def _group(held: Sequence[_Held], new: Mapping[int, Any]) -> Stayed:
         where=first.where,
         kinds=dict(kinds.most_common()),
         number=len(owners),
-        array_bytes=sum(map(_size, counted)),
+        array_bytes=sum(map(_size, objects)),
         through=frozenset(way for link in owners.values() for way in _through(link)),
         is_own=first.is_own,
         models=len(models),
-        arrays=sum(not isinstance(one, OF_KERAS) for one in counted),
-        weight_bytes=sum(_size(one) for one in counted if id(one) in weights),
+        arrays=sum(not isinstance(one, OF_KERAS) for one in objects),
+        weight_bytes=sum(_size(one) for one in objects if id(one) in weights),
     )
 
 

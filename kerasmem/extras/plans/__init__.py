@@ -48,21 +48,21 @@ def estimate(request: Request) -> MemoryEstimate:
     # A class of the user's own may change while its name stays.
     parts = job["model"]["objects"].values()
     is_own = any(not each.__module__.startswith(_LIBRARIES) for each in parts)
-    shared = request.sharding
-    config = shared.config
-    shares = shared.devices, shared.replicas, json.dumps(config, sort_keys=True)
+    sharding = request.sharding
+    config = sharding.config
+    shares = sharding.devices, sharding.replicas, json.dumps(config, sort_keys=True)
     key = None if is_own else cache.key("estimate", job, *shares, target, *versions)
-    known = cache.read(key) if key else None
-    if known is not None:
-        return MemoryEstimate.from_json(known.decode())
+    cached_text = cache.read(key) if key else None
+    if cached_text is not None:
+        return MemoryEstimate.from_json(cached_text.decode())
     # One program for all devices, or a step of each replica.
     is_split = config is not None
     program = compiler.program_of(request if is_split else request.of_a_replica())
-    plan = compiler.compiled(program, target, shared.devices if is_split else 1)
-    answered = answer(request, plan, program.batch)
+    plan = compiler.compiled(program, target, sharding.devices if is_split else 1)
+    result = answer(request, plan, program.batch)
     if key:
-        cache.write(key, answered.to_json().encode())
-    return answered
+        cache.write(key, result.to_json().encode())
+    return result
 
 
 _LIBRARIES = ("keras", "keras_hub", "kerasmem")
@@ -85,26 +85,26 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
         for one in buffers.allocations
         if one.is_result and not one.is_argument and not one.is_local
     ]
-    stored = persistent_parts(request)
+    variables = persistent_parts(request)
     others = [*batch, *results]
-    planned = Peak(block, calls)
-    pool = in_use(request.backend, stored, others, planned.expected)
-    low = exact_bytes(stored, others) + planned.least
-    high = pool.state + pool.others + block_bytes(planned.most)
+    peak_of_plan = Peak(block, calls)
+    pool = in_use(request.backend, variables, others, peak_of_plan.expected)
+    low = exact_bytes(variables, others) + peak_of_plan.least
+    high = pool.state + pool.others + block_bytes(peak_of_plan.most)
     peak = pool.total
-    inside, largest = Places(request).contents(block, planned.position)
+    inside, largest = Places(request).contents(block, peak_of_plan.position)
     parts = [
-        *stored,
+        *variables,
         EstimatePart("input", None, sum(batch)),
         EstimatePart("temporary", None, sum(results)),
         *inside,
-        EstimatePart("workspace", None, planned.workspace),
+        EstimatePart("workspace", None, peak_of_plan.workspace),
     ]
-    known = sum(part.nbytes for part in parts)
-    parts.append(EstimatePart("rounding", None, max(peak - known, 0)))
+    total = sum(part.nbytes for part in parts)
+    parts.append(EstimatePart("rounding", None, max(peak - total, 0)))
     trial = pool.state + pool.others + max((call.trial for call in calls), default=0)
     first = max(peak, trial)
-    answered = request.answer(
+    result = request.answer(
         "plan",
         merged(parts),
         (round(low * (1 - _TIGHT)), peak, round(high * (1 + _TIGHT))),
@@ -114,7 +114,7 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
             round(max(high, trial * (1 + _TRIALS)) * (1 + _TIGHT)),
         ),
     )
-    return replace(answered, buffers=largest)
+    return replace(result, buffers=largest)
 
 
 class Peak:
@@ -136,10 +136,10 @@ class Peak:
         for call in calls:
             if not call.most:
                 continue
-            occupied = block.occupied(call.position)
-            self.most = max(self.most, occupied + call.most)
-            if occupied + call.expected > self.expected:
-                self.expected = occupied + call.expected
+            occupied_bytes = block.occupied(call.position)
+            self.most = max(self.most, occupied_bytes + call.most)
+            if occupied_bytes + call.expected > self.expected:
+                self.expected = occupied_bytes + call.expected
                 self.position, self.workspace = call.position, call.expected
 
 

@@ -100,23 +100,23 @@ def program_of(request: Request) -> StepProgram:
     """
     with tempfile.TemporaryDirectory(prefix="kerasmem-plan-") as folder:
         path = Path(folder, "program")
-        shared = request.sharding
+        sharding = request.sharding
         environment = dict(ON_THE_CPU)
-        if shared.devices > 1:
+        if sharding.devices > 1:
             environment["XLA_FLAGS"] = (
                 f"{os.environ.get('XLA_FLAGS', '')} "
-                f"--xla_force_host_platform_device_count={shared.devices}"
+                f"--xla_force_host_platform_device_count={sharding.devices}"
             )
-        more = {"path": str(path), "distribution": shared.config}
-        answered = run_in_child(
+        more = {"path": str(path), "distribution": sharding.config}
+        answer = run_in_child(
             f"{__name__}:trace_job",
-            {**request.job(), **more, "parts": shared.replicas},
+            {**request.job(), **more, "parts": sharding.replicas},
             backend=request.backend,
             environment=environment,
             doing=f"Tracing a step of batch size {request.batch_size}",
         )
-        batch = tuple(answered["batch"])
-        return StepProgram(answered["kind"], path.read_bytes(), batch)
+        batch = tuple(answer["batch"])
+        return StepProgram(answer["kind"], path.read_bytes(), batch)
 
 
 def trace_job(job: dict[str, Any]) -> dict[str, Any]:
@@ -136,9 +136,9 @@ def _traced(job: dict[str, Any]) -> dict[str, Any]:
             f"support jit. Received: model={request.model.name!r}. Next: pass "
             "method='traced'."
         )
-    _, followed = watched(request.model)
+    _, variables = watched(request.model)
     batch = symbolic_batch(request)
-    kind, content = tracer().gpu_program(followed, batch, step=request.step)
+    kind, content = tracer().gpu_program(variables, batch, step=request.step)
     Path(job["path"]).write_bytes(content)
     sizes = [nbytes(x) // job["parts"] for x in keras.tree.flatten(batch)]
     return {"kind": kind, "batch": sizes}
@@ -194,8 +194,8 @@ def _flags(program: StepProgram) -> str:
     # The user's own, for JAX's programs: TensorFlow's compiler is another version.
     is_jax = program.kind == "stablehlo"
     own = os.environ.get("XLA_FLAGS", "").split() if is_jax else []
-    kept = (flag for flag in own if not flag.startswith("--xla_dump"))
-    return " ".join((*_FLAGS, *kept))
+    own_flags = (flag for flag in own if not flag.startswith("--xla_dump"))
+    return " ".join((*_FLAGS, *own_flags))
 
 
 def _version(distribution: str) -> str | None:

@@ -121,11 +121,11 @@ def _call(
     position: int, one: Instruction, operands: Sequence[_Array], result: _Array
 ) -> Call:
     sizes = tuple(x.nbytes for x in operands)
-    axes, expected, most = one.axes, 0, 0
+    axes, estimate, most = one.axes, 0, 0
     is_whole = one.target.startswith(CONVOLUTION) and len(operands) > 1
     if is_whole and axes and len(axes.image_space) == 2 and axes.groups == 1:
-        expected, most = _workspaces(one.target, axes, operands, result)
-    return Call(position, one.target, sizes, result.nbytes, expected, most)
+        estimate, most = _workspaces(one.target, axes, operands, result)
+    return Call(position, one.target, sizes, result.nbytes, estimate, most)
 
 
 def _workspaces(
@@ -136,24 +136,26 @@ def _workspaces(
     It is expected to take something in float32: in 16 bits tensor cores take the
     operands as they are. The most are the transforms of images and kernel by Fourier.
     """
-    image, kernel, made = _sides(target, operands, result)
+    image, kernel, output = _sides(target, operands, result)
     channels = axes.kernel_into, axes.kernel_out
     into, out = (kernel.shape[axis] for axis in channels)
     reach = [n for axis, n in enumerate(kernel.shape) if axis not in channels]
     is_single = image.width == _SINGLE and into > scratch.FEW_CHANNELS
     splits = target == _TO_KERNEL and is_single
-    expected = scratch.SPLITS * kernel.nbytes if splits else 0
+    estimate = scratch.SPLITS * kernel.nbytes if splits else 0
     if max(axes.strides) > 1 or max(reach) == 1:
-        return expected, expected
+        return estimate, estimate
     space = [image.shape[axis] for axis in axes.image_space]
     samples = math.prod(image.shape) // into // math.prod(space)
     if is_single and reach == [3, 3]:
         winograd = scratch.winograd_bytes(space, samples, (into, out), image.width)
-        expected = max(expected, winograd)
-    padded = [scratch.padded_length(n, k) for n, k in zip(space, reach, strict=True)]
+        estimate = max(estimate, winograd)
+    padded_lengths = [
+        scratch.padded_length(n, k) for n, k in zip(space, reach, strict=True)
+    ]
     images = samples * (into + out)
-    fourier = scratch.fourier_bytes(padded, images, into * out, made.width)
-    return expected, max(expected, min(fourier, scratch.LARGEST_TRIAL))
+    fourier = scratch.fourier_bytes(padded_lengths, images, into * out, output.width)
+    return estimate, max(estimate, min(fourier, scratch.LARGEST_TRIAL))
 
 
 def _sides(

@@ -161,13 +161,13 @@ def extended(
         batch_size: the size that is asked for.
     """
     growth = _growth(steps, sizes, batch_size)
-    grown: dict[int, int] = {}
+    growth_by_address: dict[int, int] = {}
     events, more = [], 0
     for number, event in enumerate(steps[-1]):
         if event.is_allocation:
-            own = grown[event.address] = growth.get(number, 0)
+            own = growth_by_address[event.address] = growth.get(number, 0)
         else:
-            own = grown.pop(event.address, 0)
+            own = growth_by_address.pop(event.address, 0)
         more += own if event.is_allocation else -own
         events.append(
             replace(
@@ -212,20 +212,20 @@ def _growth(
         return {}
     factor = (batch_size - sizes[-1]) / (sizes[-1] - sizes[0])
     before, after = (_by_operation(events) for events in steps)
-    found = {}
+    growth = {}
     for operation, blocks in after.items():
         # Threads change the order of an operation's blocks, not that of their sizes.
         pairs = zip(before.get(operation, ()), blocks, strict=False)
         for (small, _), (large, number) in pairs:
             # More samples never need less.
-            found[number] = round(factor * max(large - small, 0))
-    return found
+            growth[number] = round(factor * max(large - small, 0))
+    return growth
 
 
 def _by_operation(events: Sequence[MemoryEvent]) -> dict[str, list[tuple[int, int]]]:
     """Return size and number of each operation's blocks, smallest first."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    by_operation: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for number, event in enumerate(events):
         if event.is_allocation:
-            found[event.operation].append((event.requested_bytes, number))
-    return {operation: sorted(blocks) for operation, blocks in found.items()}
+            by_operation[event.operation].append((event.requested_bytes, number))
+    return {operation: sorted(blocks) for operation, blocks in by_operation.items()}

@@ -59,15 +59,15 @@ def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMe
         data = make() if make else None
     else:
         parts, size = tuple(stages(data)), _batch_bytes(data, batch_size)
-    measured = None
+    measured_bytes = None
     if batches and data is not None:
-        measured = _measure(data, batch_size, batches)
+        measured_bytes = _measure(data, batch_size, batches)
     return DataMemory(
         stages=parts,
         batch_size=batch_size,
         batch_bytes=size,
-        measured_bytes=measured,
-        measured_batches=0 if measured is None else batches,
+        measured_bytes=measured_bytes,
+        measured_batches=0 if measured_bytes is None else batches,
     )
 
 

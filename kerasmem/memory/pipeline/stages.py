@@ -36,17 +36,17 @@ def stages(data: Any) -> Iterator[PipelineStage]:
 
 
 def _py_dataset_stages(data: Any) -> Iterator[PipelineStage]:
-    held = list(
+    array_list = list(
         _stream_stages(data) if isinstance(data, Stream) else held_stages(vars(data))
     )
-    yield from held
+    yield from array_list
     size = leaf_bytes(first_samples(data))
     queue = data.max_queue_size if data.workers else 1
     yield _queue(queue, size, f"max_queue_size=2 would hold {format_bytes(2 * size)}.")
     if data.workers > 1 and data.use_multiprocessing:
         yield PipelineStage(
             f"{data.workers} worker processes",
-            data.workers * (sum(stage.nbytes or 0 for stage in held) + size),
+            data.workers * (sum(stage.nbytes or 0 for stage in array_list) + size),
             "Every process may end up with its own copy; use_multiprocessing=False "
             "shares one.",
         )
@@ -70,15 +70,15 @@ def _is_loader(data: Any) -> bool:
 
 
 def _loader_stages(data: Any) -> Iterator[PipelineStage]:
-    held = list(held_stages(_attributes(data.dataset)))
-    yield from held
+    array_list = list(held_stages(_attributes(data.dataset)))
+    yield from array_list
     size, workers = leaf_bytes(first_samples(data)), data.num_workers
     less = f"prefetch_factor=1 would hold {format_bytes(max(workers, 1) * size)}."
     yield _queue(max(workers * (data.prefetch_factor or 0), 1), size, less)
     if workers:
         yield PipelineStage(
             f"{workers} worker processes",
-            workers * sum(stage.nbytes or 0 for stage in held),
+            workers * sum(stage.nbytes or 0 for stage in array_list),
             "Every process may end up with its own copy; num_workers=0 makes none.",
         )
     if data.pin_memory:
@@ -110,7 +110,7 @@ def _queue(batches: int, batch_bytes: int, less: str) -> PipelineStage:
 
 def array_stages(data: Any) -> Iterator[PipelineStage]:
     """Yield the arrays of `data`, and the copies that `fit` makes of them."""
-    cast = copied = 0
+    cast = copy_bytes = 0
     for role, part in first_samples(data).items():
         for name, leaf in named_leaves(part).items():
             if is_sparse(leaf):
@@ -119,26 +119,26 @@ def array_stages(data: Any) -> Iterator[PipelineStage]:
             array = _as_array(leaf)
             yield _array_stage(f"{role} {name}".strip(), array)
             size = _in_floatx(array)
-            copied += size
+            copy_bytes += size
             cast += size if size != array.nbytes else 0
     if cast:
         yield PipelineStage(f"copy in {keras.config.floatx()}", cast)
     if backends.current().copies_arrays:
         yield PipelineStage(
             "copies that TensorFlow makes",
-            2 * copied,
+            2 * copy_bytes,
             "One while fit begins, one until it ends; km.memory.stream makes none.",
         )
 
 
 def held_stages(attributes: Mapping[str, Any]) -> Iterator[PipelineStage]:
     """Yield the arrays among attributes, also those in lists, tuples and dicts."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     for attribute, value in attributes.items():
         name = attribute.strip("_")
         leaves = [leaf for leaf in keras.tree.flatten(value) if is_array(leaf)]
-        arrays = [leaf for leaf in leaves if id(leaf) not in seen]
-        seen |= set(map(id, arrays))
+        arrays = [leaf for leaf in leaves if id(leaf) not in ids]
+        ids |= set(map(id, arrays))
         if len(arrays) == 1:
             yield _array_stage(name, arrays[0])
         elif arrays:
@@ -178,11 +178,11 @@ def _array_stage(label: str, array: Any) -> PipelineStage:
             "Its pages count as resident once looked at; km.memory.stream frees them."
         )
         return PipelineStage(f"{label}, on disk", 0, advice)
-    advice, saved = None, array.nbytes - _in_floatx(array)
-    if saved > 0:
+    advice, excess = None, array.nbytes - _in_floatx(array)
+    if excess > 0:
         advice = (
             f"Keras trains in {keras.config.floatx()}: casting {array.dtype} before "
-            f"saves {format_bytes(saved)}."
+            f"saves {format_bytes(excess)}."
         )
     return PipelineStage(label, array.nbytes, advice)
 
@@ -215,12 +215,12 @@ def _dataset_stage(stage: DatasetStage) -> PipelineStage | None:
             )
             return _large("cache in memory", everything, advice)
         case "Shuffle":
-            held = min(size or 0, stage.elements or size or 0)
+            count = min(size or 0, stage.elements or size or 0)
             advice = (
-                f"Holds {held:,} elements of {format_bytes(nbytes or 0)}: shuffle "
+                f"Holds {count:,} elements of {format_bytes(nbytes or 0)}: shuffle "
                 "before what makes them larger (decode, batch), or fewer of them."
             )
-            return _large("shuffle buffer", _times(held, nbytes), advice)
+            return _large("shuffle buffer", _times(count, nbytes), advice)
         case "Prefetch":
             return _prefetch(stage)
     return _passing_stage(stage)

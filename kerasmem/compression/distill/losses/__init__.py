@@ -58,10 +58,10 @@ def as_losses(losses: Any) -> tuple[DistillationLoss, ...]:
     single = isinstance(losses, (str, dict, DistillationLoss))
     if not single and not isinstance(losses, Sequence):
         raise _no_losses(losses)
-    found = tuple(map(_as_loss, [losses] if single else losses))
-    if not found:
+    loss_objects = tuple(map(_as_loss, [losses] if single else losses))
+    if not loss_objects:
         raise _no_losses(losses)
-    return found
+    return loss_objects
 
 
 def _as_loss(loss: Any) -> DistillationLoss:

@@ -212,8 +212,8 @@ class FeatureLoss(DistillationLoss):
 
 
 def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:
-    given = [layers] if isinstance(layers, str) else layers
-    items = list(given.items()) if isinstance(given, dict) else list(given or ())
+    entries = [layers] if isinstance(layers, str) else layers
+    items = list(entries.items()) if isinstance(entries, dict) else list(entries or ())
     pairs = [(item, item) if isinstance(item, str) else tuple(item) for item in items]
     if not pairs or any(
         len(pair) != 2 or not all(isinstance(name, str) for name in pair)
