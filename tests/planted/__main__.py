@@ -1,7 +1,6 @@
 """Plants faults in copies of kerasmem and runs the tests that should find them.
 
-`python -m tests.planted` takes about half an hour. It exits with 1 if a fault is not
-found or its place in the code is gone. `--only NAME` runs one fault.
+The exit code is 1 if a fault is not found or its place in the code is gone.
 """
 
 import os
