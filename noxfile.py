@@ -5,7 +5,7 @@ import nox
 nox.options.sessions = ["lint", "fast"]
 nox.options.reuse_existing_virtualenvs = True
 BACKENDS = ("tensorflow", "jax", "torch")
-TESTS = ("python", "-m", "pytest", "-n", "2", "--dist", "worksteal")
+TESTS = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile")
 
 
 def install(session: nox.Session) -> None:

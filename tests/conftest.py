@@ -78,9 +78,9 @@ WORKED_OUT_IN_A_CHILD = {
 """A file's fixture that takes many seconds: not in the fast lane as well."""
 
 
-@pytest.hookimpl(tryfirst=True, wrapper=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what is slow, leave out what one lane is enough for, share out the rest."""
+    """Mark what is slow, and leave out what one lane is enough for."""
     backend = os.environ["KERAS_BACKEND"]
     names = [item.nodeid for item in items]
     slow = lanes.slow(names, lanes.durations("tensorflow"))
@@ -102,9 +102,6 @@ def pytest_collection_modifyitems(config, items):
     drawn = {i for i in items if zlib.crc32(f"{key}{i.nodeid}".encode()) % int(count)}
     if drawn:
         _leave_out(config, items, drawn)
-    yield  # to what leaves out by the marks
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    lanes.share_out(items, lanes.durations(backend), workers)
 
 
 def _leave_out(config, items, some):

@@ -1,13 +1,12 @@
-"""Which tests a lane runs, and in which order, by how long they took before.
+"""Which tests a lane runs, by how long they took before.
 
 `tests/durations/BACKEND.json` has the seconds of the longer tests in the last run that
-wrote them: `pytest -n 2 --dist worksteal --write-durations`.
+wrote them: `pytest -n 2 --dist loadfile --write-durations`.
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).parent / "durations"
 SLOW_SECONDS = 0.7
@@ -46,49 +45,9 @@ def slow(names: Sequence[str], seconds: dict[str, float]) -> set[str]:
     """
     shortest: dict[str, str] = {}
     for name in names:
-        file = _file(name)
+        file = name.partition("::")[0]
         best = shortest.setdefault(file, name)
         if seconds.get(name, 0.0) < seconds.get(best, 0.0):
             shortest[file] = name
     fast = {name for name in shortest.values() if seconds.get(name, 0.0) < MOST_SECONDS}
     return set(seconds) & set(names) - fast
-
-
-def share_out(items: list[Any], seconds: dict[str, float], workers: int) -> None:
-    """Order tests so that workers end at once, and few files are in two of them.
-
-    xdist gives every worker as many tests as the others, in this order, and one that
-    is done takes from the end of another's. Whole files are put where the least time is
-    so far, the longest first: what is taken at the end is short, and no fixture of a
-    module that takes long is made twice.
-
-    Args:
-        items: tests in the order of their files; are put in order.
-        seconds: by test.
-        workers: how many there are.
-    """
-    files: dict[str, list[Any]] = {}
-    for item in items:
-        files.setdefault(_file(item.nodeid), []).append(item)
-
-    def total(tests: list[Any]) -> float:
-        return sum(seconds.get(test.nodeid, 0.0) for test in tests)
-
-    parts: list[list[Any]] = [[] for _ in range(workers)]
-    left = [(len(items) + i) // workers for i in range(workers)]
-    for file in sorted(files.values(), key=total, reverse=True):
-        rest = file
-        while rest:
-            with_room = [i for i in range(workers) if left[i] >= len(rest)]
-            part = min(
-                with_room or [i for i in range(workers) if left[i]],
-                key=lambda i: total(parts[i]),
-            )
-            taken, rest = rest[: left[part]], rest[left[part] :]
-            parts[part] += taken
-            left[part] -= len(taken)
-    items[:] = [item for part in parts for item in part]
-
-
-def _file(name: str) -> str:
-    return name.partition("::")[0]

@@ -1,4 +1,4 @@
-"""Two devices on one CPU, for tests that run in a child."""
+"""Several devices on one CPU, for tests that run in a child."""
 
 import os
 
@@ -11,13 +11,20 @@ TWO_DEVICES = {
 """What JAX wants in the environment before it starts, beside the flags of the suite."""
 
 
+def split_cpu(count=2):
+    """Make `count` logical devices of TensorFlow's CPU, before it is used."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    tf.config.set_logical_device_configuration(cpu, parts)
+
+
 def two_devices():
     """Return what makes a scope in which models train on two devices."""
     if keras.backend.backend() != "tensorflow":
         return keras.distribution.DataParallel().scope
     import tensorflow as tf
 
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    halves = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
-    tf.config.set_logical_device_configuration(cpu, halves)
+    split_cpu()
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope

@@ -23,11 +23,11 @@ import kerasmem as km
 from tests.keras_hub.families import (
     FAMILIES,
     Tagger,
-    answers,
     apart,
     samples,
     subclassed,
 )
+from tests.masked import called
 
 MODELS = {name: FAMILIES[name] for name in ("Gemma", "Bert", "Whisper")}
 MODELS["a class of one's own"] = subclassed
@@ -50,10 +50,10 @@ def write(name, folder):
     x = samples(MODELS[name]())
     np.savez(folder / "x.npz", **(x if isinstance(x, dict) else {"": x}))
     for kind, model in _made(lambda: _seeded(name), folder):
-        np.savez(folder / f"{kind}.npz", *answers(model, x))
+        np.savez(folder / f"{kind}.npz", *called(model, x))
         km.save_model(model, folder / f"{kind}.keras")
         if kind == "int8":
-            np.savez(folder / "entropy.npz", *answers(model, x))
+            np.savez(folder / "entropy.npz", *called(model, x))
             km.save_model(model, folder / "entropy.keras", coding="entropy")
 
 
@@ -73,7 +73,7 @@ def read(folder):
         model = km.load_model(path, custom_objects={"Tagger": Tagger})
         with np.load(path.with_suffix(".npz")) as file:
             expected = [file[key] for key in file.files]
-        print(f"  {path.stem:22} {apart(answers(model, x), expected):.1e}")
+        print(f"  {path.stem:22} {apart(called(model, x), expected):.1e}")
 
 
 def _fresh(verb, *arguments):

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from kerasmem.callbacks import MemoryMonitor
+from tests.two_devices import split_cpu
 
 UNITS = 1001
 LAYERS = 2
@@ -108,9 +109,7 @@ def leak():
 
 
 if __name__ == "__main__":
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    halves = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, halves)
+    split_cpu()
     parts = {"counted": lambda: counted(batches(rows=1)), "mirrored": mirrored}
     json.dump(
         {name: part() for name, part in (parts | {"leak": leak}).items()}, sys.stdout

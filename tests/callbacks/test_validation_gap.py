@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.callbacks.validation_gap import ValidationGap, lag
+from kerasmem.callbacks.validation_gap import EPOCHS_OF_RISE, ValidationGap, lag
 
 RNG = np.random.default_rng(0)
 X = (RNG.normal(size=(256, 16)) + 6).astype("float32")
@@ -129,3 +129,16 @@ def test_ordinary_losses_are_no_finding(losses):
         gap.start_epoch(model)
         logs = {"loss": loss, "val_loss": val_loss}
         assert gap.after_epoch(epoch, logs, model, 10) == []
+
+
+@pytest.mark.one_backend
+def test_overfitting_is_reported_three_epochs_after_the_best_one():
+    gap, model = ValidationGap("Monitor"), classifier()
+    reported = [
+        epoch
+        for epoch, val_loss in enumerate((2.0, 1.0, 2.0, 3.0, 4.0, 5.0))
+        if gap.after_epoch(
+            epoch, {"loss": 0.5 - 0.01 * epoch, "val_loss": val_loss}, model, 10
+        )
+    ]
+    assert reported == [1 + EPOCHS_OF_RISE] == [4]

@@ -96,6 +96,16 @@ def test_a_mask_of_one_axis_is_cut_as_the_ids_are(tmp_path):
     assert weight.sum(axis=1).tolist() == [5, 5, 5, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.one_backend
+def test_a_token_counts_if_it_and_the_next_one_are_no_padding(tmp_path):
+    mask = np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 1]])
+    ids = some_ids(mask.shape)
+    np.savez(tmp_path / "ids.npz", token_ids=ids, padding_mask=mask)
+    _, _, weight = token_samples(tmp_path / "ids.npz", language_model(), LENGTH)
+    counted = [[0, 0, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 1, 0]]
+    assert weight.tolist() == counted
+
+
 @pytest.mark.parametrize("end", [None, "softmax"])
 def test_divergence_is_that_of_scipy(tokens, kerasmem, end):
     model = language_model(end=end)

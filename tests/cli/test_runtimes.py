@@ -39,6 +39,21 @@ def test_json_holds_the_whole_record(folder, kerasmem, backend):
 
 
 @pytest.mark.one_backend
+def test_the_file_of_keras_counts_without_its_optimizer(
+    folder, kerasmem, new_network, monkeypatch
+):
+    monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
+    model = new_network(2000)
+    model.optimizer.build(model.trainable_variables)
+    model.save("trained.keras")
+    call = kerasmem("runtimes trained.keras --batch-size 4 --json")
+    (row,) = call.json["runtimes"]
+    weight_bytes = 4 * model.count_params()
+    assert Path("trained.keras").stat().st_size > 3 * weight_bytes
+    assert weight_bytes <= row["file_bytes"] < 1.5 * weight_bytes
+
+
+@pytest.mark.one_backend
 def test_data_goes_to_the_comparison(folder, kerasmem, monkeypatch):
     monkeypatch.setattr(runtimes, "FORMS", (KERAS,))
     found = kerasmem("runtimes model.keras --data split.npz --batch-size 9 --json").json

@@ -46,6 +46,19 @@ def test_global_pruning_takes_more_where_weights_matter_less():
     assert [zeros(kernel) for kernel in kernels] == [0, 540]
 
 
+def test_gradients_for_pruning_leave_optimizer_and_batch_statistics_alone():
+    model = chain((6,), L.Dense(5), L.BatchNormalization(), L.Dense(3))
+    optimizer = keras.optimizers.Adam(0.01)
+    model.compile(optimizer, "mse")
+    before = [to_numpy(v) for v in model.non_trainable_variables]
+    random = np.random.default_rng(0)
+    samples = random.normal(size=(32, 6)), random.normal(size=(32, 3))
+    in_place(Prune(0.5, criterion="taylor"), model, samples)
+    assert model.optimizer is optimizer
+    for variable, value in zip(model.non_trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(to_numpy(variable), value)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_masks_on_one_variable_come_off_in_any_order(order):
     model = chain((4,), L.Dense(1, use_bias=False, kernel_constraint="non_neg"))

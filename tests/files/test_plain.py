@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -233,6 +233,26 @@ def test_a_monitor_appends_to_no_link(tmp_path):
     with pytest.raises(OSError, match="regular file"):
         Journal(tmp_path, "memory.jsonl").append("{}")
     assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_a_line_after_a_failed_write_begins_anew(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, "memory.jsonl")
+    journal.append("first")
+
+    @contextmanager
+    def full_disk(path, mode):
+        with open_regular(path, mode) as file:
+            file.write(b"sec")
+        raise OSError("No space left on device")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kerasmem.files.run_dir.open_regular", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            journal.append("second")
+    journal.append("third")
+    lines = (tmp_path / "memory.jsonl").read_text().splitlines()
+    assert lines == ["first", "sec", "third"]
 
 
 def test_a_message_says_no_more_than_can_be_read():

@@ -12,7 +12,7 @@ import pytest
 
 import kerasmem as km
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelFileError, OutputError
-from kerasmem.files.atomic import replacing
+from kerasmem.files.atomic import new_folder, replacing
 from kerasmem.files.load import first_reason
 from kerasmem.graph.values import to_numpy
 from tests.models import KINDS, L, LazyBlock, chain
@@ -179,6 +179,25 @@ def test_a_broken_write_leaves_the_old_file_and_nothing_else(error, tmp_path):
 
 
 @pytest.mark.one_backend
+def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
+    file, folder, flushed = tmp_path / "a.bin", tmp_path / "preset", []
+
+    def fsync(handle):
+        assert not file.exists()
+        assert not folder.exists()
+        flushed.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with new_folder(folder) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "b.bin").write_bytes(bytes(5))
+    assert flushed == [5]
+    folder.rename(tmp_path / "other")
+    with replacing(file) as temporary:
+        temporary.write_bytes(bytes(7))
+    assert flushed == [5, 7]
+
+
 def test_permissions_and_links_are_kept(tmp_path):
     path, link = tmp_path / "a.txt", tmp_path / "link.txt"
     path.write_text("old")

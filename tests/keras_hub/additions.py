@@ -9,7 +9,8 @@ import numpy as np
 
 import kerasmem as km
 from kerasmem.graph.values import to_numpy
-from tests.keras_hub.families import answers, apart
+from tests.keras_hub.families import apart
+from tests.masked import called
 
 RANK, NONE = 2, "-"
 _LOW_RANK = {"lora_kernel_a", "lora_kernel_b"}
@@ -62,7 +63,7 @@ def preset(s: Any) -> str | None:
     )
     report = result.report
     assert report.after.file_bytes < report.before.file_bytes
-    outputs = answers(opened(s.folder / "preset"), s.x)
+    outputs = called(opened(s.folder / "preset"), s.x)
     assert apart(outputs, s.plain) < 0.03
     np.savez(s.folder / "preset.npz", *outputs)
     return None

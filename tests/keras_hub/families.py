@@ -7,8 +7,6 @@ import keras
 import keras_hub
 import numpy as np
 
-from kerasmem.graph.values import to_numpy
-
 M = keras_hub.models
 LENGTH = 8
 """Of the sequences in samples."""
@@ -211,12 +209,6 @@ def targets(model: Any, x: Any) -> Any:
     """Return zeros in the form of what the model answers."""
     answers = model(keras.tree.map_structure(keras.ops.convert_to_tensor, x))
     return keras.tree.map_structure(lambda y: np.zeros(y.shape, "float32"), answers)
-
-
-def answers(model: Any, x: Any) -> list[np.ndarray]:
-    """Return a model's outputs, flat."""
-    tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
-    return [to_numpy(y) for y in keras.tree.flatten(model(tensors, training=False))]
 
 
 def apart(found: list[np.ndarray], expected: list[np.ndarray]) -> float:

@@ -24,7 +24,6 @@ from tests.keras_hub.additions import lora, opened, preset
 from tests.keras_hub.families import (
     FAMILIES,
     Tagger,
-    answers,
     apart,
     samples,
     shapes,
@@ -33,7 +32,7 @@ from tests.keras_hub.families import (
 )
 from tests.keras_hub.rows import Rows
 from tests.low_rank import low_rank
-from tests.masked import masked, randomized
+from tests.masked import called, masked, randomized
 from tests.timelines import assert_adds_up, made_in_window, share_known
 
 PAGE = Path(__file__).parents[2] / "docs" / "keras_hub.md"
@@ -57,7 +56,7 @@ class Subject:
         self.model = (FAMILIES | {"Subclassed": subclassed})[family]()
         self.x = samples(self.model)
         self.y = targets(self.model, self.x)
-        self.plain = answers(self.model, self.x)
+        self.plain = called(self.model, self.x)
         self.trained = clone(self.model)
         self.step = stepped(self.trained, self.x, self.y, run_eagerly=True)
         self.folder = folder
@@ -71,7 +70,7 @@ class Subject:
         Returns:
             What it answers.
         """
-        found = answers(
+        found = called(
             made.model if isinstance(made, km.CompressionResult) else made, self.x
         )
         np.savez(self.folder / f"{name}.npz", *found)
@@ -157,7 +156,7 @@ def int4(s: Subject) -> None:
     result = km.compress(
         s.model, km.Quantize("int4", granularity="group", group_size=16)
     )
-    floats = answers(km.dequantize(result.model), s.x)
+    floats = called(km.dequantize(result.model), s.x)
     assert apart(s.saved("int4", result), floats) < 1e-4
 
 
@@ -189,7 +188,7 @@ def factorize(s: Subject) -> None:
     result = km.compress(s.model, km.Factorize(0.25))
     expected, size = low_rank(s.model, 0.25)
     assert result.model.count_params() == size < s.model.count_params()
-    assert apart(s.saved("factorize", result), answers(expected, s.x)) < 1e-4
+    assert apart(s.saved("factorize", result), called(expected, s.x)) < 1e-4
 
 
 def heads_and_width(s: Subject) -> str | None:
@@ -201,7 +200,7 @@ def heads_and_width(s: Subject) -> str | None:
     if type(small) is not type(model):
         return f"works, as a {type(small).__name__} model"
     expected = masked(model, small, clone(model))
-    assert apart(answers(small, s.x), answers(expected, s.x)) < 1e-5
+    assert apart(called(small, s.x), called(expected, s.x)) < 1e-5
     if hasattr(model, "generate"):
         pairs = zip(generated(small, s.x), generated(expected, s.x), strict=True)
         assert all(np.array_equal(now, then) for now, then in pairs)
@@ -290,7 +289,7 @@ def compress_activations(s: Subject) -> None:
 
 def _trains_alike(s: Subject, lean: Any, share: float) -> None:
     assert type(lean) is type(s.model)
-    assert apart(answers(lean, s.x), s.plain) < 1e-5
+    assert apart(called(lean, s.x), s.plain) < 1e-5
     assert apart(stepped(lean, s.x, s.y), s.step) < share
 
 
@@ -317,7 +316,7 @@ def respects_padding(model: Any, x: Any) -> None:
         for name, values in x.items()
     }
     assert any(not np.array_equal(other[name], x[name]) for name in x)
-    ways = [answers(model, tokens) for tokens in (other, x)]
+    ways = [called(model, tokens) for tokens in (other, x)]
     read = [
         [y[mask] if y.shape[:2] == mask.shape else y for y in found] for found in ways
     ]
@@ -380,7 +379,7 @@ def reopened(family: str, folder: Path) -> dict[str, str]:
     for path in files:
         model = opened(path, {"Tagger": Tagger})
         expected = [*_arrays(path.with_suffix(".npz")).values()]
-        if apart(answers(model, x), expected) > 1e-5:
+        if apart(called(model, x), expected) > 1e-5:
             assert path.stem in ("distill", "narrow", "student"), path.name
             reload = _LOST_BY_KERAS_HUB[family]
         tokens = folder / _TOKENS

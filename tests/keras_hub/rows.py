@@ -1,107 +1,69 @@
-"""Rows of the matrix, from two processes: one makes all models, one opens their files.
-
-A family and a folder a line on stdin; one line of JSON back: cells, or what went wrong.
-"""
+"""Rows of the matrix, by two processes: one makes models, one opens their files."""
 
 import gc
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 import tempfile
-import traceback
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 
 
 class Rows:
-    """The processes that are asked for rows."""
+    """The processes that compute rows, each by a function of `matrix`."""
 
     def __init__(self) -> None:
-        self._children = [_Child("cells"), _Child("reopened")]
+        self._pools = {name: _started() for name in ("cells", "reopened")}
 
     def row(self, family: str) -> dict[str, str]:
         """Return the cells of a family.
 
         Raises:
-            AssertionError: if something works otherwise than it should, or raises what
-                is not an error of ours.
+            Exception: if a feature works otherwise than it should, or a process dies.
         """
         cells: dict[str, str] = {}
         with tempfile.TemporaryDirectory() as folder:
-            for child in self._children:
-                cells |= child.answer(family, folder)
+            for name, pool in self._pools.items():
+                try:
+                    cells |= pool.submit(_cells, name, family, Path(folder)).result()
+                except BrokenProcessPool:
+                    self._pools[name] = _started()
+                    raise
         return cells
 
     def close(self) -> None:
         """End the processes."""
-        for child in self._children:
-            child.close()
+        for pool in self._pools.values():
+            pool.shutdown()
 
 
-class _Child:
-    """A process that answers by a function of `matrix`; a new one if it has died."""
-
-    def __init__(self, function: str) -> None:
-        self._function = function
-        self._process = self._begun()
-
-    def _begun(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.keras_hub.rows", self._function],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # TensorFlow's own CPU allocator tells the profiler nothing.
-            env=os.environ | COUNTING_ALLOCATOR,
-        )
-
-    def answer(self, family: str, folder: str) -> dict[str, str]:
-        if self._process.poll() is not None:
-            self.close()
-            self._process = self._begun()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{family} {folder}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise AssertionError(f"The process has ended with {self._process.wait()}.")
-        answer = json.loads(line)
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def close(self) -> None:
-        self._process.communicate()
+def _started() -> ProcessPoolExecutor:
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    with pytest.MonkeyPatch.context() as patch:
+        # TensorFlow's own CPU allocator tells the profiler nothing.
+        for name, value in COUNTING_ALLOCATOR.items():
+            patch.setenv(name, value)
+        pool.submit(_start).result()
+    return pool
 
 
-def _cells(function: Any, family: str, folder: str) -> dict[str, str]:
-    try:
-        return function(family, Path(folder))
-    except Exception:  # noqa: BLE001  (told where it is asked for)
-        return {"error": traceback.format_exc()}
+def _start() -> None:
+    import tests.keras_hub.matrix  # noqa: F401
+
+    # What is imported is not looked through again in every collection.
+    gc.collect()
+    gc.freeze()
 
 
-def main() -> None:
-    """Answer until stdin ends."""
+def _cells(function: str, family: str, folder: Path) -> dict[str, str]:
     import keras
 
     from tests.keras_hub import matrix
 
-    function = getattr(matrix, sys.argv[1])
-    # What is imported is not looked through again in every collection.
-    gc.collect()
-    gc.freeze()
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        found = _cells(function, *line.rstrip("\n").split(maxsplit=1))
-        out.write(f"{json.dumps(found)}\n")
-        out.flush()
+    try:
+        return getattr(matrix, function)(family, folder)
+    finally:
         keras.utils.clear_session()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,8 @@ import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
-from tests.keras_hub.families import FAMILIES, LENGTH, answers, apart, samples
+from tests.keras_hub.families import FAMILIES, LENGTH, apart, samples
+from tests.masked import called
 
 SHAPES = {"token_ids": (LENGTH,), "padding_mask": (LENGTH,)}
 
@@ -65,13 +66,13 @@ def test_it_trains_rematerialized_and_its_task_has_the_weights(name, scheme, tmp
 def test_a_backbone_of_a_quantized_task_is_a_model_of_its_own(tmp_path):
     task = km.compress(FAMILIES["Bert"](), km.Quantize("int8")).model
     x = samples(task)
-    found = answers(task.backbone, x)
+    found = called(task.backbone, x)
     copy = clone(task.backbone)
     assert type(copy) is type(task.backbone)
-    assert apart(answers(copy, x), found) == 0
+    assert apart(called(copy, x), found) == 0
     km.save_model(task.backbone, tmp_path / "backbone.keras")
     loaded = km.load_model(tmp_path / "backbone.keras")
-    assert apart(answers(loaded, x), found) < 1e-6
+    assert apart(called(loaded, x), found) < 1e-6
 
 
 @pytest.mark.one_backend
@@ -82,17 +83,17 @@ def test_a_model_of_its_layers_is_copied_compressed_and_saved(name, tmp_path):
     backbone = type(FAMILIES[name]().backbone).from_config({**config, "dtype": policy})
     flat = keras.Model(backbone.input, backbone.output)
     x = samples(flat)
-    found = answers(flat, x)
-    assert apart(answers(clone(flat), x), found) == 0
+    found = called(flat, x)
+    assert apart(called(clone(flat), x), found) == 0
     small = km.compress(flat, km.Quantize("int8")).model
-    assert apart(answers(small, x), found) < 0.03
+    assert apart(called(small, x), found) < 0.03
     km.save_model(small, tmp_path / "small.keras")
     loaded = km.load_model(tmp_path / "small.keras")
-    np.testing.assert_allclose(answers(loaded, x), answers(small, x), atol=1e-5)
+    np.testing.assert_allclose(called(loaded, x), called(small, x), atol=1e-5)
     km.save_model(flat, tmp_path / "flat.keras")
     # What tells all arguments needs nobody to read it.
     loaded = keras.models.load_model(tmp_path / "flat.keras")
-    np.testing.assert_allclose(answers(loaded, x), found, atol=1e-6)
+    np.testing.assert_allclose(called(loaded, x), found, atol=1e-6)
 
 
 @pytest.mark.one_backend

@@ -10,7 +10,8 @@ from kerasmem.graph.calls import trace
 from kerasmem.graph.layers import blocks, has_graph, lists_layers
 from kerasmem.memory.fit import plan
 from kerasmem.memory.oom.cause import DeviceFigures
-from tests.keras_hub.families import FAMILIES, LENGTH, answers, samples, shapes, targets
+from tests.keras_hub.families import FAMILIES, LENGTH, samples, shapes, targets
+from tests.masked import called
 
 pytestmark = [
     # Keras says it of a task of KerasHub whenever it loads one.
@@ -34,7 +35,7 @@ def compiled(model, optimizer="sgd"):
 
 def shapes_of_answers(model, x):
     if keras.backend.backend() != "jax":
-        return [y.shape for y in answers(model, x)]
+        return [y.shape for y in called(model, x)]
     import jax  # it would compile every operation by itself
 
     told = jax.eval_shape(lambda x: model(x, training=False), x)

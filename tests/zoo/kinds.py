@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from tests.train_steps import update
+
 L, ops = keras.layers, keras.ops
 SAMPLES = 16
 
@@ -215,23 +217,6 @@ def _(random):
     return called(compiled(LazyModel()), random)
 
 
-def update(part: Any, optimizer: Any, loss_of: Callable[[], Any]) -> Any:
-    """Returns the loss after one update by TensorFlow's or torch's own gradients."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            loss = loss_of()
-        gradients = tape.gradient(loss, part.trainable_variables)
-    else:
-        part.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        gradients = [v.value.grad for v in part.trainable_weights]
-    optimizer.apply_gradients(zip(gradients, part.trainable_variables, strict=True))
-    return loss
-
-
 class OwnStep(keras.Model):
     """`train_step` of Keras's guide, of two parts, or three with sample weights."""
 
@@ -251,7 +236,7 @@ class OwnStep(keras.Model):
             predicted = self(x, training=True)
             return self.compute_loss(y=y, y_pred=predicted, sample_weight=weight)
 
-        loss = update(self, self.optimizer, loss_of)
+        loss = update(self.optimizer, self.trainable_variables, loss_of)
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
@@ -291,8 +276,8 @@ class OwnLoss(keras.Model):
             return super().train_step(*arguments)
         x, y = arguments[0]
         loss = update(
-            self,
             self.optimizer,
+            self.trainable_variables,
             lambda: ops.mean(ops.square(self(x, training=True) - y)),
         )
         self.tracker.update_state(loss)
@@ -360,8 +345,9 @@ class Gan(keras.Model):
             made = self.judge(self.generator(noise))
             return loss(ops.zeros_like(made), made)
 
-        first = update(self.judge, self.judge_optimizer, judged)
-        second = update(self.generator, self.optimizer, fooled)
+        parts = self.judge.trainable_variables, self.generator.trainable_variables
+        first = update(self.judge_optimizer, parts[0], judged)
+        second = update(self.optimizer, parts[1], fooled)
         return {"d_loss": first, "g_loss": second}
 
 

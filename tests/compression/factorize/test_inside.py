@@ -12,9 +12,10 @@ import kerasmem as km
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 from tests.forkserver import new_interpreter
-from tests.keras_hub.families import FAMILIES, answers, apart, samples, targets
+from tests.keras_hub.families import FAMILIES, apart, samples, targets
 from tests.keras_hub.matrix import generated
 from tests.low_rank import low_rank
+from tests.masked import called
 
 # Keras says it of a task of KerasHub whenever it loads one.
 pytestmark = pytest.mark.filterwarnings("ignore:.compile\\(\\). was not called")
@@ -189,7 +190,7 @@ def test_a_model_of_keras_hub_stays_one(family, tmp_path):
     small = result.model
     assert isinstance(small, type(model))
     assert small.count_params() == size < 0.6 * model.count_params()
-    assert apart(answers(small, x), answers(wanted, x)) < 1e-4
+    assert apart(called(small, x), called(wanted, x)) < 1e-4
     np.savez(tmp_path / "x.npz", **x)
     result.save(tmp_path / "a.keras")
     with new_interpreter():
@@ -199,7 +200,7 @@ def test_a_model_of_keras_hub_stays_one(family, tmp_path):
         )
     assert done.returncode == 0, done.stderr[-2000:]
     found = np.load(tmp_path / "y.npy")
-    np.testing.assert_allclose(found, answers(small, x)[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, called(small, x)[0], rtol=1e-5, atol=1e-6)
     if family == "Gemma":
         for now, then in zip(generated(small, x), generated(wanted, x), strict=True):
             np.testing.assert_array_equal(now, then)
@@ -245,7 +246,7 @@ def test_a_preset_has_factors_in_its_backbone(tmp_path):
     result = km.compress(model, [km.Factorize(0.25), km.Quantize("int8")], verbose=0)
     result.save(tmp_path / "small")
     again = keras_hub.models.GemmaCausalLM.from_preset(str(tmp_path / "small"))
-    assert apart(answers(again, x), answers(result.model, x)) < 1e-6
+    assert apart(called(again, x), called(result.model, x)) < 1e-6
     task = km.compress(FAMILIES["Bert"](), km.Factorize(0.25), verbose=0)
     with pytest.raises(ConfigError, match="'logits' has factors, and is none"):
         task.save(tmp_path / "task")

@@ -105,6 +105,16 @@ def test_the_waste_of_a_doubled_region_is_the_whole_region():
     assert allocator.in_use_bytes == allocator.pool_bytes == 128 * MIB
 
 
+@pytest.mark.parametrize(
+    ("wasted", "in_use"), [(128 * MIB - 256, 328), (128 * MIB, 200)]
+)
+def test_a_chunk_is_split_from_128_mib_of_waste_on(wasted, in_use):
+    limit = 200 * MIB + wasted
+    allocator = BFCAllocator(PoolPolicy(limit_bytes=limit, growth=False))
+    allocator.allocate(200 * MIB)
+    assert -(-allocator.in_use_bytes // MIB) == in_use
+
+
 def test_free_memory_in_small_pieces_serves_no_large_request():
     allocator = BFCAllocator(PoolPolicy(limit_bytes=MIB, growth=False))
     addresses = [allocator.allocate(64 * KIB) for _ in range(16)]

@@ -18,17 +18,19 @@ def test_small_requests_share_a_segment_of_two_mib():
     assert allocator.pool_bytes == 2 * MIB
 
 
-def test_medium_requests_come_out_of_twenty_mib():
+@pytest.mark.parametrize(
+    ("asked", "in_use", "pool"),
+    [
+        (3, 3, 20),
+        (10, 10, 10),  # segments of their own from here on, in steps of 2 MiB
+        (11, 12, 12),  # one MiB is left: not enough to split a large block
+    ],
+)
+def test_medium_requests_share_segments_of_twenty_mib(asked, in_use, pool):
     allocator = CachingAllocator()
-    allocator.allocate(3 * MIB)
-    assert (allocator.in_use_bytes, allocator.pool_bytes) == (3 * MIB, 20 * MIB)
-
-
-def test_large_requests_have_segments_of_their_own_in_steps_of_two_mib():
-    allocator = CachingAllocator()
-    allocator.allocate(11 * MIB)
-    # One MiB is left: not enough to split a large block.
-    assert (allocator.in_use_bytes, allocator.pool_bytes) == (12 * MIB, 12 * MIB)
+    allocator.allocate(asked * MIB)
+    assert allocator.in_use_bytes == in_use * MIB
+    assert allocator.pool_bytes == pool * MIB
 
 
 def test_a_freed_block_is_used_again_and_merges_with_its_neighbors():

@@ -158,6 +158,20 @@ def test_a_custom_layer_is_opened_and_left_as_it_was():
     assert len(layer._inbound_nodes) == calls
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("layer", [layers.Conv2D, layers.SeparableConv2D])
+def test_channels_before_pixels_take_as_much_as_behind_them(layer, backend):
+    shapes = {"channels_first": (3, 40, 30), "channels_last": (40, 30, 3)}
+    first, last = (
+        estimate(
+            keras.Sequential([keras.Input(shape), layer(5, 3, data_format=name)]),
+            backend=backend,
+        )
+        for name, shape in shapes.items()
+    )
+    assert first.peak_bytes == last.peak_bytes
+
+
 class Opaque(layers.Layer):
     """A layer whose call cannot be run on symbols."""
 

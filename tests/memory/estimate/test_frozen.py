@@ -12,6 +12,7 @@ from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import record
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.program import Plan
+from tests.memory.estimate.test_estimate_memory import Opaque
 
 pytestmark = pytest.mark.one_backend
 
@@ -224,16 +225,6 @@ def test_a_bidirectional_recurrent_convolution_is_rematerialized():
     assert math.isclose(
         float(keras.ops.sum(model(x))), float(keras.ops.sum(lean(x))), rel_tol=1e-4
     )
-
-
-class Opaque(layers.Layer):
-    """A layer whose call cannot be run on symbols."""
-
-    def call(self, x):
-        return x * float(x[0, 0])
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)
 
 
 def test_an_unknown_layer_is_named_and_its_interval_is_wide():

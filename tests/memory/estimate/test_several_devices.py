@@ -19,6 +19,7 @@ from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.sharding import Sharding
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.processes import ON_THE_CPU, run_in_child
+from tests.two_devices import split_cpu
 
 pytestmark = pytest.mark.one_backend
 
@@ -94,9 +95,7 @@ def by_tensorflow(_):
     """Return the same of replicas."""
     import tensorflow as tf
 
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(4)]
-    tf.config.set_logical_device_configuration(cpu, parts)
+    split_cpu(4)
     found = {}
     for count in COUNTS:
         strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(count)])

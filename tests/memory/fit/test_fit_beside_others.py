@@ -1,6 +1,7 @@
 """A fit in parts together with what else there is: monitors, devices, validation."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.fit import fit, plan
 from tests.memory.fit.failing import Shortage, failing_model
 from tests.memory.fit.test_micro_batches import BATCH, data, dense, in_parts, weights
+from tests.two_devices import TWO_DEVICES
 
 
 def test_the_gradient_that_is_watched_is_that_of_the_whole_batch(monkeypatch):
@@ -87,6 +89,7 @@ def test_nothing_is_left_on_the_model(monkeypatch):
 def test_two_devices_split_alike(backend):
     ended = subprocess.run(
         [sys.executable, "-m", "tests.memory.fit.two_devices"],
+        env=os.environ | TWO_DEVICES,
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,

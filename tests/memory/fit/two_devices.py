@@ -4,16 +4,8 @@ python -m tests.memory.fit.two_devices
 """
 
 import json
-import os
-
-# Beside the flags of the suite, with which XLA compiles in less time.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2 " + (
-    os.environ.get("XLA_FLAGS", "")
-)
-
 import sys
 import warnings
-from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -21,19 +13,7 @@ import numpy as np
 from kerasmem.memory.fit import fit, surviving
 from kerasmem.memory.fit.parts import MicroBatches
 from tests.memory.fit.test_micro_batches import data, dense, masked, tokens, weights
-
-
-def scope():
-    """Return the scope in which models are made that train on two devices."""
-    if keras.backend.backend() == "jax":
-        keras.distribution.set_distribution(keras.distribution.DataParallel())
-        return nullcontext()
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    halves = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, halves)
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+from tests.two_devices import two_devices
 
 
 def differences(make, arguments):
@@ -72,7 +52,7 @@ def model_parallel():
 def main():
     surviving.micro_batches = lambda *_, **__: 4
     warnings.simplefilter("ignore")
-    with scope():
+    with two_devices()():
         answer = {"data": differences(masked, tokens())}
     if keras.backend.backend() == "jax":
         answer |= model_parallel()

@@ -16,6 +16,7 @@ from kerasmem.backends.profile import (
     memory_event,
 )
 from kerasmem.memory.timeline import timelines, watched
+from tests.memory.estimate.test_measured import cnn, transformer
 from tests.timelines import (
     assert_adds_up,
     made_in_window,
@@ -26,27 +27,6 @@ from tests.timelines import (
 pytestmark = pytest.mark.one_backend
 
 DATA = Path(__file__).parents[2] / "data"
-L = keras.layers
-
-
-def cnn():
-    inputs = x = keras.Input((64, 64, 3))
-    for filters in (64, 64, 128, 128, 256):
-        x = L.Conv2D(filters, 3, padding="same", activation="relu")(x)
-        if filters != 64:
-            x = L.MaxPooling2D()(x)
-    return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling2D()(x)))
-
-
-def transformer():
-    inputs = keras.Input((256,), dtype="int32")
-    x = L.Embedding(20000, 512)(inputs)
-    for _ in range(6):
-        attended = L.MultiHeadAttention(8, 64)(x, x)
-        x = L.LayerNormalization()(x + attended)
-        hidden = L.Dense(2048, activation="gelu")(x)
-        x = L.LayerNormalization()(x + L.Dense(512)(hidden))
-    return keras.Model(inputs, L.Dense(10)(L.GlobalAveragePooling1D()(x)))
 
 
 def rows(name):

@@ -9,7 +9,7 @@ from kerasmem.extras.tune import measure
 from kerasmem.extras.tune.measure import answer, attempt
 from kerasmem.extras.tune.variants import AS_COMPILED, Variant
 from kerasmem.processes import run_in_child
-from tests.two_devices import TWO_DEVICES
+from tests.two_devices import TWO_DEVICES, split_cpu
 
 BATCH = 128
 SOURCES = {"tensorflow": "measured", "jax": "traced", "torch": "step"}
@@ -64,11 +64,7 @@ def test_accumulation_lowers_the_peak_of_a_model_full_of_activations(
 def two_devices(job):
     """Runs in a child: TensorFlow makes two devices of one CPU."""
     if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        halves = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, halves)
+        split_cpu()
     return answer(job) | {"devices": len(keras.distribution.list_devices())}
 
 
