@@ -35,6 +35,7 @@ class ChannelSubset:
         uses: Sequence[Use],
         notes: Mapping[int, str] | None = None,
     ) -> None:
+        self.removed = removed
         self.notes = dict(notes or {})
         self._stays = ~np.isin(classes, removed)
         self._uses: dict[int, list[Use]] = {}

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import kerasmem as km
-from kerasmem.compression.channels.units import labels, stays
+from kerasmem.compression.channels.units import places, units_along
 from kerasmem.compression.channels.widths import find_widths
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
@@ -164,7 +164,7 @@ def test_gradients_rank_units_too():
 
 @pytest.mark.one_backend
 def test_units_of_an_axis():
-    assert labels(6, 3, parts=2).tolist() == [0, 1, 2, 0, 1, 2]
-    assert labels(3, 3, parts=2).tolist() == [0, 1, 2]  # one entry a unit
-    assert stays(np.array([1.0, 2, 9, 8]), 2, 1).tolist() == [False, False, True, True]
-    assert stays(np.array([1.0, 2, 9, 8]), 2, 2).tolist() == [False, True, True, False]
+    assert units_along(6, 3, parts=2).tolist() == [0, 1, 2, 0, 1, 2]
+    assert units_along(3, 3, parts=2).tolist() == [0, 1, 2]  # one entry a unit
+    assert places(np.array([1.0, 2, 9, 8]), 1).tolist() == [0, 1, 3, 2]
+    assert places(np.array([1.0, 2, 9, 8]), 2).tolist() == [0, 1, 1, 0]
