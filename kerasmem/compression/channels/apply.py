@@ -244,11 +244,10 @@ def _first_reasons(model: Any, labelled: LabelledModel, groups: Groups) -> str:
         if use.role == CHANNEL and len(use.variable.shape) > 1
         if id(use.variable) not in made
     ]
-    reasons = {
-        why: f"{paths[id(use.variable)]}: {why}"
-        for use in (*whole_layers, *makers)
-        if (why := _reason(use.labels, groups))
-    }
+    reasons: dict[str, str] = {}
+    for use in (*whole_layers, *makers):
+        if why := _reason(use.labels, groups):
+            reasons.setdefault(why, f"{paths[id(use.variable)]}: {why}")
     if makers:
         return f"Received: {'; '.join([*reasons.values()][:3])}."
     whole = Counter(

@@ -29,7 +29,6 @@ class Trial:
         original: the model that it is made of.
         units: its units.
         removed: the classes that go.
-        layouts: how units lie.
 
     Attributes:
         model: the smaller model.
@@ -37,16 +36,14 @@ class Trial:
         subset: what stays of the weights.
     """
 
-    def __init__(
-        self, original: Any, units: Units, removed: np.ndarray, layouts: Layouts
-    ) -> None:
+    def __init__(self, original: Any, units: Units, removed: np.ndarray) -> None:
         self._original, self._units = original, units
-        self.subset = units.subset(removed, layouts)
+        self.subset = units.subset(removed, {})
         changes = units.changes(removed)
         self.model, self.pairs = made_with(original, changes, self._values)
 
     def fill(self, layouts: Layouts) -> None:
-        """Let the units go that these layouts mean."""
+        """Let the units go that these layouts mean: to make a model takes longer."""
         self.subset = self._units.subset(self.subset.removed, layouts)
         for weight, value in self._values(self.pairs):
             weight.assign(value)
@@ -68,13 +65,7 @@ class Trial:
 
     def _values(self, pairs: Sequence[Pair]) -> Iterator[tuple[Any, np.ndarray]]:
         for old, new in pairs:
-            value = self.subset.gather(old, to_numpy(old))
-            if value.shape != tuple(new.shape):
-                raise ModelError(
-                    f"The weight {new.path!r} would get a value of the shape "
-                    f"{value.shape}, but it expects {tuple(new.shape)}. Report it."
-                )
-            yield new, value
+            yield new, self.subset.gather(old, to_numpy(old))
 
 
 def remove_units(model: Any, units: Units, removed: np.ndarray, data: Any) -> Trial:
@@ -91,7 +82,7 @@ def remove_units(model: Any, units: Units, removed: np.ndarray, data: Any) -> Tr
     Raises:
         ModelError: if the original does not run.
     """
-    trial = Trial(model, units, removed, {})
+    trial = Trial(model, units, removed)
     if not removed.size or trial.error(data) <= EXACT:
         return trial
     layouts: dict[int, Layout] = {}
@@ -100,19 +91,21 @@ def remove_units(model: Any, units: Units, removed: np.ndarray, data: Any) -> Tr
         layout = _layout(model, units, number, own, data) if own.size else None
         if layout is not None:
             layouts[number] = layout
-    stay = [units.members(n) for n in range(len(units.widths)) if n not in layouts]
-    going = np.setdiff1d(removed, np.concatenate([np.zeros(0, np.int64), *stay]))
-    return Trial(model, units, going, layouts)
+    going = np.isin(removed, np.hstack([[], *map(units.members, layouts)]))
+    if not going.all():
+        trial = Trial(model, units, removed[going])
+    trial.fill(layouts)
+    return trial
 
 
 def _layout(
     model: Any, units: Units, number: int, removed: np.ndarray, data: Any
 ) -> Layout | None:
     """Return the layout of a width under which its units can go, None if they stay."""
-    trial = Trial(model, units, removed, {})
+    width, trial = units.widths[number], Trial(model, units, removed)
     errors: dict[Layout, float] = {}
     for layout in LAYOUTS:
-        if layout.fits(units.widths[number]):
+        if layout.fits(width):
             trial.fill({number: layout})
             errors[layout] = trial.error(data)
             if errors[layout] <= EXACT:
@@ -122,7 +115,7 @@ def _layout(
     try:
         difference(model, trial.model, trial.subset, data)
     except ModelError:
-        names = ", ".join(place[-1] for place in units.widths[number].values)
+        names = ", ".join(place[-1] for place in width.values)
         why = (
             f"{names}: a unit that goes changes what others do, by {errors[best]:.1e} "
             "of the largest output"
