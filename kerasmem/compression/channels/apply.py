@@ -150,20 +150,12 @@ def prune_channels(
     """
     this_round = this_round or Round()
     units = units_of(model, config, data)
-    if units is None:
-        graph, labelled, groups, scores = _labelled(model, config, data)
-    else:
-        graph, labelled, groups, scores = (
-            model,
-            units.labelled,
-            units.groups,
-            units.scores,
-        )
+    graph, labelled, groups, scores = _labelled(model, units, config, data)
     paths = {id(weight.variable): weight.path for weight in weights(graph)}
     ranking = Ranking(paths, labelled, groups, scores, config, this_round)
     subset = kept_channels(graph, labelled, ranking, config, this_round, data)
     if getattr(model, "preprocessor", None) is not None:
-        data = None  # texts, which a call of the model does not take
+        data = None  # such as texts, which a call of the model does not take
     smaller, pairs, subset = _written(graph, labelled, units, subset, data)
     verify = config.verify or units is not None
     error = difference(graph, smaller, subset, data) if verify else None
@@ -175,9 +167,11 @@ def prune_channels(
 
 
 def _labelled(
-    model: Any, config: PruneChannels, data: Any
+    model: Any, units: Units | None, config: PruneChannels, data: Any
 ) -> tuple[Any, LabelledModel, Groups, np.ndarray]:
     """Return the graph of a model, its labels, what can go, and the scores of that."""
+    if units is not None:
+        return model, units.labelled, units.groups, units.scores
     graph = with_graph(model)
     labelled = label_channels(graph)
     groups = find_groups(labelled.labels)

@@ -296,29 +296,19 @@ class Ranking:
                 counts[n] = 0
 
     def _count(self, n: int, ratio: float) -> int:
-        """Return how many channels one group loses by itself."""
-        own = self._own[n]
-        if self._config.of == "channels" and self._round.count > 1:
-            whole = self._config.ratio if own is None else own
-            return self._left_to_go(n, self._round.so_far(whole))
+        """Return how many classes one group loses by itself."""
+        config, own = self._config, self._own[n]
         share = ratio if own is None else self._round.share(own)
-        return self._removable(n, self._size(n), share)
-
-    def _left_to_go(self, n: int, share: float) -> int:
-        """Return how many go until this share of a group's first size is gone."""
-        size, key = self._size(n), self._groups.keys[n]
-        if self._round.number == 1:
-            self._round.sizes[key] = size
-        first = self._round.sizes.get(key, size)
-        gone = (first - size) // self._channels[n]
-        return max(self._removable(n, first, share) - gone, 0)
-
-    def _removable(self, n: int, size: int, share: float) -> int:
-        """Return how many classes of a group go of so many channels."""
+        first = size = self._size(n)
+        if config.of == "channels" and self._round.count > 1:
+            # As many as it takes until this share of the first size is gone.
+            share = self._round.so_far(config.ratio if own is None else own)
+            first = self._round.sizes.setdefault(self._groups.keys[n], size)
         each = self._channels[n]
-        round_to = self._config.round_to // math.gcd(self._config.round_to, each)
-        least = math.ceil(self._config.min_channels / each)
-        return removable(size // each, share, round_to, least)
+        round_to = config.round_to // math.gcd(config.round_to, each)
+        least = math.ceil(config.min_channels / each)
+        count = removable(first // each, share, round_to, least)
+        return max(count - (first - size) // each, 0)
 
 
 def check_patterns(config: PruneChannels, paths: Sequence[str]) -> None:
