@@ -79,6 +79,15 @@ def test_as_many_query_heads_go_of_each_key_where_no_key_can():
 
 
 @pytest.mark.one_backend
+def test_query_heads_that_went_with_their_key_count_in_later_rounds():
+    config = km.PruneChannels(0.75, rounds=2)
+    small, _ = apply_technique(config, gemma(num_layers=1))
+    backbone = small.backbone
+    assert (backbone.num_query_heads, backbone.num_key_value_heads) == (2, 1)
+    assert backbone.intermediate_dim == 16
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize("family", ["Mistral", "Bert"])
 def test_what_is_left_of_a_family(family):
     # Mistral's config leaves the width of a head open.

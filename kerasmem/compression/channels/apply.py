@@ -15,8 +15,8 @@ from kerasmem.compression.channels.choose import kept_channels
 from kerasmem.compression.channels.constructed import remove_units
 from kerasmem.compression.channels.ranking import Ranking, Round
 from kerasmem.compression.channels.scores import class_scores
+from kerasmem.compression.channels.units import Units, units_of
 from kerasmem.compression.channels.verify import difference
-from kerasmem.compression.channels.widths import find_widths
 from kerasmem.compression.technique import Context
 from kerasmem.compression.working import fine_tune
 from kerasmem.errors import KerasMemWarning, ModelError
@@ -149,25 +149,16 @@ def prune_channels(
         ConfigError: if a pattern matches no weight, or data is missing.
     """
     this_round = this_round or Round()
-    widths = find_widths(model)
-    if widths[0]:
-        return _with_fewer_units(model, widths, config, data, this_round)
-    graph = with_graph(model)
-    labelled = label_channels(graph)
-    groups = find_groups(labelled.labels)
+    units = units_of(model, config, data)
+    graph, labelled, groups, scores = _labelled(model, units, config, data)
     paths = {id(weight.variable): weight.path for weight in weights(graph)}
-    if not groups.members:
-        raise ModelError(
-            f"The model {model.name!r} has no channels that could be removed. "
-            f"{_first_reasons(paths, labelled, groups)}"
-        )
-    scores = class_scores((model, graph), labelled, groups.classes, config, data)
     ranking = Ranking(paths, labelled, groups, scores, config, this_round)
     subset = kept_channels(graph, labelled, ranking, config, this_round, data)
-    rebuild = Rebuild(Narrow(labelled, subset))
-    smaller = rebuild.run(graph)
-    error = difference(graph, smaller, subset, data) if config.verify else None
-    pairs = variable_pairs(rebuild.pairs)
+    if getattr(model, "preprocessor", None) is not None:
+        data = None  # such as texts, which a call of the model does not take
+    smaller, pairs, subset = _written(graph, labelled, units, subset, data)
+    verify = config.verify or units is not None
+    error = difference(graph, smaller, subset, data) if verify else None
     compile_as(smaller, model)
     changes = _changes(graph, pairs, labelled, groups, subset)
     if _ends_unchanged(this_round, changes) and ranking.is_whole:
@@ -175,19 +166,33 @@ def prune_channels(
     return Pruned(smaller, changes, error, labelled.unknown)
 
 
-def _with_fewer_units(
-    model: Any, widths: Any, config: PruneChannels, data: Any, this_round: Round
-) -> Pruned:
-    """Return a model of the same class with other arguments of its constructor."""
-    made = remove_units(model, widths, config, data, this_round)
-    compile_as(made.model, model)
-    new = {id(before): after for before, after in made.pairs}
-    why = dict(made.reasons)
-    changes = [_change(w, new[id(w.variable)], why, {}) for w in weights(model)]
-    units = [width.units for ways in widths[0] for width in ways]
-    if _ends_unchanged(this_round, changes) and this_round.count == 1:
-        _warn_that_whole(config, max(units))
-    return Pruned(made.model, changes, made.error, {})
+def _labelled(
+    model: Any, units: Units | None, config: PruneChannels, data: Any
+) -> tuple[Any, LabelledModel, Groups, np.ndarray]:
+    """Return the graph of a model, its labels, what can go, and the scores of that."""
+    if units is not None:
+        return model, units.labelled, units.groups, units.scores
+    graph = with_graph(model)
+    labelled = label_channels(graph)
+    groups = find_groups(labelled.labels)
+    if not groups.members:
+        raise _no_channels(graph, labelled, groups)
+    scores = class_scores((model, graph), labelled, groups.classes, config, data)
+    return graph, labelled, groups, scores
+
+
+def _written(
+    graph: Any, labelled: LabelledModel, units: Units | None, subset: Any, data: Any
+) -> tuple[Any, list[tuple[Any, Any]], ChannelSubset]:
+    """Return the smaller model, its weights behind those of the graph, what stays."""
+    if units is None:
+        rebuild = Rebuild(Narrow(labelled, subset))
+        smaller = rebuild.run(graph)
+        return smaller, variable_pairs(rebuild.pairs), subset
+    trial = remove_units(graph, units, subset.removed, data)
+    if subset.removed.size and not trial.subset.removed.size:
+        raise _no_channels(graph, labelled, units.groups)
+    return trial.model, trial.pairs, trial.subset
 
 
 def _ends_unchanged(this_round: Round, changes: list[WeightChange]) -> bool:
@@ -214,17 +219,31 @@ def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> Non
         )
 
 
-def _first_reasons(
-    paths: dict[int, str], labelled: LabelledModel, groups: Groups
-) -> str:
-    reasons = [
-        f"{paths[id(use.variable)]}: {why}"
-        for use in labelled.labels.uses
-        if use.role == OUT and (why := _reason(use.labels, groups))
+def _no_channels(model: Any, labelled: LabelledModel, groups: Groups) -> ModelError:
+    return ModelError(
+        f"The model {model.name!r} has no channels that could be removed. "
+        f"{_first_reasons(model, labelled, groups)}"
+    )
+
+
+def _first_reasons(model: Any, labelled: LabelledModel, groups: Groups) -> str:
+    """Return why kernels stay, once a reason, those of whole layers first."""
+    paths = {id(weight.variable): weight.path for weight in weights(model)}
+    uses = labelled.labels.uses
+    makers = [use for use in uses if use.role == OUT]
+    made = {id(use.variable) for use in makers}
+    whole_layers = [
+        use
+        for use in uses
+        if use.role == CHANNEL and len(use.variable.shape) > 1
+        if id(use.variable) not in made
     ]
-    if reasons:
-        reasons = [*_of_whole_layers(paths, labelled, groups), *reasons]
-        return f"Received: {'; '.join(reasons[:3])}."
+    reasons: dict[str, str] = {}
+    for use in (*whole_layers, *makers):
+        if why := _reason(use.labels, groups):
+            reasons.setdefault(why, f"{paths[id(use.variable)]}: {why}")
+    if makers:
+        return f"Received: {'; '.join([*reasons.values()][:3])}."
     whole = Counter(
         type(call.operation).__name__
         for call in labelled.calls.values()
@@ -239,20 +258,6 @@ def _first_reasons(
         "before km.Quantize and km.Factorize; of other classes remove weights, with "
         "km.Prune."
     )
-
-
-def _of_whole_layers(
-    paths: dict[int, str], labelled: LabelledModel, groups: Groups
-) -> list[str]:
-    """Return why layers that are not followed keep their kernels, once a reason."""
-    followed = {id(use.variable) for use in labelled.labels.uses if use.role == OUT}
-    reasons = {
-        why: f"{paths[id(use.variable)]}: {why}"
-        for use in labelled.labels.uses
-        if id(use.variable) not in followed and len(use.variable.shape) > 1
-        if use.role == CHANNEL and (why := _reason(use.labels, groups))
-    }
-    return list(reasons.values())
 
 
 def _reason(labels: np.ndarray, groups: Groups) -> str | None:

@@ -1,5 +1,6 @@
 """As many channels as it takes to save a share of what a model costs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_of, sizes_of
 from kerasmem.graph.calls import trace
 from kerasmem.graph.channels import ChannelSubset, LabelledModel
-from kerasmem.graph.channels.cost import all_channels, multiplications, parameters
+from kerasmem.graph.channels.cost import all_channels, multiplications
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.rebuild import Rebuild
 from kerasmem.stats.bisection import bisect
@@ -19,15 +20,18 @@ CostShare = Callable[[ChannelSubset], float]
 """Returns the share of a cost that is left."""
 
 
-def _weights_left(count: Callable[..., int]) -> Callable[..., CostShare]:
-    """Return a measure that counts what weights take, such as their entries."""
+def parameters_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+    """Return what counts the entries of all weights."""
+    del labelled, data
+    weights, whole = model.weights, model.count_params()
+    return lambda subset: sum(map(math.prod, map(subset.weight_shape, weights))) / whole
 
-    def measure(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
-        del model, data
-        whole = count(labelled, all_channels(labelled))
-        return lambda subset: count(labelled, subset) / whole
 
-    return measure
+def multiplications_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+    """Return what counts the multiplications with kernels."""
+    del model, data
+    whole = multiplications(labelled, all_channels(labelled))
+    return lambda subset: multiplications(labelled, subset) / whole
 
 
 def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
@@ -89,8 +93,8 @@ def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
 
 
 MEASURES = {
-    "parameters": _weights_left(parameters),
-    "multiplications": _weights_left(multiplications),
+    "parameters": parameters_left,
+    "multiplications": multiplications_left,
     "memory": memory_left,
     "latency": latency_left,
 }

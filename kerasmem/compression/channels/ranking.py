@@ -176,6 +176,7 @@ class Ranking:
         self._config = config
         self._round = this_round
         self._scores = [scores[members] for members in groups.members]
+        self._channels = groups.channels or [1 for _ in groups.members]
         makers = _makers(groups, self._uses, paths)
         self._own = [own_ratio(made_by, config) for made_by in makers]
         self._pools = self._together(labelled)
@@ -185,14 +186,17 @@ class Ranking:
         """Whether no channel has gone in the rounds before this one."""
         first = self._round.sizes
         return all(
-            first.get(key, len(scores)) == len(scores)
-            for key, scores in zip(self._groups.keys, self._scores, strict=True)
+            first.get(key, self._size(n)) == self._size(n)
+            for n, key in enumerate(self._groups.keys)
         )
 
     @property
     def largest(self) -> int:
         """The number of channels in the largest group."""
-        return max(map(len, self._scores))
+        return max(map(self._size, range(len(self._scores))))
+
+    def _size(self, n: int) -> int:
+        return len(self._scores[n]) * self._channels[n]
 
     def select(self, ratio: float) -> ChannelSubset:
         """Return the channels that stay if this share of them goes in this round.
@@ -282,30 +286,29 @@ class Ranking:
         return self._scores[n] if len(alike) == 1 else np.mean(relative, axis=0)
 
     def _even_out(self, counts: list[int]) -> None:
-        """Let groups lose equally many channels that must."""
+        """Let groups lose equally many channels that must, or only one of several."""
         for tied in self._groups.tied:
             fewest = min(counts[n] for n in tied)
             for n in tied:
                 counts[n] = fewest
+        for ways in self._groups.alternatives:
+            for n in [n for n in ways if counts[n]][1:]:
+                counts[n] = 0
 
     def _count(self, n: int, ratio: float) -> int:
-        """Return how many channels one group loses by itself."""
-        limits = (self._config.round_to, self._config.min_channels)
-        size, own = len(self._scores[n]), self._own[n]
-        if self._config.of == "channels" and self._round.count > 1:
-            whole = self._config.ratio if own is None else own
-            return self._left_to_go(n, self._round.so_far(whole))
+        """Return how many classes one group loses by itself."""
+        config, own = self._config, self._own[n]
         share = ratio if own is None else self._round.share(own)
-        return removable(size, share, *limits)
-
-    def _left_to_go(self, n: int, share: float) -> int:
-        """Return how many go until this share of a group's first size is gone."""
-        size, key = len(self._scores[n]), self._groups.keys[n]
-        if self._round.number == 1:
-            self._round.sizes[key] = size
-        first = self._round.sizes.get(key, size)
-        limits = (self._config.round_to, self._config.min_channels)
-        return max(removable(first, share, *limits) - (first - size), 0)
+        first = size = self._size(n)
+        if config.of == "channels" and self._round.count > 1:
+            # As many as it takes until this share of the first size is gone.
+            share = self._round.so_far(config.ratio if own is None else own)
+            first = self._round.sizes.setdefault(self._groups.keys[n], size)
+        each = self._channels[n]
+        round_to = config.round_to // math.gcd(config.round_to, each)
+        least = math.ceil(config.min_channels / each)
+        count = removable(first // each, share, round_to, least)
+        return max(count - (first - size) // each, 0)
 
 
 def check_patterns(config: PruneChannels, paths: Sequence[str]) -> None:

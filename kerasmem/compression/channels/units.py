@@ -1,37 +1,36 @@
-"""Heads and hidden units: how many go, which matter least, what stays of weights."""
+"""Heads and hidden units as labels of channels, for models that their own class builds.
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+Of the calls in their blocks nothing has to be known: the widths in the config show in
+which weights units are. Every entry along such an axis has a label. A layout says which
+labels are of one unit, and so what the classes are that the ranking of channels sees.
+"""
+
+from collections.abc import Mapping
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from kerasmem.compression.channels import PruneChannels
-from kerasmem.compression.channels.choose import fewest
-from kerasmem.compression.channels.ranking import (
-    Round,
-    check_patterns,
-    own_ratio,
-    removable,
-)
 from kerasmem.compression.channels.scores import weight_scores
-from kerasmem.compression.channels.widths import LAYOUTS, Axis, Layout, Width
-from kerasmem.graph.channels import ChannelSubset
-from kerasmem.graph.channels.labels import CHANNEL, OUT, Use, axis_of
+from kerasmem.compression.channels.widths import LAYOUTS, Layout, Widths, find_widths
+from kerasmem.errors import ConfigError
+from kerasmem.graph.arguments import Place
+from kerasmem.graph.channels import ChannelSubset, Groups, LabelledModel
+from kerasmem.graph.channels.labels import CHANNEL, OUT, Labels, Use, axis_of
 from kerasmem.graph.layers import weights
 
+_TAKEN = {
+    "of": ("channels", "parameters"),
+    "scope": ("layer",),
+    "criterion": ("l2", "l1", "group", "fpgm", "taylor", "random"),
+}
 
-@dataclass(frozen=True)
-class Selection:
-    """How many units of a width stay, and how they lie."""
-
-    width: Width
-    remaining: int
-    layout: Layout = LAYOUTS[0]
+Layouts = Mapping[int, Layout]
+"""How units lie, by the number of their group; the first of `LAYOUTS` if not named."""
 
 
-def labels(size: int, units: int, parts: int = 1) -> np.ndarray:
+def units_along(size: int, units: int, parts: int = 1) -> np.ndarray:
     """Return the unit of every entry along an axis.
 
     Args:
@@ -40,7 +39,7 @@ def labels(size: int, units: int, parts: int = 1) -> np.ndarray:
         parts: runs along the axis in each of which every unit occurs, if it divides.
 
     Example:
-        >>> labels(6, 3).tolist(), labels(6, 3, parts=2).tolist()
+        >>> units_along(6, 3).tolist(), units_along(6, 3, parts=2).tolist()
         ([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2])
     """
     each = size // units
@@ -48,180 +47,128 @@ def labels(size: int, units: int, parts: int = 1) -> np.ndarray:
     return np.tile(np.repeat(np.arange(units), each // parts), parts)
 
 
-def stays(scores: np.ndarray, remaining: int, sections: int) -> np.ndarray:
-    """Return a bool for every unit: whether it stays.
+def places(scores: np.ndarray, sections: int) -> np.ndarray:
+    """Return the place of each unit in the order of scores, the smallest first.
 
     Args:
-        scores: how much each unit matters.
-        remaining: how many stay, a multiple of `sections`.
-        sections: equal runs of units, of each of which as many stay.
+        scores: the score of each unit.
+        sections: number of equal runs of units, each of which is ordered by itself.
 
     Example:
-        >>> stays(np.array([3.0, 4.0, 1.0, 2.0]), 2, 2).tolist()
-        [False, True, False, True]
+        >>> places(np.array([3.0, 4.0, 2.0, 1.0]), 2).tolist()
+        [0, 1, 1, 0]
     """
-    runs = scores.reshape(sections, -1)
-    count = runs.shape[1] - remaining // sections
-    gone = np.argsort(runs, axis=1, kind="stable")[:, :count]
-    mask = np.ones(runs.shape, bool)
-    np.put_along_axis(mask, gone, values=False, axis=1)
-    return mask.ravel()
+    order = np.argsort(scores.reshape(sections, -1), axis=1, kind="stable")
+    return np.argsort(order, axis=1).ravel()
 
 
-def _use(axis: Axis, labels: np.ndarray, role: str) -> Use:
-    along = axis_of(labels, axis.axis, len(axis.variable.shape))
-    return Use(axis.variable, role, along, silenced=True)
+class Units:
+    """The labels and groups of a model's heads and hidden units.
 
-
-_NONE = np.zeros(0, np.int64)
-
-
-class Scores:
-    """How much units matter: by the entries of weights that are theirs.
+    There is one group for each width. A class of it is one unit of every block: of each
+    the one that matters least, of each the next, and so on. So every block loses as
+    many units, and its own.
 
     Args:
         model: a built model, compiled for the criterion `"taylor"`.
-        widths: its widths, of each the ways to lose units.
+        widths: its widths, and why weights of others stay, from `find_widths`.
         config: the criterion, and the seed of the random one.
         data: samples with labels, for the criterion `"taylor"`.
 
+    Attributes:
+        widths: the width of each group.
+        labelled: the labels of weights.
+        groups: the classes of labels, as units lie mostly.
+        scores: the score of each class.
+
     Raises:
-        ConfigError: if data is missing.
+        ConfigError: if data is missing, or the config takes what a graph tells.
         ModelError: if the criterion takes a loss and the model has none.
     """
 
     def __init__(
-        self,
-        model: Any,
-        widths: Sequence[Sequence[Width]],
-        config: PruneChannels,
-        data: Any,
+        self, model: Any, widths: Widths, config: PruneChannels, data: Any
     ) -> None:
-        axes = {
-            (id(axis.variable), axis.axis): axis
-            for ways in widths
-            for width in ways
-            for axis in width.axes
-        }
-        ends = np.cumsum([axis.size for axis in axes.values()])
-        places = np.split(np.arange(ends[-1]), ends[:-1])
-        uses = [
-            _use(axis, place, OUT)
-            for axis, place in zip(axes.values(), places, strict=True)
-        ]
-        scores = weight_scores(model, uses, np.arange(ends[-1]), config, data)
-        self._along = {
-            key: scores[place] for key, place in zip(axes, places, strict=True)
-        }
-
-    def subset(self, selections: Sequence[Selection]) -> ChannelSubset:
-        """Return what stays of the weights, the units that matter most."""
-        uses, removed, count = list[Use](), [_NONE], 0
-        for selection in selections:
-            for axes, scores in self._by_unit(selection):
-                kept = stays(scores, selection.remaining, selection.width.sections)
-                removed.append(count + np.flatnonzero(~kept))
-                uses += [_use(axis, count + of, CHANNEL) for axis, of in axes]
-                count += len(kept)
-        return ChannelSubset(np.arange(count), np.concatenate(removed), uses)
-
-    def _by_unit(
-        self, selection: Selection
-    ) -> Iterator[tuple[list[tuple[Axis, np.ndarray]], np.ndarray]]:
-        """Yield what loses the same units: axes with their labels, and all scores."""
-        width, layout = selection.width, selection.layout
-        together: dict[int, list[tuple[Axis, np.ndarray]]] = {}
-        for axis in width.axes:
-            of = labels(axis.size, width.units, layout.parts)
-            together.setdefault(layout.key(axis), []).append((axis, of))
-        for axes in together.values():
-            scores = np.zeros(width.units)
-            for axis, of in axes:
-                along = self._along[id(axis.variable), axis.axis]
-                scores += np.bincount(of, along, width.units)
-            yield axes, scores
-
-
-class Counts:
-    """How many units of each width go.
-
-    Args:
-        model: a built model.
-        widths: its widths, of each the ways to lose units.
-        config: how many are to go.
-        this_round: the round that this is, of several.
-
-    Raises:
-        ConfigError: if a pattern matches no weight.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        widths: Sequence[Sequence[Width]],
-        config: PruneChannels,
-        this_round: Round,
-    ) -> None:
-        self._weights = [weight.variable for weight in weights(model)]
-        self._widths, self._config, self._round = widths, config, this_round
-        paths = {id(w.variable): w.path for w in weights(model)}
-        names = [
-            sorted({paths[id(axis.variable)] for width in ways for axis in width.axes})
-            for ways in widths
-        ]
-        check_patterns(config, [name for each in names for name in each])
-        self._own = [own_ratio(each, config) for each in names]
-
-    def select_as_configured(self) -> list[Selection]:
-        """Return how many units stay of each width by the config's own ratio.
-
-        Raises:
-            ModelError: if not even the fewest save as much as is asked for.
-        """
-        ratio = self._round.share(self._config.ratio)
-        if self._config.of == "channels":
-            return self.select(ratio)
-        whole = self._parameters([])
-        return fewest(
-            self.select,
-            lambda selections: self._parameters(selections) / whole,
-            1 - ratio,
-            self._config.of,
+        _check(config)
+        ways, reasons = widths
+        self.widths = list(chain.from_iterable(ways))
+        self.labelled = LabelledModel(Labels(), {}, {}, {})
+        labels = self.labelled.labels
+        self._labels = [[labels.fresh(a.size) for a in w.axes] for w in self.widths]
+        for width, entries in zip(self.widths, self._labels, strict=True):
+            for axis, own in zip(width.axes, entries, strict=True):
+                along = axis_of(own, axis.axis, len(axis.variable.shape))
+                labels.uses.append(Use(axis.variable, OUT, along, silenced=True))
+        for variable in (weight.variable for weight in weights(model)):
+            if why := reasons.get(id(variable)):
+                stays = labels.frozen(len(variable.shape), why)
+                labels.weigh(variable, CHANNEL, stays)
+        each = np.arange(labels.count)
+        self._scores = weight_scores(model, labels.uses, each, config, data)
+        classes = self._classes({})
+        self.scores = np.bincount(classes, self._scores, labels.count)
+        numbers = iter(range(len(self.widths)))
+        self.groups = Groups(
+            classes,
+            members=tuple(map(self.members, range(len(self.widths)))),
+            # Of the names: in the next round there may be other ways.
+            keys=tuple(hash(tuple(width.values)) for width in self.widths),
+            reasons=labels.reasons(classes),
+            channels=tuple(width.sections for width in self.widths),
+            alternatives=tuple(tuple(islice(numbers, len(way))) for way in ways),
         )
 
-    def select(self, ratio: float) -> list[Selection]:
-        """Return how many units stay of each width if this share of them goes."""
-        selections = []
-        for number, ways in enumerate(self._widths):
-            each = [
-                Selection(width, self._remaining(width, (number, way), ratio))
-                for way, width in enumerate(ways)
-            ]
-            going = (
-                selection
-                for selection in each
-                if selection.remaining < selection.width.units
+    def changes(self, removed: np.ndarray) -> dict[Place, int]:
+        """Return the arguments of a model without the units of some classes."""
+        changes: dict[Place, int] = {}
+        for number, width in enumerate(self.widths):
+            count = int(np.isin(self.members(number), removed).sum())
+            if count:
+                changes |= width.changes(width.units - count * width.sections)
+        return changes
+
+    def subset(self, removed: np.ndarray, layouts: Layouts) -> ChannelSubset:
+        """Return what stays of the weights without some classes."""
+        return ChannelSubset(self._classes(layouts), removed, self.labelled.labels.uses)
+
+    def members(self, number: int) -> np.ndarray:
+        """Return the classes of a group: numbers that are labels of it."""
+        width = self.widths[number]
+        return self._labels[number][0][: width.units // width.sections]
+
+    def _classes(self, layouts: Layouts) -> np.ndarray:
+        """Return the class of every label."""
+        classes = np.arange(self.labelled.labels.count)
+        for number, width in enumerate(self.widths):
+            layout = layouts.get(number, LAYOUTS[0])
+            together: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+            for axis, labels in zip(width.axes, self._labels[number], strict=True):
+                units = units_along(axis.size, width.units, layout.parts)
+                together.setdefault(layout.key(axis), []).append((labels, units))
+            for parts in together.values():
+                labels, units = map(np.concatenate, zip(*parts, strict=True))
+                scores = np.bincount(units, self._scores[labels], width.units)
+                order = places(scores, width.sections)
+                classes[labels] = self.members(number)[order[units]]
+        return classes
+
+
+def units_of(model: Any, config: PruneChannels, data: Any) -> Units | None:
+    """Return the units of a model; see `Units`. None if its config has no widths.
+
+    Raises:
+        ModelError: as `find_widths` does.
+    """
+    widths = find_widths(model)
+    return Units(model, widths, config, data) if widths[0] else None
+
+
+def _check(config: PruneChannels) -> None:
+    for field, takes in _TAKEN.items():
+        value = getattr(config, field)
+        if value not in takes:
+            raise ConfigError(
+                "Heads and hidden units of a model that its own class builds are as "
+                "many in each block, and are chosen by their weights. Expected: "
+                f"{field} in {', '.join(takes)}. Received: {field}={value!r}."
             )
-            selections.append(next(going, each[0]))
-        return selections
-
-    def _remaining(self, width: Width, key: tuple[int, int], ratio: float) -> int:
-        config, own = self._config, self._own[key[0]]
-        share, first = ratio if own is None else self._round.share(own), width.units
-        if config.of == "channels" and self._round.count > 1:
-            share = self._round.so_far(config.ratio if own is None else own)
-            # Widths are in the order of the config in every round.
-            first = self._round.sizes.setdefault(2 * key[0] + key[1], width.units)
-        each = first // width.sections
-        least = -(-config.min_channels // width.sections)
-        step = config.round_to // math.gcd(config.round_to, width.sections)
-        remaining = each - removable(each, share, step, least)
-        return min(remaining * width.sections, width.units)
-
-    def _parameters(self, selections: Sequence[Selection]) -> int:
-        shapes = {id(v): list(v.shape) for v in self._weights}
-        for selection in selections:
-            for axis in selection.width.axes:
-                size = axis.size * selection.remaining // selection.width.units
-                shapes[id(axis.variable)][axis.axis] = size
-        return sum(map(math.prod, shapes.values()))

@@ -119,7 +119,11 @@ LAYOUTS = tuple(
 """From the usual to the rare, the finest choice of units first."""
 
 
-def find_widths(model: Any) -> tuple[list[list[Width]], dict[int, str]]:
+Widths = tuple[list[list[Width]], dict[int, str]]
+"""Widths, of each the ways to lose units, and by `id` why other weights stay."""
+
+
+def find_widths(model: Any) -> Widths:
     """Return the widths in a model's config, and why others are none.
 
     Args:

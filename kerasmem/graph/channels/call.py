@@ -35,6 +35,7 @@ class ChannelSubset:
         uses: Sequence[Use],
         notes: Mapping[int, str] | None = None,
     ) -> None:
+        self.removed = removed
         self.notes = dict(notes or {})
         self._stays = ~np.isin(classes, removed)
         self._uses: dict[int, list[Use]] = {}
@@ -160,6 +161,23 @@ class LabelledCall:
         return [self.labels.frozen(len(shape), why) for shape in self.shapes]
 
 
+Config = Callable[[LabelledCall, ChannelSubset], dict[str, Any]]
+"""Returns the entries of an operation's config that change with its channels."""
+
+
+def length(argument: str, weight: str, axis: int) -> Config:
+    """Return a config whose one entry is the length of an axis of a weight.
+
+    Args:
+        argument: the entry.
+        weight: the attribute that holds the weight.
+        axis: the axis of the weight.
+    """
+    return lambda call, subset: {
+        argument: subset.weight_shape(getattr(call.operation, weight))[axis]
+    }
+
+
 @dataclass(frozen=True)
 class Family:
     """What is known of a kind of operation.
@@ -175,7 +193,7 @@ class Family:
     """
 
     label: Callable[[LabelledCall], Sequence[np.ndarray]]
-    config: Callable[[LabelledCall, ChannelSubset], dict[str, Any]] = lambda *_: {}
+    config: Config = lambda *_: {}
     arguments: Callable[[LabelledCall, ChannelSubset], tuple[Any, ...] | None] = (
         lambda *_: None
     )

@@ -1,4 +1,4 @@
-"""What a model costs with some of its channels: parameters and multiplications."""
+"""What a model costs with some of its channels: multiplications."""
 
 import math
 from typing import Any
@@ -39,11 +39,6 @@ def all_channels(labelled: LabelledModel) -> ChannelSubset:
     return ChannelSubset(np.arange(labels.count), np.zeros(0, np.int64), labels.uses)
 
 
-def parameters(labelled: LabelledModel, subset: ChannelSubset) -> int:
-    """Return the number of entries of all weights."""
-    return sum(math.prod(subset.weight_shape(v)) for v in _weights(labelled))
-
-
 def multiplications(labelled: LabelledModel, subset: ChannelSubset) -> int:
     """Return the multiplications with kernels that one sample takes.
 
@@ -56,11 +51,6 @@ def multiplications(labelled: LabelledModel, subset: ChannelSubset) -> int:
         for variable in _of_layer(call.operation)
         if len(variable.shape) >= 2 and variable.name.endswith("kernel")
     )
-
-
-def _weights(labelled: LabelledModel) -> list[Any]:
-    every = [v for call in labelled.calls.values() for v in _of_layer(call.operation)]
-    return list({id(v): v for v in every}.values())
 
 
 def _of_layer(operation: Any) -> list[Any]:

@@ -28,6 +28,9 @@ class Groups:
             their place in the model: equal in a smaller model of the same layers.
         reasons: every class that must stay, with why.
         tied: the numbers of groups that lose equally many classes.
+        channels: how many channels of a layer a class of each group is; one if empty.
+        alternatives: the numbers of groups of which only one loses classes: the first
+            that can.
     """
 
     classes: np.ndarray
@@ -35,6 +38,8 @@ class Groups:
     keys: tuple[int, ...]
     reasons: dict[int, str]
     tied: tuple[tuple[int, ...], ...] = ()
+    channels: tuple[int, ...] = ()
+    alternatives: tuple[tuple[int, ...], ...] = ()
 
 
 def find_groups(labels: Labels) -> Groups:

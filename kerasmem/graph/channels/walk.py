@@ -8,7 +8,7 @@ import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Call, Walk
-from kerasmem.graph.channels.call import Family, LabelledCall
+from kerasmem.graph.channels.call import Family, LabelledCall, length
 from kerasmem.graph.channels.families import attention as attend
 from kerasmem.graph.channels.families import convolution as conv
 from kerasmem.graph.channels.families import dense as matrix
@@ -167,17 +167,17 @@ _PLAIN = {
         conv.convolved, conv.convolution_config, additions=conv.biased
     ),
     "transposed_convolution": Family(
-        conv.transposed, conv.transposed_config, additions=conv.biased
+        conv.transposed, length("filters", "kernel", -2), additions=conv.biased
     ),
     "depthwise_convolution": Family(conv.depthwise, additions=conv.biased),
     "separable_convolution": Family(
-        conv.separable, conv.separable_config, additions=conv.biased
+        conv.separable, length("filters", "pointwise_kernel", -1), additions=conv.biased
     ),
-    "dense": Family(matrix.dense, matrix.dense_config),
+    "dense": Family(matrix.dense, length("units", "kernel", 1)),
     "einsum_dense": Family(
         matrix.einsum_dense, matrix.einsum_dense_config, additions=matrix.einsum_biased
     ),
-    "embedding": Family(matrix.embedding, matrix.embedding_config),
+    "embedding": Family(matrix.embedding, length("output_dim", "embeddings", 1)),
     "batch_normalization": Family(over.per_channel),
     "layer_normalization": Family(over.over_axes),
     "group_normalization": Family(over.over_groups, over.group_config),
@@ -190,7 +190,7 @@ _PLAIN = {
     "activation": Family(each.activation_layer),
     "slopes": Family(each.slopes),
     "rescaling": Family(each.rescaled),
-    "layer_scale": Family(each.scaled_by_weight, each.scale_config),
+    "layer_scale": Family(each.scaled_by_weight, length("projection_dim", "gamma", 0)),
     "spatial": Family(over.spatial),
     "spatial_last": Family(over.spatial_last),
     "pooled": Family(over.pooled),

@@ -61,11 +61,6 @@ def transposed(call: LabelledCall) -> list[np.ndarray]:
     return [_finished(call, made)]
 
 
-def transposed_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of filters."""
-    return {"filters": subset.weight_shape(call.operation.kernel)[-2]}
-
-
 def depthwise(call: LabelledCall) -> list[np.ndarray]:
     """Label a depthwise convolution: kernel axes end with channels, multiplier."""
     layer, labels = call.operation, call.labels
@@ -86,11 +81,6 @@ def separable(call: LabelledCall) -> list[np.ndarray]:
     made = labels.from_weight(layer.pointwise_kernel, layer.filters)
     labels.weigh_axis(layer.pointwise_kernel, OUT, rank - 1, made)
     return [_finished(call, made)]
-
-
-def separable_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of filters."""
-    return {"filters": subset.weight_shape(call.operation.pointwise_kernel)[-1]}
 
 
 def biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:

@@ -31,11 +31,6 @@ def dense(call: LabelledCall) -> list[np.ndarray]:
     return [activated(labels, array, layer.activation, layer.name)]
 
 
-def dense_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of units."""
-    return {"units": subset.weight_shape(call.operation.kernel)[1]}
-
-
 def embedding(call: LabelledCall) -> list[np.ndarray]:
     """Label an embedding: what it looks up has the channels of its table.
 
@@ -46,11 +41,6 @@ def embedding(call: LabelledCall) -> list[np.ndarray]:
     made = labels.from_weight(layer.embeddings, layer.output_dim)
     labels.weigh_axis(layer.embeddings, OUT, 1, made)
     return [axis_of(made, -1, call.rank)]
-
-
-def embedding_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new length of an embedding."""
-    return {"output_dim": subset.weight_shape(call.operation.embeddings)[1]}
 
 
 def einsum_dense(call: LabelledCall) -> list[np.ndarray]:

@@ -163,8 +163,3 @@ def rescaled(call: LabelledCall) -> list[np.ndarray]:
     if np.size(layer.scale) + np.size(layer.offset) > 2:
         return call.frozen(f"{layer.name!r} has a number for each channel")
     return passed(call)
-
-
-def scale_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of channels of LayerScale."""
-    return {"projection_dim": subset.weight_shape(call.operation.gamma)[0]}
