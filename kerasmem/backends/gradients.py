@@ -84,6 +84,8 @@ def _observe_clipping(
         return updated
 
     with ExitStack() as undo:
+        # No issue known: Keras 3.15 has no hook before gradients are clipped, and none
+        # after an update and before constraints.
         undo.callback(patch_method(optimizer, "_clip_gradients", clip))
         undo.callback(patch_method(optimizer, "_backend_update_step", update))
         return undo.pop_all().close
@@ -134,6 +136,7 @@ def around_apply(
         variables = trainable_variables or optimizer._trainable_variables
         return wrapper(original, list(grads), list(variables))
 
+    # No issue known: Keras 3.15 has no hook for an update of a user's optimizer.
     return patch_method(optimizer, "apply", apply)
 
 

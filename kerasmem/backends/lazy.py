@@ -23,6 +23,7 @@ from keras.src.backend.common.stateless_scope import (  # noqa: TID251
 )
 
 from kerasmem.backends.mapped import MappedArray
+from kerasmem.backends.patching import change_class
 
 if TYPE_CHECKING:
     from kerasmem.backends.at_rest import Offloaded
@@ -101,6 +102,8 @@ def lazy_variables(
             at_rest = at_rest or next(reversed(_AT_REST), None)
         thread = threading.get_ident()
         scope = _Scope(values, original, thread, described, at_rest, assigned, blank)
+        # No issue known: Keras 3.15 defers values in a `StatelessScope` alone, which
+        # takes assignments away as well.
         setattr(cls, name, functools.partialmethod(_defer, scope))
         _AT_REST.append(at_rest)
         try:
@@ -182,6 +185,7 @@ class _Scope:
 class _State:
     scope: _Scope
     initializer: Callable[..., Any]
+    become_plain: Callable[[], None]
     source: MappedArray | None = None
 
     @property
@@ -223,6 +227,16 @@ class _Lazy:
     def _value(self, value: Any) -> None:
         vars(self)[_VALUE] = value
 
+    def numpy(self) -> Any:
+        """Return the value as an array; a first value is not made its own by that."""
+        state = vars(self).get(_STATE)
+        if state is None or not state.scope.is_described or state.source is not None:
+            return super().numpy()  # type: ignore[misc]
+        if is_made_of_zeros(self):
+            zero = np.zeros((), keras.backend.standardize_dtype(self._dtype))
+            return np.broadcast_to(zero, self._shape).view(MappedArray)
+        return keras.ops.convert_to_numpy(_first(self, state))
+
     def assign(self, value: Any) -> Any:
         """Remember an array over a file; assign any other as ever."""
         if in_stateless_scope():  # of a trace, whose tensors are no values
@@ -258,8 +272,9 @@ def _defer(variable: Any, scope: _Scope, initializer: Callable[..., Any]) -> Non
     placeholder = scope.values.placeholder(variable)
     if placeholder is not None:
         variable._initialize(placeholder)
-    vars(variable)[_STATE] = _State(scope, initializer)
-    variable.__class__ = _lazy_form(cls)
+    # No issue known: a layer of Keras 3.15 makes variables of no other class.
+    undo = change_class(variable, _lazy_form(cls))
+    vars(variable)[_STATE] = _State(scope, initializer, undo)
     scope.deferred.append(weakref.ref(variable))
 
 
@@ -319,7 +334,7 @@ def _settle(variable: Any) -> None:
 
 def _become_plain(variable: Any) -> None:
     # Whoever has read the class before finds the value all the same.
-    variable.__class__ = type(variable).__mro__[2]
+    vars(variable)[_STATE].become_plain()
     del vars(variable)[_STATE]
 
 

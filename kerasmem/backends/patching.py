@@ -1,5 +1,6 @@
 """Wrap a method of one object, and unwrap it again in any order."""
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,28 @@ def call_before(
         observer()
         return original(*args, **kwargs)
 
+    # No issue known: Keras 3.15 tells no callback of a `fit` that was broken off, nor
+    # frameworks of counters that are set back.
     return patch_method(owner, name, observed)
+
+
+def change_class(owner: Any, cls: type) -> Callable[[], None]:
+    """Change the class of an object in place; its attributes stay. Return the undo.
+
+    Args:
+        owner: the object, which the undo does not keep alive.
+        cls: its new class.
+    """
+    before, alive = type(owner), weakref.ref(owner)
+    # Not `setattr`: that of Keras tracks what is set.
+    object.__setattr__(owner, "__class__", cls)
+
+    def undo() -> None:
+        owner = alive()
+        if owner is not None:
+            object.__setattr__(owner, "__class__", before)
+
+    return undo
 
 
 def nothing_to_undo() -> None:
@@ -120,17 +142,16 @@ class LayerCall:
 See = Callable[[LayerCall], Any]
 
 
-@contextmanager
-def observing(
+def observe_calls(
     layers: Iterable[Any], *, inputs: See | None = None, outputs: See | None = None
-) -> Iterator[None]:
-    """Return a scope in which calls of layers are seen, whoever makes them.
+) -> Callable[[], None]:
+    """Have calls of layers seen from now on, whoever makes them; return the undo.
 
     A layer that is called several times is seen as often. A layer that is called with
     symbols, to trace it, is seen with symbols.
 
     Args:
-        layers: the layers; afterwards they are as before.
+        layers: the layers; after the undo they are as before.
         inputs: sees each call before the layer runs. What it returns, if not None, is
             what the call gives: the layer does not run then. One that has run the
             layer returns the `LayerCall`, with its outputs.
@@ -140,8 +161,21 @@ def observing(
     with ExitStack() as hooks:
         for layer in {id(layer): layer for layer in layers}.values():
             for method in _methods(layer):
+                # No issue known: layers of Keras 3.15 have no hooks for their calls.
                 hooks.callback(patch_method(layer, method, partial(watch, layer)))
+        return hooks.pop_all().close
+
+
+@contextmanager
+def observing(
+    layers: Iterable[Any], *, inputs: See | None = None, outputs: See | None = None
+) -> Iterator[None]:
+    """Return a scope in which calls of layers are seen, see `observe_calls`."""
+    undo = observe_calls(layers, inputs=inputs, outputs=outputs)
+    try:
         yield
+    finally:
+        undo()
 
 
 def _methods(layer: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """Variables: those of a compiled step, and the weights of a layer that is built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,6 +12,41 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends.lazy import LazyValues
+
+
+class VariableShape:
+    """The shape of a variable, for an optimizer that creates slots for the variable.
+
+    Args:
+        shape: the shape.
+        dtype: the type of an entry.
+        name: the name.
+        path: the path.
+    """
+
+    overwrite_with_gradient = False
+    trainable = True
+
+    def __init__(self, shape: Sequence[int], dtype: str, name: str, path: str) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self.name, self.path = name, path
+        self._unique_id = id(self)  # by which the TensorFlow optimizer tells variables
+
+    @classmethod
+    def of(cls, variable: Any, dtype: str | None = None) -> Any:
+        """Return the shape of a variable, with another type if one is given."""
+        stored = str(keras.backend.standardize_dtype(dtype or variable.dtype))
+        shape = cls(variable.shape, stored, variable.name, variable.path)
+        shape.trainable = variable.trainable
+        with_gradient = getattr(variable, "overwrite_with_gradient", False)
+        shape.overwrite_with_gradient = with_gradient
+        return shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
+        return np.zeros((), dtype or "float32")
+
+    def __jax_array__(self) -> Any:
+        return keras.ops.zeros(())
 
 
 class StepState:

@@ -1,11 +1,10 @@
 """BatchNormalization that ends its training as inference will compute it."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import keras
 
-from kerasmem.backends.patching import LayerCall, observing
+from kerasmem.backends.patching import LayerCall, observe_calls
 from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.checks import Real
 from kerasmem.graph.flat_calls import flatten
@@ -43,15 +42,14 @@ class FreezeBatchNorm(AttachedCallback):
         """Freeze the layers if it is time."""
         is_due = epoch >= self._after * self.params["epochs"]
         if is_due and self._attachment is None:
-            always, undo = _always_trained(self.model), ExitStack()
+            always = _always_trained(self.model)
             norms = [
                 layer
                 for layer in sublayers(self.model)
                 if isinstance(layer, keras.layers.BatchNormalization)
                 and id(layer) not in always
             ]
-            undo.enter_context(observing(norms, inputs=_in_inference))
-            self.attach(self.model, undo.close)
+            self.attach(self.model, observe_calls(norms, inputs=_in_inference))
 
 
 def _in_inference(call: LayerCall) -> Any:

@@ -184,6 +184,7 @@ def _warnings_in_one_line() -> Iterator[None]:
             else:
                 default(message, category, *rest)  # pyright: ignore[reportArgumentType]
 
+        # No issue: the documentation of Python names this as the way to do it.
         warnings.showwarning = show  # pyright: ignore[reportAttributeAccessIssue]
         warnings.simplefilter("always", KerasMemWarning)
         yield

@@ -251,6 +251,7 @@ def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]
         places[keras.metrics.Metric, "add_variable"] = budget.counting
     with _ONE_THREAD:
         originals = {place: getattr(*place) for place in places}
+        # No issue known: Keras 3.15 bounds what an archive inflates to, not a config.
         for place, original in originals.items():
             setattr(*place, places[place](original))
         try:

@@ -329,6 +329,7 @@ def save_beside(model: Any, file: os.stat_result) -> None:
         with replacing(filepath) as new_file:
             save(new_file, *overwrite, **options)
 
+    # No issue known: Keras 3.15 empties a file before it asks the model for anything.
     patch_method(model, "save", save_safely)
 
 

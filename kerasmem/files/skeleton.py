@@ -329,8 +329,10 @@ def _unwrapped(
             return read(original.__getitem__(store, key), most_bytes)
 
         original = type(store)
+        # No issue known: Keras 3.15 makes the store itself, of a class of its own.
         store.__class__ = type("Reading", (original,), {"__getitem__": get})
         load_own_variables(store)
 
+    # No issue known: nothing else in Keras 3.15 sees the store before the layers do.
     unpatch = patch_method(model, "load_own_variables", load)
     return model

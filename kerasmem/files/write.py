@@ -9,8 +9,8 @@ import math
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ import h5py
 import keras
 import numpy as np
 
+# Private: the only way to give Keras a store that hands arrays on, see `save_parts`.
+from keras.src.saving.saving_lib import H5IOStore  # noqa: TID251
+
 from kerasmem.backends import current
 from kerasmem.backends.lazy import (
     first_value,
@@ -26,9 +29,10 @@ from kerasmem.backends.lazy import (
     lazy_variables,
     source_at_rest,
 )
-from kerasmem.backends.patching import patch_method
+from kerasmem.backends.mapped import MappedArray
+from kerasmem.backends.variables import VariableShape
 from kerasmem.errors import KerasMemError, OutputError
-from kerasmem.files.archive import CONFIG, WEIGHTS, opened_weights
+from kerasmem.files.archive import WEIGHTS
 from kerasmem.files.chunks import WrittenArray
 from kerasmem.files.load import first_reason
 from kerasmem.files.skeleton import CodedModel
@@ -38,13 +42,10 @@ from kerasmem.files.weights import (
     WeightsFile,
     is_numbers,
 )
-from kerasmem.graph.clone import fresh_optimizer
-from kerasmem.graph.full_configs import full_configs
-from kerasmem.graph.layers import sublayers
+from kerasmem.graph.saving import fresh_optimizer, save_parts, save_untrained
 from kerasmem.graph.values import nbytes
 from kerasmem.stages import Progress
 
-_DATED = "metadata.json"
 _PIECE = 1 << 20
 
 _MOST_DEFLATED_TWICE = 4 << 20
@@ -90,61 +91,32 @@ def write_model(
         ModelError: if the optimizer cannot be made anew.
         OutputError: if Keras cannot save the model.
     """
-    rest, weights = path.with_name("rest.keras"), path.with_suffix(".h5")
-    with ExitStack() as scope:
+    rest, weights = path.with_suffix(".rest"), path.with_suffix(".h5")
+    optimizer = None if include_optimizer else _new_optimizer(model, slots=slots)
+    deflated = zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(path, "w", deflated, compresslevel=9) as archive:
         progress = Progress("writing the file", sum(map(nbytes, model.variables)))
-        file = scope.enter_context(WeightsFile(weights, coding, progress))
-        record = WrittenModel(coding, file.written)
-        if not include_optimizer:
-            scope.enter_context(new_optimizer(model, slots=slots))
-
-        def prepare(store: Any) -> None:
-            fields = {"into": file, "written": record}
-            store.__class__ = type("HandingOver", (_HandingOver, type(store)), fields)
-
-        with _before_saving(model, prepare):
-            save_by_keras(model, rest)
-        with opened_weights(rest) as other:
-            if other is not None:
-                record.words.update(file.put_rest(other))
-    with (
-        zipfile.ZipFile(rest) as source_archive,
-        zipfile.ZipFile(
-            path, "w", zipfile.ZIP_DEFLATED, compresslevel=9
-        ) as target_archive,
-    ):
-        for member in source_archive.infolist():
-            _write_member(source_archive, member, target_archive, weights, coding)
+        with WeightsFile(weights, coding, progress) as file:
+            record = WrittenModel(coding, file.written)
+            store = _HandingOver(rest, file, record)
+            try:
+                with _errors_of_saving(model.name):
+                    wrap = _coded if coding == "entropy" else str
+                    save_parts(model, archive, store, optimizer, wrap)
+                record.words.update(file.put_rest(store.h5_file))
+            finally:
+                store.close()
+        if coding == "stored" or weights.stat().st_size > _MOST_DEFLATED_TWICE:
+            _write_aligned(archive, weights)
+        else:
+            archive.write(weights, WEIGHTS)
     rest.unlink()
     weights.unlink()
     return record
 
 
-def _write_member(
-    stored: zipfile.ZipFile,
-    member: zipfile.ZipInfo,
-    archive: zipfile.ZipFile,
-    weights: Path,
-    coding: Coding,
-) -> None:
-    if member.filename == WEIGHTS:
-        if coding == "stored" or weights.stat().st_size > _MOST_DEFLATED_TWICE:
-            _write_aligned(archive, weights)
-        else:
-            archive.write(weights, WEIGHTS)
-    elif member.filename == CONFIG and coding == "entropy":
-        config = CodedModel.wrap(json.loads(stored.read(member)))
-        archive.writestr(CONFIG, json.dumps(config))
-    elif member.filename == _DATED:
-        # As it is: deflated, its size would change with the second.
-        archive.writestr(_DATED, stored.read(member), zipfile.ZIP_STORED)
-    else:
-        large = member.file_size >= 1 << 31
-        with (
-            stored.open(member) as reader,
-            archive.open(member.filename, "w", force_zip64=large) as writer,
-        ):
-            shutil.copyfileobj(reader, writer, _PIECE)
+def _coded(config: str) -> str:
+    return json.dumps(CodedModel.wrap(json.loads(config)))
 
 
 def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
@@ -165,29 +137,27 @@ def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
         shutil.copyfileobj(reader, writer, _PIECE)
 
 
-_Store: Any = object
+class _HandingOver(H5IOStore):
+    """A store of Keras that hands the arrays that go into it to a file.
 
-
-class _HandingOver(_Store):
-    """What a class of Keras's stores becomes to hand arrays that go into it to a file.
-
-    Attributes:
+    Args:
+        path: where the store keeps the rest.
         into: the file.
         written: gets the variables that arrays are the values of.
     """
 
-    into: WeightsFile
-    written: WrittenModel
+    def __init__(self, path: Path, into: WeightsFile, written: WrittenModel) -> None:
+        super().__init__(path, mode="w")
+        self.into = into
+        self.written = written
 
     def __setitem__(self, key: str, value: Any) -> None:
         form, blocks = _entries(value)
         if not is_numbers(form[1]):
             super().__setitem__(key, value)
             return
-        if not isinstance(self._h5_entry_group, h5py.Group):
-            # A number in its place makes the group that it is in.
-            super().__setitem__(key, np.zeros((), "int8"))
-            super().__delitem__(key)
+        if not self._h5_entry_initialized:
+            self._create_h5_group(self._h5_entry_path)
         name = _path(self, key)
         self.into.put(name, form, blocks)
         if isinstance(value, keras.Variable):
@@ -228,34 +198,10 @@ def _path(store: Any, key: str) -> str:
     return name.removeprefix("/")
 
 
-@contextmanager
-def _before_saving(model: Any, prepare: Callable[[Any], None]) -> Iterator[None]:
-    """Return a scope in which something is done to the store before Keras uses it.
-
-    Args:
-        model: that Keras saves in the scope.
-        prepare: takes the store.
-    """
-    save_own_variables, name = model.save_own_variables, "save_own_variables"
-
-    def save(store: Any) -> None:
-        # The model is the first to be saved. All others write to the same store.
-        prepare(store)
-        save_own_variables(store)
-
-    own = vars(model).get(name)
-    object.__setattr__(model, name, save)
-    try:
-        yield
-    finally:
-        if own is None:
-            object.__delattr__(model, name)
-        else:
-            object.__setattr__(model, name, own)
-
-
 def _entries(value: Any) -> tuple[Any, Iterator[np.ndarray]]:
     """Return shape and type of what Keras stores, and its entries in blocks."""
+    if isinstance(value, MappedArray):
+        return (value.shape, value.dtype), value.pieces(_PIECE)
     if not isinstance(value, keras.Variable):
         array = keras.ops.convert_to_numpy(value)
     elif (source := source_at_rest(value)) is not None:
@@ -279,51 +225,37 @@ def _zeros(size: int, dtype: np.dtype) -> Iterator[np.ndarray]:
 def save_stored(model: Any, path: Path) -> None:
     """Save `model` as Keras itself does, without any state of the optimizer.
 
-    Its size is what a smaller file is fairly compared with. Keras mostly keeps all of
-    such a file in memory before it writes it; here its weights go to the disk.
+    Its size is what a smaller file is fairly compared with.
+
+    Raises:
+        OutputError: if Keras cannot save the model.
     """
-    weights = path.with_suffix(".h5")
-
-    def prepare(store: Any) -> None:
-        if store.archive is None:  # with so little memory Keras does the same
-            return
-        attributes = dict(store._h5_entry_group.attrs)
-        store.h5_file.close()
-        store.io_file, store.archive = weights.open("w+b"), None
-        store.h5_file = h5py.File(store.io_file, "w")
-        store.make(store._h5_entry_path, attributes)
-
-    with fresh_optimizer(model), _before_saving(model, prepare):
-        save_by_keras(model, path)
-    if weights.exists():
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.write(weights, WEIGHTS)
-        weights.unlink()
+    with _errors_of_saving(model.name):
+        save_untrained(model, path)
 
 
-def save_by_keras(model: Any, path: Path) -> None:
-    """Save a model as Keras itself does.
+@contextmanager
+def _errors_of_saving(name: str) -> Iterator[None]:
+    """Return a scope for what Keras does to save the model of a name.
 
     Raises:
         OutputError: if it cannot.
     """
     try:
-        with full_configs(sublayers(model)):
-            model.save(path)
+        yield
     except (KerasMemError, OSError):  # of the disk, and told as that
         raise
     except Exception as error:  # what a class of the user's own raises has no limit
         raise OutputError(
-            f"Keras cannot save the model {model.name!r}: {first_reason(error)}"
+            f"Keras cannot save the model {name!r}: {first_reason(error)}"
         ) from error
 
 
-@contextmanager
-def new_optimizer(model: Any, *, slots: bool) -> Iterator[None]:
-    """Return a scope in which a model has its optimizer as before the first step.
+def _new_optimizer(model: Any, *, slots: bool) -> Any | None:
+    """Return the optimizer of a model as before the first step.
 
     Args:
-        model: any model; one that is not compiled is left as it is.
+        model: any model; one that is not compiled has none.
         slots: whether the optimizer has them.
 
     Raises:
@@ -331,47 +263,8 @@ def new_optimizer(model: Any, *, slots: bool) -> Iterator[None]:
     """
     built_for = [*model.trainable_variables] if slots else None
     if built_for and any(source_at_rest(v) is not None for v in built_for):
-        built_for = [*map(_Shape, built_for)]
+        built_for = [*map(VariableShape.of, built_for)]
     values = current().lazy_values()
     is_lazy = values.why_not() is None
-    with ExitStack() as scope:
-        # What Keras makes later is none of an optimizer.
-        with lazy_variables(values, described=True) if is_lazy else nullcontext():
-            scope.enter_context(fresh_optimizer(model, built_for=built_for))
-        if is_lazy and model.compiled and model.optimizer is not None:
-            _save_slots_unread(model.optimizer)
-        yield
-
-
-def _save_slots_unread(optimizer: Any) -> None:
-    """Have the new optimizer save its variables, not values that they have not yet."""
-    base = keras.optimizers.Optimizer.save_own_variables
-    if type(optimizer).save_own_variables is not base:
-        return
-
-    def save(_: Any, store: Any) -> None:
-        for number, variable in enumerate(optimizer.variables):
-            store[str(number)] = variable
-
-    patch_method(optimizer, "save_own_variables", save)
-
-
-class _Shape:
-    """What an optimizer asks of a variable when it makes the slots of it."""
-
-    overwrite_with_gradient = False
-
-    def __init__(self, variable: Any) -> None:
-        self.shape, self.dtype = tuple(variable.shape), variable.dtype
-        self.name, self.path = variable.name, variable.path
-        self.trainable = True
-        self.overwrite_with_gradient = getattr(
-            variable, "overwrite_with_gradient", False
-        )
-        self._unique_id = id(self)  # by which TensorFlow's optimizer tells variables
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
-        return np.zeros((), dtype or "float32")
-
-    def __jax_array__(self) -> Any:
-        return keras.ops.zeros(())
+    with lazy_variables(values, described=True) if is_lazy else nullcontext():
+        return fresh_optimizer(model, built_for)

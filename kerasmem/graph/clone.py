@@ -29,7 +29,7 @@ from kerasmem.graph.from_config import (
     set_compiled_attributes,
     takes,
 )
-from kerasmem.graph.full_configs import full_configs, no_copy
+from kerasmem.graph.full_configs import no_copy
 from kerasmem.graph.layers import (
     check_built,
     has_graph,
@@ -39,6 +39,7 @@ from kerasmem.graph.layers import (
     own_graph,
     sublayers,
 )
+from kerasmem.graph.saving import save_untrained, unbuilt_copy
 from kerasmem.graph.values import to_numpy
 
 _NOT_THE_USERS = ("keras", "kerasmem", *BACKENDS, "builtins", "abc")
@@ -68,7 +69,7 @@ def clone(model: Any) -> Any:
     with keras.saving.custom_object_scope(objects), current().replicating(model):
         copy = made_of_config(model, layers)
         if copy is not None and model.compiled:
-            _anew(model.optimizer)  # the clear error, if it cannot be
+            unbuilt_copy(model.optimizer)  # the clear error, if it cannot be
             lambdas = lambdas_in(model._compile_config.config)
             settings = settings_of(model.get_compile_config(), objects, lambdas)
             if not compile_with(copy, settings):
@@ -114,8 +115,8 @@ def reloaded(model: Any) -> Any:
 
 def _save(model: Any, path: Path) -> None:
     """Save a model without the state of its optimizer."""
-    with lambdas_allowed(), fresh_optimizer(model), full_configs(sublayers(model)):
-        model.save(path)
+    with lambdas_allowed():
+        save_untrained(model, path)
 
 
 @contextmanager
@@ -262,46 +263,6 @@ def _saved_class(cls: type) -> type:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and hasattr(value, "__name__")
-
-
-@contextmanager
-def fresh_optimizer(
-    model: Any, *, built_for: Sequence[Any] | None = None
-) -> Iterator[None]:
-    """Let `model` have, for a moment, its optimizer without anything learned.
-
-    Args:
-        model: any model; one that is not compiled is left as it is.
-        built_for: variables that the stand-in has slots for (of zeros, mostly), or
-            what stands for them; None for none.
-
-    Raises:
-        ModelError: if the optimizer's config does not describe it.
-    """
-    trained = model.optimizer if model.compiled else None
-    if trained is None:
-        yield
-        return
-    fresh = _anew(trained)
-    if built_for is not None:
-        fresh.build(built_for)
-    # Not `setattr`: that would make Keras track the stand-in.
-    object.__setattr__(model, "optimizer", fresh)
-    try:
-        yield
-    finally:
-        object.__setattr__(model, "optimizer", trained)
-
-
-def _anew(optimizer: Any) -> Any:
-    """Return an optimizer of the same settings without anything learned."""
-    try:
-        return type(optimizer).from_config(optimizer.get_config())
-    except TypeError as error:
-        raise ModelError(
-            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
-            f"config: {error}. Give it a `get_config` that tells its arguments."
-        ) from error
 
 
 @dataclass(frozen=True)

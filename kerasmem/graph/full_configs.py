@@ -66,6 +66,7 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
             # Keras looks here for whether it is to add the recorded arguments.
             is_default = arguments is None and has_default
             get_config._is_default = is_default  # type: ignore[attr-defined]
+            # No issue known for layers of users; see `_OMITTED` for those of KerasHub.
             object.__setattr__(layer, "get_config", get_config)
             changed_layers.append(layer)
         yield

@@ -4,14 +4,14 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import keras
 
-from kerasmem.graph.layers import as_it_was, set_class, sublayers
+from kerasmem.backends.patching import change_class
+from kerasmem.graph.layers import as_it_was, sublayers
 
 
 class Inside(NamedTuple):
@@ -220,9 +220,8 @@ def call_on_symbols(
         # A layer may keep symbols, such as its last logits, in attributes.
         for one in sublayers(layer):
             scopes.enter_context(as_it_was(one))
-            set_class(one, _on_symbols(type(one)))
-        # Not `setattr`: a layer that is built takes no other weight.
-        vars(layer).update(weights)
+            # No issue known: losses and shapes of layers of Keras 3.15 need values.
+            change_class(one, _on_symbols(type(one), weights if one is layer else {}))
         # What it assigns, such as the state of random numbers, stays in the scope.
         attributes = dict(vars(layer))
         with _ReadingScope() as scope:
@@ -259,12 +258,17 @@ class _KnownLengths(_OnSymbols):
         return with_known_lengths(self, inputs, spec)
 
 
-@cache
-def _on_symbols(cls: type) -> type:
-    """Return the subclass of a layer's class that runs on symbols."""
+def _on_symbols(cls: type, weights: Mapping[str, Any]) -> type:
+    """Return the subclass of a layer's class that runs on symbols.
+
+    Args:
+        cls: the class of the layer.
+        weights: symbols that are read in place of weights, by attribute.
+    """
     form = _KnownLengths if issubclass(cls, keras.layers.EinsumDense) else _OnSymbols
     form = _ReadCall if _inherits_spec(cls) else form
-    return type(cls.__name__, (form, cls), {"__module__": cls.__module__})
+    read = {name: property(lambda _, x=symbol: x) for name, symbol in weights.items()}
+    return type(cls.__name__, (form, cls), {"__module__": cls.__module__, **read})
 
 
 def with_known_lengths(layer: Any, inputs: Any, spec: Any) -> Any:

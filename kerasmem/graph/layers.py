@@ -164,12 +164,6 @@ def without_inputs(layers: Sequence[Any]) -> list[Any]:
     return [layer for layer in layers if not isinstance(layer, inputs)]
 
 
-def set_class(layer: Any, cls: type) -> None:
-    """Change the class of a layer in place; its attributes stay."""
-    # Not `setattr`: that of Keras tracks what is set.
-    object.__setattr__(layer, "__class__", cls)
-
-
 @contextmanager
 def as_it_was(layer: Any) -> Iterator[None]:
     """Return a scope that restores the class and the attributes of a layer."""
@@ -177,7 +171,8 @@ def as_it_was(layer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        set_class(layer, cls)
+        # Not `setattr`: that of Keras tracks what is set.
+        object.__setattr__(layer, "__class__", cls)
         for name in vars(layer).keys() - before.keys():
             del vars(layer)[name]
         vars(layer).update(before)

@@ -15,7 +15,11 @@ from typing import Any
 
 import keras
 
+# Private: how a graph hands `training` and the like on to its operations.
+from keras.src.models.functional import operation_fn  # noqa: TID251
+
 from kerasmem import backends
+from kerasmem.backends.patching import LayerCall, observe_calls
 from kerasmem.backends.recompute import Function
 from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
@@ -27,6 +31,9 @@ Recomputation = Callable[[Function], Function]
 
 Operator = Callable[[Any], Callable[..., Any]]
 """Returns what calls an operation with the arguments of the running call added."""
+
+Run = Callable[[Any, Operator], Any]
+"""Runs a graph by segments on its inputs; returns its outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,47 +114,37 @@ def recompute(
             run it; None for as ever.
     """
     opened_layer, graph = opened(model), graph_of(model)
-    run = partial(_run, graph, segments)
-    layer, call = graph, _graph_call(graph, run)
-    if opened_layer is not None:
-        layer, call = model, _layer_call(model, opened_layer, run)
-    return backends.patch_method(layer, "call", call)
+    run = backends.current().uncompiled(partial(_run, graph, segments))
+    if opened_layer is None:
+        return observe_calls([graph], inputs=partial(_replace_graph, run, graph))
+    return observe_calls([model], inputs=partial(_replace_layer, run, opened_layer))
 
 
-def _graph_call(graph: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of a graph's `call` that runs it by segments."""
-
-    def in_segments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # Private: there is no public place between a graph's call, which checks its
-        # arguments, and the loop over its nodes.
-        undo = backends.patch_method(graph, "_run_through_graph", run)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            undo()
-
-    in_segments = backends.current().uncompiled(in_segments)
-
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("training"):
-            return in_segments(original, *args, **kwargs)
-        return original(*args, **kwargs)
-
+def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
+    """Run the call of a graph by segments if it is in training."""
+    mask, context = call.kwargs.get("mask"), dict(call.kwargs)
+    context.pop("mask", None)
+    if not context.get("training"):
+        return None
+    # Private: there is no public place between a graph's call, which checks its
+    # arguments, and the loop over its nodes.
+    inputs = graph._standardize_inputs(call.args[0])
+    for x, own in zip(inputs, keras.tree.flatten(mask), strict=False):
+        if own is not None:
+            with_mask(x, own)
+    outputs = run(inputs, partial(operation_fn, **context))
+    is_one = isinstance(outputs, list | tuple) and len(outputs) == 1
+    call.outputs = outputs[0] if is_one else outputs
     return call
 
 
-def _layer_call(
-    layer: Any, known: Opened, run: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a wrapper of a layer's `call` that runs its graph by segments."""
-    run = backends.current().uncompiled(run)
-
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # Private: a `call` that takes no `training` is not told of it.
-        if not getattr(layer._get_call_context(), "training", None):
-            return original(*args, **kwargs)
-        return run(original, known.inputs(layer, args, kwargs), _in_training)
-
+def _replace_layer(run: Run, known: Opened, call: LayerCall) -> LayerCall | None:
+    """Run the graph of a layer by segments if it is in training."""
+    # Private: a `call` that takes no `training` is not told of it.
+    if not getattr(call.layer._get_call_context(), "training", None):
+        return None
+    inputs = known.inputs(call.layer, call.args, call.kwargs)
+    call.outputs = run(inputs, _in_training)
     return call
 
 
@@ -165,7 +162,6 @@ def _in_training(operation: Any) -> Callable[..., Any]:
 def _run(
     graph: Any,
     segments: Sequence[tuple[Segment, Recomputation | None]],
-    _original: Callable[..., Any],
     inputs: Any,
     operation_fn: Operator,
 ) -> Any:

@@ -45,6 +45,7 @@ class JaxProfiler:
             )
 
         self._original = original
+        # No issue known: Keras 3.15 gives no callback the batch or the state of a step.
         self._followed.model.train_function = self._step
 
     def stop(self) -> Profile:

@@ -174,6 +174,8 @@ class JaxSteps(Steps):
                 variables[place] = total
             return trainable, variables
 
+        # Not `apply`: an optimizer that scales the loss would check each part for
+        # nonfinite numbers. No issue known: Keras 3.15 has no hook for an update.
         return patch_method(optimizer, "stateless_apply", update)
 
     def adopt(self, state: Any, variables: Sequence[Any]) -> Any:

@@ -50,6 +50,7 @@ class OptimizerState(StepState):
         )
         variable.assign(value)
         super().__init__(variable, np.array)
+        # No issue known: all that an update of Keras 3.15 is given is saved as well.
         self._undo = [
             patch_method(saved, method, self._without)
             for saved in {id(o): o for o in (optimizer, self._optimizer)}.values()

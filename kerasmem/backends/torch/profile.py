@@ -8,9 +8,10 @@ from typing import Any
 
 import keras
 import torch
+from torch.overrides import TorchFunctionMode
 
 from kerasmem.backends.gradients import around_apply
-from kerasmem.backends.patching import LayerCall, observing, patch_method
+from kerasmem.backends.patching import LayerCall, observe_calls
 from kerasmem.backends.profile import (
     AllocatorTrace,
     Followed,
@@ -195,11 +196,26 @@ def follow(followed: Followed, say: Say) -> Callable[[], None]:
         paths = {id(layer): path or None for layer, path in followed.layers}
         layers = [layer for layer, _ in followed.layers]
         run = partial(scopes.run, paths)
-        hooks.enter_context(observing(layers, inputs=run))
-        hooks.callback(patch_method(model, "compute_loss", scopes.around_loss))
+        hooks.callback(observe_calls(layers, inputs=run))
+        hooks.enter_context(_Backward(say))
         hooks.callback(around_apply(model.optimizer, scopes.around_update))
         say("input", None)
         return hooks.pop_all().close
+
+
+class _Backward(TorchFunctionMode):
+    """Has `say` called where a step begins its backward phase."""
+
+    def __init__(self, say: Say) -> None:
+        super().__init__()
+        self._say = say
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.backward:
+            self._say("backward", None)
+        return func(*args, **(kwargs or {}))
 
 
 class _Scopes:
@@ -225,11 +241,6 @@ class _Scopes:
             self._say("forward", outside)
         self._hook(call.outputs, path)
         return call
-
-    def around_loss(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = original(*args, **kwargs)
-        self._hook(loss, None)
-        return loss
 
     def around_update(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._say("optimizer", None)

@@ -376,6 +376,7 @@ def _exchange(
     ]
     for layer, name in holders:
         if is_fake:
+            # No issue known: Keras 3.15 exchanges no weight of a layer that is built.
             vars(layer)[name] = stand_in
         else:
             exchange_weight(layer, name, weight, stand_in)
@@ -384,7 +385,8 @@ def _exchange(
             if variable is not weight:
                 owner._track_variable(variable)
                 if is_fake:
-                    # As an attribute as well: so a `tf.train.Checkpoint` finds it.
+                    # As an attribute as well: so a `tf.train.Checkpoint` finds it. No
+                    # issue known; Keras 3.15 shows it variables in attributes alone.
                     setattr(owner, f"_{variable.name}", variable)
     return [layer for layer, _ in holders]
 

@@ -7,8 +7,8 @@ import keras
 from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.saving import unbuilt_copy
 from kerasmem.memory.estimate.cards import CARDS, is_card
-from kerasmem.memory.estimate.variables import unbuilt_copy
 
 DEVICES = ("gpu", "cpu")
 

@@ -18,7 +18,7 @@ from kerasmem.graph.input_shapes import (
     open_lengths,
     with_lengths,
 )
-from kerasmem.graph.layers import has_own_step, own_graph, set_class
+from kerasmem.graph.layers import has_own_step, own_graph
 from kerasmem.memory.estimate.generation import generated_shapes
 from kerasmem.memory.estimate.request import Input, Request
 from kerasmem.memory.program import Tensor
@@ -238,22 +238,14 @@ def run_once(request: Request, batch: Any) -> None:
     if not request.training:
         model.predict_on_batch(parts[0])
         return
-    cls = type(model)
-    if has_own_step(model) and not isinstance(model, _PackedBatches):
-        set_class(model, type(cls.__name__, (_PackedBatches, cls), {}))
+    if has_own_step(model):  # which `fit` gives only those parts that there are
+        x, y, weight = parts
+        samples = len(keras.tree.flatten(x)[0])
+        model.fit(
+            x, y, sample_weight=weight, batch_size=samples, shuffle=False, verbose=0
+        )
+        return
     model.train_on_batch(*parts)
-
-
-class _PackedBatches(keras.Model):
-    """A model whose `train_on_batch` passes the parts that there are, as `fit` does."""
-
-    def __init_subclass__(cls, **_: Any) -> None:
-        """Skip the hook of a user's class, which may register its subclasses."""
-
-    def train_step(self, *arguments: Any) -> Any:
-        """Train on a batch without the parts that are `None`."""
-        *state, data = arguments
-        return super().train_step(*state, keras.utils.pack_x_y_sample_weight(*data))
 
 
 def _like_inputs(model: Any, tensors: list[Any]) -> Any:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
-from kerasmem.errors import ModelError
-from kerasmem.graph.layers import set_class
+from kerasmem.backends.variables import VariableShape
+from kerasmem.graph.saving import unbuilt_copy
 from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding, shard_shape
@@ -150,22 +149,6 @@ def optimizer_slots(
     return ledger.slots
 
 
-def unbuilt_copy(optimizer: Any) -> Any:
-    """Return an unbuilt copy of an optimizer.
-
-    Raises:
-        ModelError: if the optimizer's config does not describe it.
-    """
-    try:
-        return type(optimizer).from_config(optimizer.get_config())
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
-            f"config: {error}. Expected: a `get_config` that tells its arguments. "
-            f"Received: optimizer={optimizer!r}. Next: write one."
-        ) from error
-
-
 @dataclass
 class _Ledger:
     backend: str
@@ -191,24 +174,15 @@ class _Ledger:
         return name.removeprefix(longest), prefixes[longest]
 
 
-class _StandIn:
+class _StandIn(VariableShape):
     """Has the shape of a variable and holds one number."""
 
-    overwrite_with_gradient = False
     _layout: Any = None
 
-    def __init__(self, shape: Sequence[int], dtype: str, name: str, path: str) -> None:
-        self.shape, self.dtype = tuple(shape), dtype
-        self.name, self.path, self.trainable = name, path, True
-        self._unique_id = id(self)  # by which the TensorFlow optimizer tells variables
-
     @classmethod
-    def of(cls, v: Any, dtype: str | None = None) -> "_StandIn":
-        stored_dtype = str(keras.backend.standardize_dtype(dtype or v.dtype))
-        stand_in = cls(v.shape, stored_dtype, v.name, v.path)
-        stand_in.trainable = v.trainable
-        stand_in.overwrite_with_gradient = getattr(v, "overwrite_with_gradient", False)
-        stand_in._layout = getattr(v, "_layout", None)
+    def of(cls, variable: Any, dtype: str | None = None) -> "_StandIn":
+        stand_in = super().of(variable, dtype)
+        stand_in._layout = getattr(variable, "_layout", None)
         return stand_in
 
     @property
@@ -221,22 +195,19 @@ class _StandIn:
         """Bytes that one device holds of it."""
         return math.prod(self.held) * width(self.dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: FBT001
-        return np.zeros((), dtype or "float32")
-
-    def __jax_array__(self) -> Any:
-        return keras.ops.zeros(())
-
 
 def _shell(optimizer: Any, ledger: _Ledger) -> Any:
     """Return an unbuilt copy that writes its slots into `ledger`."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
-    shell = unbuilt_copy(optimizer)
-    cls = type(shell)
-    # Afterwards: `from_config` may return a fixed class, and a constructor may create
-    # variables.
-    set_class(shell, type(cls.__name__, (_RecordsSlots, cls), {"ledger": ledger}))
+    # First of its own class: `from_config` may return another one.
+    plain = unbuilt_copy(optimizer)
+    cls = type(plain)
+    recording = type(cls.__name__, (_RecordsSlots, cls), {})
+    shell = recording.from_config(plain.get_config())
+    if not isinstance(shell, recording):
+        shell = recording(**plain.get_config())
+    shell.ledger = ledger
     inner = getattr(shell, "inner_optimizer", None)
     if inner is not None:
         shell.inner_optimizer = _shell(inner, ledger)
@@ -267,20 +238,16 @@ def _shell_of_many(optimizer: Any, ledger: _Ledger) -> Any:
 class _RecordsSlots(keras.optimizers.Optimizer):
     """Writes the variables of an optimizer into a ledger instead of making them."""
 
-    ledger: _Ledger
+    ledger: _Ledger | None = None  # None while a constructor may make variables
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Skip the hook of a user's class, which may register its subclasses."""
 
-    def add_variable(
-        self,
-        shape: Sequence[int],
-        *_: Any,
-        dtype: Any = None,
-        name: str = "",
-        **__: Any,
-    ) -> _StandIn:
+    def add_variable(self, shape: Sequence[int], *args: Any, **options: Any) -> Any:
         """Record a variable of any shape."""
+        if self.ledger is None:
+            return super().add_variable(shape, *args, **options)
+        dtype, name = options.get("dtype"), options.get("name", "")
         dtype_name = keras.backend.standardize_dtype(dtype)
         # As Keras names it, by which a distribution may know it.
         slot = _StandIn(shape, dtype_name, name, f"{self.name}/{name}")
@@ -289,9 +256,13 @@ class _RecordsSlots(keras.optimizers.Optimizer):
         return slot
 
     def add_variable_from_reference(
-        self, reference_variable: Any, name: str | None = None, **_: Any
-    ) -> _StandIn:
+        self, reference_variable: Any, name: str | None = None, **options: Any
+    ) -> Any:
         """Record a variable of the shape of another one."""
+        if self.ledger is None:
+            return super().add_variable_from_reference(
+                reference_variable, name, **options
+            )
         v, path = reference_variable, f"{reference_variable.path}/{name}"
         slot = _StandIn(v.shape, v.dtype, name or "variable", path)
         slot._layout = v._layout

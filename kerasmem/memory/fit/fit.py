@@ -48,6 +48,7 @@ class Installation(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
         """Put the training step in."""
         self._training.whole = self.model.train_function
+        # No issue known: `fit` of Keras 3.15 runs the compiled step of the model alone.
         self.model.train_function = self._training
         self._training.begin_epoch(epoch)
         self._epoch = epoch
@@ -59,6 +60,7 @@ class Installation(keras.callbacks.Callback):
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
         """Put the step of a validation in."""
         self._evaluation.begin(self.model.test_function, self._epoch)
+        # No issue known: likewise for a validation.
         self.model.test_function = self._evaluation
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002

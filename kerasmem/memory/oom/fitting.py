@@ -196,8 +196,7 @@ def _fewest_fitting(
 
     The need grows in a straight line with the samples, nearly: so the line through a
     size that fits and one that does not is followed to where nothing is spare, and
-    after a few looks the middle. Each look may be a trace in a process of its own: few
-    are made.
+    after a few looks the middle. Each look is an analytic estimate.
     """
     fitting, looks = batch_size, 0
     while fitting - failing > max(1, failing // 16):
