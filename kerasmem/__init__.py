@@ -27,7 +27,6 @@ def _is_command() -> bool:
 
 
 def _public() -> dict[str, tuple[str, str]]:
-    """Return the module and the name in it of every import of `kerasmem/public.py`."""
     source = pkgutil.get_data("kerasmem", "public.py") or b""
     return {
         alias.asname or alias.name: (node.module or "", alias.name)

@@ -145,7 +145,6 @@ class Real:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number as an int or a float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     number = int(value) if isinstance(value, numbers.Integral) else float(value)

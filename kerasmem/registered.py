@@ -27,7 +27,7 @@ optional.register(
         "estimate_by_plan": "kerasmem.extras.plans:estimate",
         "export": "kerasmem.extras.litert:export",
         "load_legacy": "kerasmem.extras.legacy.read:load_legacy",
-        "model_card": "kerasmem.extras.language.card:model_card",
+        "model_card": "kerasmem.extras.language.model_card:model_card",
         "scope": "kerasmem.extras.growth:scope",
     }
 )

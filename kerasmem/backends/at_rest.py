@@ -22,6 +22,7 @@ from kerasmem.backends.heap import trim_heap
 from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.errors import OutputError
+from kerasmem.types import Variable
 
 MOST_LENT_BYTES = 32 << 20
 """Of the values that are in memory at a time; one that is larger is there alone."""
@@ -54,7 +55,7 @@ class Offloaded:
         self._bytes_freed = 0
         self._last: MappedArray | None = None
 
-    def value(self, variable: Any, source: MappedArray) -> Any:
+    def value(self, variable: Variable, source: MappedArray) -> Any:
         """Return a tensor of what a variable has in a file, the same for a while."""
         key = id(variable)
         known = self._lent.get(key)
@@ -80,7 +81,7 @@ class Offloaded:
         self._last = source
         return source.aligned()
 
-    def keeps(self, variable: Any) -> bool:
+    def keeps(self, variable: Variable) -> bool:
         """Return whether the value of a variable is one for a file."""
         return math.prod(variable.shape) >= _LEAST_KEPT
 
@@ -128,7 +129,6 @@ class Offloaded:
             trim_heap()
 
     def _room(self, size: int) -> tuple[mmap.mmap, int, int]:
-        """Return a part of the file, where it begins, and a free place in it."""
         place, region = -(-self._end // _ALIGNMENT) * _ALIGNMENT, self._region
         if region is None or place + size > self._start + len(region):
             self._start, length = place, max(_REGION_BYTES, size)

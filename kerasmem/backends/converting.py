@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelError, first_line, text_of
+from kerasmem.types import Model, Node
 
 _NEEDS_STATIC = "TensorListReserve"
 _NO_KERNELS = {"Tensor"}
@@ -44,7 +45,7 @@ class Argument:
 
 def to_litert(
     call: Callable[..., Sequence[Any]],
-    model: Any,
+    model: Model,
     arguments: Sequence[Argument],
 ) -> bytes:
     """Return a LiteRT file of `call`, whose outputs it names `output_0` and so on.
@@ -81,7 +82,6 @@ def to_litert(
 def _endpoint(
     call: Callable[..., Sequence[Any]], arguments: Sequence[Argument]
 ) -> tuple[Callable[..., dict[str, Any]], list[Any]]:
-    """Return `call` with names for its outputs, and the signature of its inputs."""
     import tensorflow as tf
 
     def outputs(*tensors: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _endpoint(
     return outputs, [tf.TensorSpec(a.shape, a.dtype, name=a.name) for a in arguments]
 
 
-def _why_not(model: Any, text: str) -> str:
+def _why_not(model: Model, text: str) -> str:
     names = re.findall(r"'tf\.(\w+)' op|\btf\.(\w+)\(|'tf\.(\w+)' that was", text)
     missing = sorted({name for found in names for name in found if name} - _NO_KERNELS)
     if _NEEDS_STATIC in missing:
@@ -132,7 +132,7 @@ def quiet() -> Iterator[None]:
 
 
 def to_onnx(
-    call: Callable[..., Sequence[Any]], model: Any, arguments: Sequence[Argument]
+    call: Callable[..., Sequence[Any]], model: Model, arguments: Sequence[Argument]
 ) -> bytes:
     """Return an ONNX file of `call`, whose outputs it names `output_0` and so on.
 
@@ -173,7 +173,6 @@ def to_onnx(
 
 
 def _onnx_model_of(function: Any, names: Sequence[str]) -> Any:
-    """Return the ONNX model of a traced function whose inputs have these names."""
     # What comes after the arguments are tensors that the function found around itself.
     inputs = [tensor.name for tensor in function.inputs[: len(names)]]
     outputs = {t.name: name for name, t in function.structured_outputs.items()}
@@ -190,8 +189,7 @@ def _onnx_model_of(function: Any, names: Sequence[str]) -> Any:
     return onnx_model
 
 
-def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
-    """Write `erfc(x)`, which is in the exact GELU, as `1 - erf(x)`."""
+def _erfc(graph: Any, node: Node, name: str, _: Any) -> None:
     dtype = graph.get_dtype(node.output[0])
     erf = graph.make_node("Erf", node.input, dtypes=[dtype])
     one = graph.make_const(f"{name}_one", np.ones((), np.float32))

@@ -12,6 +12,7 @@ import keras
 from kerasmem.backends.exhaustion import RefusalLog
 from kerasmem.backends.patching import nothing_to_undo
 from kerasmem.records import DeviceReading
+from kerasmem.types import Model, Tensors
 
 BFC = "bfc"
 CUDA_MALLOC_ASYNC = "cuda_malloc_async"
@@ -126,7 +127,7 @@ class StepOptions:
         """Return the scope in which a model is made that trains on every device."""
         return keras.distribution.DataParallel().scope()
 
-    def repeated(self, batch: Any) -> Any:
+    def repeated(self, batch: Tensors) -> Any:
         """Return what gives `fit` the same batch again and again."""
         return (batch for _ in itertools.repeat(None))
 
@@ -213,5 +214,5 @@ class DeviceBackend(ABC):
         """Return CUDA's number, from 0 among the visible, of each device's card."""
 
     @abstractmethod
-    def processes(self, model: Any) -> tuple[int, int]:
+    def processes(self, model: Model) -> tuple[int, int]:
         """Return the index of this process and the number that train together."""

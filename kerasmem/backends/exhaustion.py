@@ -141,7 +141,6 @@ _NARROW = re.compile(r"bfloat(16)|float(8)")
 
 
 def _tensor_bytes(tensor: re.Match[str]) -> int | None:
-    """Return the bytes of a tensor, None for a type that NumPy has no name for."""
     name = tensor["dtype"]
     entries = math.prod(int(n) for n in re.findall(r"\d+", tensor["shape"]))
     narrow = _NARROW.match(name)
@@ -187,7 +186,6 @@ def _device(text: str) -> str | None:
 
 
 def _of_cuda(text: str) -> dict[str, Any]:
-    """Return the figures that torch tells of a CUDA device."""
     matches = {name: one.search(text) for name, one in _FIGURES.items()}
     known = {name: _bytes(match) for name, match in matches.items() if match}
     if "capacity" not in known or "used" not in known:

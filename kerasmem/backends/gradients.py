@@ -12,12 +12,13 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends.patching import patch_method
+from kerasmem.types import Model, Optimizer, Tensor, Variable
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
 """Called with gradients and variables; what it returns is called after the update."""
 
 
-def innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Optimizer) -> Any:
     """Return the optimizer that updates, below any that only scale the loss."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
@@ -64,7 +65,7 @@ def _match(*lists: Any) -> bool:
 
 
 def _observe_clipping(
-    optimizer: Any,
+    optimizer: Optimizer,
     begin: Callable[..., None],
     end: Callable[[], None],
     note: Callable[..., None],
@@ -73,11 +74,11 @@ def _observe_clipping(
     # micro-batches, `_backend_update_step` has clipped ones. Between them,
     # `_clip_gradients` gets them unscaled and accumulated. With accumulation JAX runs
     # this code in every step, and reverts the assignments of a step without an update.
-    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def clip(original: Model, *args: Any, **kwargs: Any) -> Any:
         note(*args, **kwargs)
         return original(*args, **kwargs)
 
-    def update(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(original: Model, *args: Any, **kwargs: Any) -> Any:
         begin(*args, **kwargs)
         updated = original(*args, **kwargs)
         end()
@@ -92,10 +93,10 @@ def _observe_clipping(
 
 
 def _observe_apply(
-    optimizer: Any, begin: Callable[..., None], end: Callable[[], None]
+    optimizer: Optimizer, begin: Callable[..., None], end: Callable[[], None]
 ) -> Callable[[], None]:
     # Each inner optimizer gets a part of the gradient, so it is read here.
-    def apply(original: Any, gradients: Any, variables: Any) -> Any:
+    def apply(original: Model, gradients: Any, variables: Any) -> Any:
         scale = optimizer.loss_scale_factor
         unscaled = [g if g is None or scale is None else g / scale for g in gradients]
         begin(unscaled, variables)
@@ -109,7 +110,6 @@ def _observe_apply(
 def _updated(
     gradients: Sequence[Any], variables: Sequence[Any]
 ) -> list[tuple[Any, Any]]:
-    """Return the gradients that update a variable, with it, as Keras chooses them."""
     return [
         (gradient, variable)
         for gradient, variable in zip(gradients, variables, strict=True)
@@ -119,7 +119,8 @@ def _updated(
 
 
 def around_apply(
-    optimizer: Any, wrapper: Callable[[Callable[..., Any], list[Any], list[Any]], Any]
+    optimizer: Optimizer,
+    wrapper: Callable[[Callable[..., Any], list[Any], list[Any]], Any],
 ) -> Callable[[], None]:
     """Call `wrapper(original, gradients, variables)` in place of `apply`.
 
@@ -131,7 +132,7 @@ def around_apply(
         the undo.
     """
 
-    def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(original: Model, grads: Any, trainable_variables: Any = None) -> Any:
         # Private: the variables it was built for, which is what `apply` itself takes.
         variables = trainable_variables or optimizer._trainable_variables
         return wrapper(original, list(grads), list(variables))
@@ -140,7 +141,7 @@ def around_apply(
     return patch_method(optimizer, "apply", apply)
 
 
-def scales_loss(optimizer: Any) -> bool:
+def scales_loss(optimizer: Optimizer) -> bool:
     """Return True if the optimizer scales the loss and skips nonfinite gradients."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
@@ -152,7 +153,7 @@ class GradientBackend(ABC):
     uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def observe_gradients(
-        self, optimizer: Any, observer: Observer
+        self, optimizer: Optimizer, observer: Observer
     ) -> Callable[[], None]:
         """Call `observer(gradients, variables)` in every update; return the undo.
 
@@ -171,7 +172,7 @@ class GradientBackend(ABC):
             return _observe_apply(optimizer, begin, end)
         return _observe_clipping(optimizer, begin, end, note)
 
-    def check_optimizer(self, optimizer: Any) -> None:  # noqa: B027 - any will do
+    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027 - any will do
         """Check that an optimizer can be observed.
 
         Raises:
@@ -206,7 +207,7 @@ class GradientBackend(ABC):
             [ops.max(ops.abs(values)), *(ops.cast(n, "float32") for n in counts)]
         )
 
-    def gradient_bytes(self, gradient: Any) -> Any:
+    def gradient_bytes(self, gradient: Tensor) -> Any:
         """Return the size of a gradient in bytes.
 
         An int for a dense gradient. A float32 scalar tensor for a sparse one: the
@@ -215,11 +216,10 @@ class GradientBackend(ABC):
         dtype = np.dtype(keras.backend.standardize_dtype(gradient.dtype))
         return math.prod(gradient.shape) * dtype.itemsize
 
-    def _float32(self, gradient: Any) -> Any:
-        """Return a gradient as a float32 tensor; rows of one index are summed."""
+    def _float32(self, gradient: Tensor) -> Any:
         return self.ops.cast(gradient, "float32")
 
-    def crossentropy(self, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
+    def crossentropy(self, logits: Tensor, labels: Tensor) -> tuple[Any, Any, Any]:
         """Return cross-entropies of rows, their slopes by the logits, and best words.
 
         Nothing flows back through them.
@@ -240,12 +240,12 @@ class GradientBackend(ABC):
         slopes = powers / total - ops.cast(is_label, "float32")
         return losses, slopes, ops.cast(ops.argmax(logits, axis=-1), "int32")
 
-    def dense(self, gradient: Any) -> Any:
+    def dense(self, gradient: Tensor) -> Any:
         """Return a gradient as a tensor of its variable's shape, also one of rows."""
         return gradient
 
     def in_turn(
-        self, gradient: Any, variable: Any
+        self, gradient: Tensor, variable: Variable
     ) -> AbstractContextManager[Callable[[Sequence[Any]], None]]:
         """Return a scope for the update of one variable, which waits for its turn.
 

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 
 from kerasmem.backends.gradients import around_apply
-from kerasmem.backends.steps import GradientSum, Part, Steps
+from kerasmem.backends.steps import BatchPart, GradientSum, Steps
 from kerasmem.backends.variables import saved_state
+from kerasmem.types import Logs, Variable
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class InPlaceSteps(Steps):
         """Return no state, and batches of what Keras gave its function."""
         return None, iter(arguments[0])
 
-    def pack(self, logs: Any, state: Any) -> Any:
+    def pack(self, logs: Logs, state: Any) -> Any:
         """Return what Keras expects of its function."""
         return logs
 
@@ -47,7 +48,7 @@ class InPlaceSteps(Steps):
         return state
 
     def replace_update(
-        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
+        self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
     ) -> Callable[[], None]:
         """Have the optimizer add up gradients in steps that run a part of a batch."""
 
@@ -73,7 +74,6 @@ class InPlaceSteps(Steps):
         return around_apply(self._model.optimizer, apply)
 
     def _changed(self) -> list[Any]:
-        """Return every variable that a step may change, each once."""
         model = self._model
         changed = [*model.metrics_variables, *model.non_trainable_variables]
         if self._kind == "train":
@@ -81,16 +81,16 @@ class InPlaceSteps(Steps):
         return list({id(variable): variable for variable in changed}.values())
 
     @abstractmethod
-    def _to_host(self, variable: Any) -> Any:
+    def _to_host(self, variable: Variable) -> Any:
         """Return a copy of a variable's value."""
 
     @abstractmethod
-    def _put_back(self, variable: Any, value: Any) -> None:
+    def _put_back(self, variable: Variable, value: Any) -> None:
         """Give a variable the value of a copy."""
 
     @abstractmethod
     def _add(
-        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
+        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: BatchPart
     ) -> Sequence[Any]:
         """Add a part's gradients; return the sums, None for one with no gradient."""
 

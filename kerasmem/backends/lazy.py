@@ -24,6 +24,7 @@ from keras.src.backend.common.stateless_scope import (  # noqa: TID251
 
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.backends.patching import change_class
+from kerasmem.types import Variable
 
 if TYPE_CHECKING:
     from kerasmem.backends.at_rest import Offloaded
@@ -39,7 +40,7 @@ class LazyValues(ABC):
         """Return why variables cannot be without a value here, None if they can."""
         return None
 
-    def placeholder(self, variable: Any) -> Any | None:
+    def placeholder(self, variable: Variable) -> Any | None:
         """Return a tensor without memory that is there first; None to do without."""
         return None
 
@@ -51,12 +52,12 @@ class LazyValues(ABC):
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
         """Return what has a shape and a type, and no memory: nobody looks at it."""
 
-    def fill(self, variable: Any, value: Any) -> None:
+    def fill(self, variable: Variable, value: Any) -> None:
         """Give a variable of Keras's own class its first value."""
         # Private, as in all backends: what Keras calls to give the first value.
         variable._initialize(variable._convert_to_tensor(value, variable._dtype))
 
-    def lend(self, variable: Any, array: np.ndarray) -> Any:
+    def lend(self, variable: Variable, array: np.ndarray) -> Any:
         """Return a tensor to compute with in the place of a variable's value.
 
         Args:
@@ -123,7 +124,7 @@ def lazy_variables(
             _settle(alive)
 
 
-def first_value(variable: Any) -> Any:
+def first_value(variable: Variable) -> Any:
     """Return the value that a variable has or would get, and make none its own.
 
     Args:
@@ -138,13 +139,13 @@ def first_value(variable: Any) -> Any:
     return _first(variable, state) if state.source is None else state.source
 
 
-def source_at_rest(variable: Any) -> MappedArray | None:
+def source_at_rest(variable: Variable) -> MappedArray | None:
     """Return the array over a file in which a variable has its value, if it does."""
     state = vars(variable).get(_STATE)
     return None if state is None or state.scope.at_rest is None else state.source
 
 
-def array_at_rest(variable: Any) -> np.ndarray | None:
+def array_at_rest(variable: Variable) -> np.ndarray | None:
     """Return the value that a variable has in a file to read, None if it has none."""
     source = source_at_rest(variable)
     if source is None:
@@ -159,7 +160,7 @@ def kept_at_rest(array: np.ndarray) -> np.ndarray:
     return array if kept is None else kept
 
 
-def is_made_of_zeros(variable: Any) -> bool:
+def is_made_of_zeros(variable: Variable) -> bool:
     """Return whether a variable has no value yet, and would get zeros."""
     state = vars(variable).get(_STATE)
     return (
@@ -261,7 +262,7 @@ class _Lazy:
         return self.assign(value)
 
 
-def _defer(variable: Any, scope: _Scope, initializer: Callable[..., Any]) -> None:
+def _defer(variable: Variable, scope: _Scope, initializer: Callable[..., Any]) -> None:
     files = scope.at_rest
     is_kept = scope.is_open or (files is not None and files.keeps(variable))
     if threading.get_ident() != scope.thread or not is_kept:
@@ -283,8 +284,7 @@ def _lazy_form(cls: type) -> type:
     return type(f"Lazy{cls.__name__}", (_Lazy, cls), {"__module__": __name__})
 
 
-def _begin_with(variable: Any, value: Any) -> Any:
-    """Let a value of the right shape and type be the first that a variable has."""
+def _begin_with(variable: Variable, value: Any) -> Any:
     with _SETTLING:
         state = vars(variable).get(_STATE)
         if state is None:  # another thread was first
@@ -300,7 +300,7 @@ def _begin_with(variable: Any, value: Any) -> Any:
         return value
 
 
-def _converted(variable: Any, value: Any) -> Any:
+def _converted(variable: Variable, value: Any) -> Any:
     converted = variable._convert_to_tensor(value, dtype=variable._dtype)
     if tuple(converted.shape) != tuple(variable.shape):
         raise ValueError(
@@ -310,8 +310,7 @@ def _converted(variable: Any, value: Any) -> Any:
     return converted
 
 
-def _settle(variable: Any) -> None:
-    """Make the value of a variable, which becomes one of Keras's own class."""
+def _settle(variable: Variable) -> None:
     with _SETTLING:
         state = vars(variable).get(_STATE)
         if state is None:  # another thread was first
@@ -332,17 +331,17 @@ def _settle(variable: Any) -> None:
             source.release()
 
 
-def _become_plain(variable: Any) -> None:
+def _become_plain(variable: Variable) -> None:
     # Whoever has read the class before finds the value all the same.
     vars(variable)[_STATE].become_plain()
     del vars(variable)[_STATE]
 
 
-def _first(variable: Any, state: _State) -> Any:
+def _first(variable: Variable, state: _State) -> Any:
     return state.initializer(variable._shape, dtype=variable._dtype)
 
 
-def _fits(variable: Any, array: Any) -> bool:
+def _fits(variable: Variable, array: Any) -> bool:
     dtype = getattr(array, "dtype", None)
     if dtype is None:  # a plain number
         return False

@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.types import Layer, Model
+
 Wrapper = Callable[..., Any]
 """Called as `wrapper(original, *args, **kwargs)` in place of the method."""
 
@@ -72,7 +74,7 @@ def call_before(
         observer: what it raises is raised from the call.
     """
 
-    def observed(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def observed(original: Model, *args: Any, **kwargs: Any) -> Any:
         observer()
         return original(*args, **kwargs)
 
@@ -178,7 +180,7 @@ def observing(
         undo()
 
 
-def _methods(layer: Any) -> list[str]:
+def _methods(layer: Layer) -> list[str]:
     quantized = isinstance(
         layer.dtype_policy, keras.dtype_policies.QuantizedDTypePolicy
     )
@@ -188,7 +190,7 @@ def _methods(layer: Any) -> list[str]:
 def _watched(
     inputs: See | None,
     outputs: See | None,
-    layer: Any,
+    layer: Layer,
     original: Callable[..., Any],
     *args: Any,
     **kwargs: Any,

@@ -220,7 +220,6 @@ def with_requests(
 
 
 def _requests(snapshot: Mapping[str, Any], device: int) -> dict[int, deque[int]]:
-    """Return the bytes asked for in each allocation at an address, in order."""
     asked: dict[int, deque[int]] = defaultdict(deque)
     for entry in snapshot["device_traces"][device]:
         if entry["action"] == "alloc":

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import keras
 from keras import ops
 
+from kerasmem.types import Tensor, Tensors
+
 Function = Callable[..., tuple[Any, ...]]
 """A pure function of tensors in order, which returns a tuple of tensors."""
 
@@ -28,14 +30,14 @@ class Like:
     dtype: str
 
 
-class Store(Protocol):
+class ArgumentStore(Protocol):
     """How arguments are kept until the backward pass; stateless."""
 
-    def applies_to(self, index: int, tensor: Any) -> bool:
+    def applies_to(self, index: int, tensor: Tensor) -> bool:
         """Return whether the argument number `index` is kept packed, not as it is."""
         ...
 
-    def pack(self, tensor: Any) -> tuple[Any, ...]:
+    def pack(self, tensor: Tensor) -> tuple[Any, ...]:
         """Return the tensors that are kept in its place."""
         ...
 
@@ -45,7 +47,7 @@ class Store(Protocol):
 
 
 def save_arguments(
-    store: Store | None, tensors: Sequence[Any]
+    store: ArgumentStore | None, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """Return what is kept of the arguments, and what makes them of it again.
 
@@ -80,7 +82,7 @@ def save_arguments(
     return tuple(parts), restore
 
 
-def add_dependency(tensors: Sequence[Any], gradient: Any) -> list[Any]:
+def add_dependency(tensors: Sequence[Any], gradient: Tensor) -> list[Any]:
     """Return tensors that are not there before a gradient is, where XLA compiles.
 
     Control dependencies and barriers count for nothing there. No algebra makes nothing
@@ -101,7 +103,11 @@ class RecomputeBackend(ABC):
 
     @abstractmethod
     def recomputed(
-        self, function: Function, store: Store | None = None, *, compiled: bool = False
+        self,
+        function: Function,
+        store: ArgumentStore | None = None,
+        *,
+        compiled: bool = False,
     ) -> Function:
         """Return `function` with a backward pass that keeps only the arguments.
 
@@ -117,7 +123,7 @@ class RecomputeBackend(ABC):
 
     @abstractmethod
     def linear(
-        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+        self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`.
 

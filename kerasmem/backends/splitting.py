@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import DataError
+from kerasmem.types import Tensors
 
 
 def rows(array: Any, begin: int, end: int) -> Any:
@@ -16,7 +17,7 @@ def rows(array: Any, begin: int, end: int) -> Any:
 
 
 def cut(
-    batch: Any, begin: int, end: int, take: Callable[[Any, int, int], Any] = rows
+    batch: Tensors, begin: int, end: int, take: Callable[[Any, int, int], Any] = rows
 ) -> Any:
     """Return the samples from one number to another of a batch."""
     return keras.tree.map_structure(
@@ -25,7 +26,7 @@ def cut(
 
 
 def split(
-    batch: Any, parts: int, take: Callable[[Any, int, int], Any] = rows
+    batch: Tensors, parts: int, take: Callable[[Any, int, int], Any] = rows
 ) -> list[Any]:
     """Return a batch in so many parts, whose lengths differ by one at most.
 
@@ -46,7 +47,7 @@ def split(
     return [cut(batch, begin, end, take) for begin, end in pairwise(borders)]
 
 
-def copy_weights(batch: Any) -> Any:
+def copy_weights(batch: Tensors) -> Any:
     """Return a batch with a copy of its sample weights.
 
     On torch, Keras (3.15, `apply_mask` in `keras/src/losses/loss.py`) multiplies the
@@ -63,7 +64,7 @@ def copy_weights(batch: Any) -> Any:
     return getattr(type(batch), "_make", tuple)((x, y, weight))
 
 
-def length_of(batch: Any) -> int:
+def length_of(batch: Tensors) -> int:
     """Return the number of samples in a batch.
 
     Raises:
@@ -80,7 +81,7 @@ def length_of(batch: Any) -> int:
     return lengths.pop()
 
 
-def splittable_length(batch: Any) -> int:
+def splittable_length(batch: Tensors) -> int:
     """Return the number of samples in a batch, 1 if it cannot be split."""
     try:
         return length_of(batch)
@@ -88,7 +89,7 @@ def splittable_length(batch: Any) -> int:
         return 1
 
 
-def axes_of(batch: Any) -> tuple[int, ...]:
+def axes_of(batch: Tensors) -> tuple[int, ...]:
     """Return the lengths of all axes of all arrays in a batch."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     return tuple(size or 0 for leaf in leaves for size in leaf.shape)

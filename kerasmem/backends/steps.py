@@ -13,6 +13,7 @@ import numpy as np
 
 from kerasmem.backends import splitting
 from kerasmem.backends.variables import StepState
+from kerasmem.types import Logs, Model, Tensors
 
 Step = Callable[..., Any]
 """A model's `train_step` or `test_step`, or what stands in for it."""
@@ -20,7 +21,7 @@ Count = Callable[[Sequence[tuple[Any, Any]], Any], Any]
 """Returns a vector for a batch, where variables have the values paired with them."""
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """A part of a batch.
 
     Args:
@@ -75,7 +76,7 @@ class Steps(ABC):
     survives_failure: bool = True
     take_rows = staticmethod(splitting.rows)
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: Model, kind: str) -> None:
         self._model = model
         self._kind = kind
 
@@ -89,15 +90,15 @@ class Steps(ABC):
         """Return state and batches of what Keras gave its function."""
 
     @abstractmethod
-    def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
+    def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
         """Return logs and state after `function` had one batch."""
 
     @abstractmethod
-    def pack(self, logs: Any, state: Any) -> Any:
+    def pack(self, logs: Logs, state: Any) -> Any:
         """Return what Keras expects of its function."""
 
     @abstractmethod
-    def wait(self, logs: Any, state: Any) -> None:
+    def wait(self, logs: Logs, state: Any) -> None:
         """Wait until the device has done what it was told."""
 
     @abstractmethod
@@ -127,7 +128,7 @@ class Steps(ABC):
             step: takes and returns what the model's own does.
         """
 
-    def split(self, batch: Any, parts: int) -> list[Any]:
+    def split(self, batch: Tensors, parts: int) -> list[Any]:
         """Return a batch in so many parts, of nearly one size.
 
         Raises:
@@ -139,7 +140,7 @@ class Steps(ABC):
         ]
         return [self._together(part) for part in zip(*pieces, strict=True)]
 
-    def size(self, batch: Any) -> int:
+    def size(self, batch: Tensors) -> int:
         """Return the number of samples, the least that a replica has.
 
         It is 1 if the batch cannot be split, because its arrays are of different
@@ -147,7 +148,7 @@ class Steps(ABC):
         """
         return min(map(splitting.splittable_length, self.on_replicas(batch)))
 
-    def shape(self, batch: Any) -> tuple[int, ...]:
+    def shape(self, batch: Tensors) -> tuple[int, ...]:
         """Return the lengths of all axes of all arrays in a batch."""
         local = map(splitting.axes_of, self.on_replicas(batch))
         return tuple(length for axes in local for length in axes)
@@ -194,7 +195,7 @@ class Steps(ABC):
 
     @abstractmethod
     def replace_update(
-        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
+        self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
     ) -> Callable[[], None]:
         """Have the optimizer add up gradients in steps that run a part of a batch.
 
@@ -222,15 +223,12 @@ class Steps(ABC):
         return [values]
 
     def _together(self, by_replica: Sequence[Any]) -> Any:
-        """Return as one what each replica has."""
         return by_replica[0]
 
     def _to_array(self, count: Any) -> np.ndarray:
-        """Return what `counting` gave as an array of NumPy."""
         return np.asarray(count)
 
     def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
-        """Return what a part counts as a step takes it."""
         return share, factors
 
 
@@ -246,24 +244,24 @@ class StepBackend(ABC):
     steps: type[Steps]
     """How `fit` trains or evaluates a compiled model, and what a step changes."""
 
-    def training(self, model: Any) -> Steps:
+    def training(self, model: Model) -> Steps:
         """Return how `fit` trains a compiled model, and what a step changes."""
         return self.steps(model, "train")
 
-    def evaluation(self, model: Any) -> Steps:
+    def evaluation(self, model: Model) -> Steps:
         """Return how a compiled model is evaluated, and what a step changes."""
         return self.steps(model, "test")
 
-    def weighs_batches_alike(self, model: Any) -> bool:
+    def weighs_batches_alike(self, model: Model) -> bool:
         """Return whether a smaller batch counts as much in the losses of outputs."""
         return False
 
-    def compiles_with_xla(self, model: Any) -> bool:
+    def compiles_with_xla(self, model: Model) -> bool:
         """Return whether XLA compiles the training step of a compiled model."""
         return model.jit_compile is True
 
     @abstractmethod
-    def traces(self, model: Any) -> int | None:
+    def traces(self, model: Model) -> int | None:
         """Return how many times the training step of `model` was traced so far.
 
         None before the first step, and where the framework does not count.
@@ -278,7 +276,7 @@ class StepBackend(ABC):
         return nullcontext()
 
 
-def build_for(model: Any, batch: Any) -> None:
+def build_for(model: Model, batch: Tensors) -> None:
     """Build what the first step on `batch` would build: layers, slots, metrics.
 
     Else they would come to be in the midst of a step that may fail. A model that can
@@ -293,7 +291,7 @@ _COUNTERS = ("experimental_get_tracing_count", "_cache_size")
 """Methods by which the compiled functions of TensorFlow and JAX tell their traces."""
 
 
-def count_traces(model: Any, counter: str) -> int | None:
+def count_traces(model: Model, counter: str) -> int | None:
     """Return how many traces the training step has, None before the first step.
 
     Args:

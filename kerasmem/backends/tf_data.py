@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kerasmem.types import Dataset
+
 AUTOTUNE = -1
 
 
@@ -32,13 +34,13 @@ class DatasetStage:
     file: str = ""
 
 
-def is_dataset(data: Any) -> bool:
+def is_dataset(data: Dataset) -> bool:
     """Return True for a `tf.data.Dataset`, without importing TensorFlow for others."""
     names = (f"{c.__module__}.{c.__name__}" for c in type(data).__mro__)
     return any(name.endswith("dataset_ops.DatasetV2") for name in names)
 
 
-def stages(dataset: Any) -> Iterator[DatasetStage]:
+def stages(dataset: Dataset) -> Iterator[DatasetStage]:
     """Yield the transformations of a dataset, from its sources on."""
     for source in _sources(dataset):
         yield from stages(source)
@@ -58,21 +60,21 @@ def stages(dataset: Any) -> Iterator[DatasetStage]:
 _SIZES = ("_buffer_size", "_cycle_length", "_num_parallel_calls", "_batch_size")
 
 
-def _sources(dataset: Any) -> list[Any]:
+def _sources(dataset: Dataset) -> list[Any]:
     return dataset._inputs()
 
 
-def _number(dataset: Any, name: str) -> int | None:
+def _number(dataset: Dataset, name: str) -> int | None:
     value = getattr(dataset, name, None)
     return None if value is None else int(value)
 
 
-def _elements(dataset: Any) -> int | None:
+def _elements(dataset: Dataset) -> int | None:
     count = int(dataset.cardinality())
     return count if count >= 0 else None  # -1 is infinite, -2 unknown
 
 
-def _element_bytes(dataset: Any) -> int | None:
+def _element_bytes(dataset: Dataset) -> int | None:
     import tensorflow as tf
 
     batch = _number(dataset, "_batch_size")

@@ -15,7 +15,7 @@ STOP_TOKEN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OperationOutput:
     """A tensor that an operation makes.
 
     Args:
@@ -60,7 +60,7 @@ class Operation:
     kind: str
     inputs: tuple[tuple[int, int], ...]
     after: tuple[int, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[OperationOutput, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends.lazy import LazyValues
+from kerasmem.types import Layer, Model, Optimizer, Tensor, Variable
 
 
 class VariableShape:
@@ -33,7 +34,7 @@ class VariableShape:
         self._unique_id = id(self)  # by which the TensorFlow optimizer tells variables
 
     @classmethod
-    def of(cls, variable: Any, dtype: str | None = None) -> Any:
+    def of(cls, variable: Variable, dtype: str | None = None) -> Any:
         """Return the shape of a variable, with another type if one is given."""
         stored = str(keras.backend.standardize_dtype(dtype or variable.dtype))
         shape = cls(variable.shape, stored, variable.name, variable.path)
@@ -62,7 +63,9 @@ class StepState:
             so with a deprecation warning of NumPy, on TensorFlow and torch.
     """
 
-    def __init__(self, variable: Any, to_numpy: Callable[[Any], np.ndarray]) -> None:
+    def __init__(
+        self, variable: Variable, to_numpy: Callable[[Any], np.ndarray]
+    ) -> None:
         self.variable = variable
         self._to_numpy = to_numpy
 
@@ -89,7 +92,7 @@ class VariableBackend(ABC):
 
     @abstractmethod
     def step_state(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+        self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> StepState:
         """Return a state that starts as `value` and rides in compiled steps.
 
@@ -112,11 +115,11 @@ class VariableBackend(ABC):
         """
         return []
 
-    def read_only_array(self, tensor: Any) -> np.ndarray:
+    def read_only_array(self, tensor: Tensor) -> np.ndarray:
         """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
         return ops.convert_to_numpy(tensor)
 
-    def masked(self, value: Any, mask: Any) -> Any:
+    def masked(self, value: Any, mask: Tensor) -> Any:
         """Return what a variable becomes, with zeros where `mask` is False.
 
         Args:
@@ -126,7 +129,7 @@ class VariableBackend(ABC):
         # With zeros that are made of one number: half the time of an array of them.
         return ops.where(mask, value, ops.zeros((), value.dtype))
 
-    def replicating(self, model: Any) -> AbstractContextManager[Any]:
+    def replicating(self, model: Model) -> AbstractContextManager[Any]:
         """Return a scope in which a variable is made for every replica of a model."""
         return nullcontext()
 
@@ -134,7 +137,7 @@ class VariableBackend(ABC):
         """Return the number of devices that train a model, and of parts of a batch."""
         return 1, 1
 
-    def layout_of(self, variable: Any) -> Any | None:
+    def layout_of(self, variable: Variable) -> Any | None:
         """Return how devices hold a variable, None where each has all of it.
 
         Returns:
@@ -173,7 +176,7 @@ SaveState = Callable[[], Callable[[], None]]
 _EXTRA_STATE: WeakKeyDictionary[Any, list[WeakMethod[SaveState]]] = WeakKeyDictionary()
 
 
-def register_state(optimizer: Any, save: SaveState) -> Callable[[], None]:
+def register_state(optimizer: Optimizer, save: SaveState) -> Callable[[], None]:
     """Have `save` called whenever a training is copied; return the undo.
 
     Not on JAX: extra state is among the optimizer's variables there.
@@ -187,18 +190,18 @@ def register_state(optimizer: Any, save: SaveState) -> Callable[[], None]:
     return partial(_unregister, optimizer, method)
 
 
-def saved_state(optimizer: Any) -> list[Callable[[], None]]:
+def saved_state(optimizer: Optimizer) -> list[Callable[[], None]]:
     """Return what restores all that is registered with an optimizer."""
     methods = [method() for method in _EXTRA_STATE.get(optimizer, ())]
     return [save() for save in methods if save is not None]
 
 
-def _unregister(optimizer: Any, method: WeakMethod[SaveState]) -> None:
+def _unregister(optimizer: Optimizer, method: WeakMethod[SaveState]) -> None:
     methods = _EXTRA_STATE.get(optimizer, [])
     methods[:] = [other for other in methods if other is not method]
 
 
-def exchange_weight(layer: Any, attribute: str, old: Any, new: Any) -> None:
+def exchange_weight(layer: Layer, attribute: str, old: Any, new: Any) -> None:
     """Put another weight in the place of one that a built layer has."""
     # A built layer is locked, and Keras offers no public way to exchange a weight; its
     # own `quantize` does the same.
@@ -210,7 +213,7 @@ def exchange_weight(layer: Any, attribute: str, old: Any, new: Any) -> None:
 
 
 @contextmanager
-def unlocked(layer: Any) -> Iterator[None]:
+def unlocked(layer: Layer) -> Iterator[None]:
     """Return a scope in which a built layer takes more variables and layers."""
     # See `exchange_weight`: the lock is Keras's own, and has to be opened for a moment.
     was_locked = layer._tracker.locked

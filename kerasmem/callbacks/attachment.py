@@ -9,24 +9,25 @@ from typing import Any
 import keras
 
 from kerasmem.backends.patching import call_before
+from kerasmem.types import Logs, Model
 
 _OWN_MODULES = "kerasmem."
 _RUNNING = ("fit", "evaluate", "predict")
 
 
-def is_fitting(model: Any) -> bool:
+def is_fitting(model: Model) -> bool:
     """Return True while `model.fit` runs in this thread."""
     return _frame_of(("fit",), model, sys._getframe()) is not None
 
 
-def callbacks_of_fit(model: Any) -> list[Any] | None:
+def callbacks_of_fit(model: Model) -> list[Any] | None:
     """Return the callbacks that the running `fit` calls, None if there are none."""
     frame = _frame_of(("fit",), model, sys._getframe())
     container = frame and frame.f_locals.get("callbacks")
     return getattr(container, "callbacks", None)
 
 
-def is_running(model: Any, thread: int) -> bool:
+def is_running(model: Model, thread: int) -> bool:
     """Return True while `fit`, `evaluate` or `predict` of the model runs in a thread.
 
     Args:
@@ -38,7 +39,7 @@ def is_running(model: Any, thread: int) -> bool:
     return _frame_of(_RUNNING, model, frame) is not None
 
 
-def is_called_by_fit(model: Any) -> bool:
+def is_called_by_fit(model: Model) -> bool:
     """Return True if `model.fit` itself made the call into kerasmem.
 
     False in a callback of `fit`, though `fit` runs then too.
@@ -50,7 +51,7 @@ def is_called_by_fit(model: Any) -> bool:
 
 
 def _frame_of(
-    methods: tuple[str, ...], model: Any, frame: FrameType | None
+    methods: tuple[str, ...], model: Model, frame: FrameType | None
 ) -> FrameType | None:
     # Keras tells nobody that a `fit` was broken off by an exception or Ctrl-C, and a
     # flag set when it began would stand for ever. The call stack cannot be wrong:
@@ -77,7 +78,7 @@ class Attachment:
     """
 
     def __init__(
-        self, model: Any, undo: Callable[[], None], *, for_fit: bool = True
+        self, model: Model, undo: Callable[[], None], *, for_fit: bool = True
     ) -> None:
         self._model = model
         retrace(model)
@@ -119,7 +120,7 @@ class AttachedCallback(keras.callbacks.Callback):
     _attachment: Attachment | None = None
 
     def attach(
-        self, model: Any, undo: Callable[[], None], *, for_fit: bool = True
+        self, model: Model, undo: Callable[[], None], *, for_fit: bool = True
     ) -> None:
         """Note what was hung on the model, and what takes it off; see `Attachment`.
 
@@ -130,11 +131,11 @@ class AttachedCallback(keras.callbacks.Callback):
         """
         self._attachment = Attachment(model, undo, for_fit=for_fit)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Begin anew."""
         self.detach()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Leave no trace."""
         self.detach()
 
@@ -145,7 +146,7 @@ class AttachedCallback(keras.callbacks.Callback):
             attachment.release()
 
 
-def retrace(model: Any) -> None:
+def retrace(model: Model) -> None:
     """Have the next training step traced anew; it may have been traced otherwise."""
     model.train_function = None
     if is_fitting(model):

@@ -1,12 +1,11 @@
 """Training that makes whole channels small, before they are removed."""
 
-from typing import Any
-
 import keras
 
 from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.checks import OneOf, Real
 from kerasmem.compression.channels.penalty import PENALTIES, ChannelPenalty
+from kerasmem.types import Logs
 
 
 class ChannelSparsity(AttachedCallback):
@@ -51,13 +50,13 @@ class ChannelSparsity(AttachedCallback):
         self._kind = penalty
         self._penalty: ChannelPenalty | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Add the penalty to the loss."""
         super().on_train_begin(logs)
         self._penalty = ChannelPenalty(self.model, self._kind)
         self.attach(self.model, self._penalty.added_to_loss(self._strength))
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Write the penalty into `logs`."""
         if logs is not None and self._penalty is not None:
             # Asking for the model brings its weights up to date on JAX.

@@ -9,6 +9,7 @@ from kerasmem.callbacks.attachment import AttachedCallback
 from kerasmem.checks import Real
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import own_graph, sublayers
+from kerasmem.types import Logs, Model
 
 
 class FreezeBatchNorm(AttachedCallback):
@@ -38,7 +39,7 @@ class FreezeBatchNorm(AttachedCallback):
         Real(least=0, most=1).check("FreezeBatchNorm", "after", after)
         self._after = after
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Freeze the layers if it is time."""
         is_due = epoch >= self._after * self.params["epochs"]
         if is_due and self._attachment is None:
@@ -56,8 +57,7 @@ def _in_inference(call: LayerCall) -> Any:
     return call.run(training=False)
 
 
-def _always_trained(model: Any) -> set[int]:
-    """Return the ids of what the graph calls with `training=True`."""
+def _always_trained(model: Model) -> set[int]:
     if own_graph(model) is None:
         return set()
     return {id(call.operation) for call in flatten(model).calls if call.is_trained}

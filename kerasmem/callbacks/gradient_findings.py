@@ -167,7 +167,6 @@ class GradientFindings:
     def _news(
         self, kind: str, layers: Collection[str], order: Sequence[str]
     ) -> list[str]:
-        """Return the layers but for ranges of which one was told: those only grew."""
         return [
             layer
             for run in runs(layers, order)

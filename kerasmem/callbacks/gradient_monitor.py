@@ -23,6 +23,7 @@ from kerasmem.report.plots import Plot, panels_plot
 from kerasmem.report.run import notebook_html
 from kerasmem.report.run.gradients import norm_panel
 from kerasmem.report.run.page import loss_panel
+from kerasmem.types import Model, Optimizer
 
 _COUNTING = Lock()
 
@@ -111,7 +112,6 @@ class GradientMonitor(AttachedCallback):
         self._batches = self._before = 0
 
     def _repr_html_(self) -> str:
-        """Return the page of what was recorded, for a notebook."""
         return notebook_html(self._run())
 
     def plot(self) -> Plot:
@@ -205,7 +205,6 @@ class GradientMonitor(AttachedCallback):
         self._log.complete(self.model)
 
     def _skipped(self) -> int:
-        """Return the number of batches of the epoch without an update."""
         optimizer = self.model.optimizer
         if not scales_loss(optimizer):
             return 0
@@ -233,7 +232,7 @@ class GradientMonitor(AttachedCallback):
         with self._guard("come off the model"):
             hooks.close()
 
-    def _attach(self, model: Any) -> None:
+    def _attach(self, model: Model) -> None:
         backend = backends.current()
         backend.check_optimizer(model.optimizer)
         tally = GradientTally(model, self._every)
@@ -257,7 +256,7 @@ class GradientMonitor(AttachedCallback):
         self._tally = tally
 
 
-def _updates(optimizer: Any) -> int:
+def _updates(optimizer: Optimizer) -> int:
     # Private: the public count leaves out batches whose gradients are accumulated.
     return int(to_numpy(innermost(optimizer)._iterations))
 

@@ -5,13 +5,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import keras
 
 from kerasmem.backends.gradients import innermost
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import GradientRecord, VariableGradient
+from kerasmem.types import Optimizer
 
 _MOST_RANGES = 4
 
@@ -85,7 +85,9 @@ class LearningRate:
     usual: float | None
 
 
-def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | None:
+def learning_rate(
+    optimizer: Optimizer, updates_ago: Sequence[int]
+) -> LearningRate | None:
     """Return the highest learning rate of some updates; None if there is none.
 
     Args:
@@ -107,7 +109,7 @@ def learning_rate(optimizer: Any, updates_ago: Sequence[int]) -> LearningRate | 
     )
 
 
-def _value(optimizer: Any, updates_ago: int) -> float:
+def _value(optimizer: Optimizer, updates_ago: int) -> float:
     # Private: in public an optimizer tells the value of the next step alone.
     schedule = optimizer._learning_rate
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):

@@ -13,6 +13,7 @@ import numpy as np
 from kerasmem import backends
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.records import GradientRecord, VariableGradient
+from kerasmem.types import Optimizer
 
 
 def if_due(
@@ -65,7 +66,7 @@ class GradientState:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: Optimizer,
         variables: Sequence[Any],
         *,
         has_rows: bool,

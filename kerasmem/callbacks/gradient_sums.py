@@ -228,7 +228,7 @@ class UpdateSample:
         ends = self._ends
         return backends.current().ops.split(entries, ends) if ends else [entries]
 
-    def _entries(self, value: Any, part: "Part | None") -> Any:
+    def _entries(self, value: Any, part: "MatrixPart | None") -> Any:
         if part is None:
             return value
         ops = backends.current().ops
@@ -238,7 +238,7 @@ class UpdateSample:
 
 
 @dataclass(frozen=True)
-class Part:
+class MatrixPart:
     """Some entries of a variable, whose last axis makes the columns of a matrix.
 
     Args:
@@ -254,7 +254,7 @@ class Part:
     size: int
 
 
-def spaced_part(shape: Sequence[int], limit: int) -> Part | None:
+def spaced_part(shape: Sequence[int], limit: int) -> MatrixPart | None:
     """Return which entries to take, `limit` at most; None if those are all.
 
     Example:
@@ -272,11 +272,10 @@ def spaced_part(shape: Sequence[int], limit: int) -> Part | None:
     columns = -(-width // column_step)
     row_step = -(-height // (limit // columns))
     rows = -(-height // row_step)
-    return Part(rows, row_step, column_step, rows * columns)
+    return MatrixPart(rows, row_step, column_step, rows * columns)
 
 
 def _share(sizes: Sequence[int], budget: int) -> int:
-    """Return the largest limit so that the sizes, limited, add up to the budget."""
     remaining = budget
     for index, size in enumerate(sorted(sizes)):
         share = remaining // (len(sizes) - index)

@@ -17,6 +17,7 @@ from kerasmem.callbacks.gradient_state import (
     if_due,
     placing,
 )
+from kerasmem.types import Model
 
 
 class _Layout(NamedTuple):
@@ -42,7 +43,7 @@ class GradientTally:
             for no such statistics.
     """
 
-    def __init__(self, model: Any, every: int) -> None:
+    def __init__(self, model: Model, every: int) -> None:
         self._model = model
         self._every = every
         self._backend = backends.current()
@@ -172,7 +173,6 @@ class GradientTally:
         return self._layouts[key]
 
     def _sparse_bytes(self, gradients: Sequence[Any], order: Sequence[int]) -> Any:
-        """Return the bytes of each sparse gradient, or None; note those of the rest."""
         sizes = [*map(self._backend.gradient_bytes, gradients), 0]
         sizes = [sizes[index] for index in order]
         self._dense_bytes = [size if isinstance(size, int) else 0 for size in sizes]

@@ -3,7 +3,7 @@
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from kerasmem.memory.census import (
 )
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import Finding, own_allocators
+from kerasmem.types import Model
 from kerasmem.units import KIB, format_bytes
 
 WARM_UP = 2
@@ -199,7 +200,7 @@ class LeakWatch:
         return " ".join(sentences)
 
 
-def figures(model: Any, *, host: bool) -> dict[str, float]:
+def figures(model: Model, *, host: bool) -> dict[str, float]:
     """Return what is to be watched by name: devices and `HOST` in bytes, numbers.
 
     Args:
@@ -230,7 +231,6 @@ class _Count(NamedTuple):
 
 
 def _what_grows(early: Census, epochs: int, blocks: float, step: str) -> Iterator[str]:
-    """Yield sentences on the kinds of objects that grew, and on who holds them."""
     growing_kinds = grown(early, census(), epochs=epochs, blocks=blocks)
     if not growing_kinds:
         if blocks:

@@ -24,6 +24,7 @@ from kerasmem.records import Finding, MemoryRecord, Run
 from kerasmem.report.plots import Plot, panels_plot
 from kerasmem.report.run import notebook_html
 from kerasmem.report.run.memory import memory_panels
+from kerasmem.types import Logs, Model
 
 
 class MemoryMonitor(keras.callbacks.Callback):
@@ -134,7 +135,6 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._lock = threading.Lock()
 
     def _repr_html_(self) -> str:
-        """Return the page of what was recorded, for a notebook."""
         return notebook_html(
             Run(memory=tuple(self.records), findings=tuple(self.findings))
         )
@@ -161,7 +161,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._epoch = epoch
         self._with_reader(lambda reader: reader.begin("train"))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keep a record if it is time for one."""
         if self._is_first_step:
             self._is_first_step = False
@@ -188,7 +188,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._test_phase = "validation" if self._is_in_fit() else "evaluate"
         self._begin_pass(self._test_phase)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keep a record if it is time for one."""
         self._read_if_due(batch, self._test_phase)
 
@@ -200,7 +200,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         """Start the peaks of `predict`."""
         self._begin_pass("predict")
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keep a record if it is time for one."""
         self._read_if_due(batch, "predict")
 
@@ -221,7 +221,6 @@ class MemoryMonitor(keras.callbacks.Callback):
             self._end_call()
 
     def _end_call(self) -> None:
-        """Count an `evaluate` or `predict` that has ended; epochs tell of `fit`."""
         self._calls += 1
         self._look_for_leaks(self._leaks_by_call, self._calls - 1)
 
@@ -261,7 +260,7 @@ class MemoryMonitor(keras.callbacks.Callback):
             return RunFolderReader(self._log_dir, process, processes)
         return self.workers
 
-    def _new_reader(self, model: Any) -> MemoryReader:
+    def _new_reader(self, model: Model) -> MemoryReader:
         is_needed = partial(is_running, model, threading.get_ident())
         # In a loop written by hand nothing runs that could be seen to end.
         is_over = (lambda: not is_needed()) if is_needed() else (lambda: False)
@@ -290,7 +289,6 @@ class MemoryMonitor(keras.callbacks.Callback):
     def _read(
         self, batch: int | None, phase: Phase, logs: Mapping[str, Any] | None = None
     ) -> MemoryRecord | None:
-        """Keep a record, with the losses in `logs`; None if nothing could be read."""
         record = None
         with self._lock:  # for both, so that lines stand in the order of the records
             with self._guard("read the memory"):
@@ -304,7 +302,6 @@ class MemoryMonitor(keras.callbacks.Callback):
         return record
 
     def _series(self, record: MemoryRecord) -> dict[str, float]:
-        """Return what `logs` get: `record` and, in process 0, the others' newest."""
         records: dict[int, MemoryRecord | None] = {self._log.process: record}
         with self._guard("read the memory of the other processes"):
             if self._others:

@@ -18,6 +18,7 @@ from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
 from kerasmem.report.plots import Plot, timeline_plot
 from kerasmem.report.run import notebook_html, write_run_page
+from kerasmem.types import Model
 
 
 class MemoryTimeline(keras.callbacks.Callback):
@@ -96,7 +97,6 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._seen = self._before_epoch = self._epoch = 0
 
     def _repr_html_(self) -> str:
-        """Return the page of the window, for a notebook."""
         return notebook_html(Run(timelines=tuple(self.timelines)))
 
     def plot(self) -> Plot:
@@ -207,7 +207,6 @@ class MemoryTimeline(keras.callbacks.Callback):
                 self._written = add_timelines(folder, self.timelines, process)
 
     def _tell_why_missing(self, reason: str) -> None:
-        """Warn, and write down for the page why it has no timeline."""
         self._guard.warn(reason)
         with self._guard("write findings.jsonl"):
             about = (self._epoch, None, "MemoryTimeline", "note")
@@ -236,7 +235,7 @@ class _Window:
         step: number of the first step.
     """
 
-    def __init__(self, owner: object, model: Any, step: int) -> None:
+    def __init__(self, owner: object, model: Model, step: int) -> None:
         self.begin = self.end = step
         self._seen: tuple[list[Timeline], list[str]] | None = None
         self._model, self._followed = watched(model)
@@ -278,7 +277,7 @@ class _Window:
         """Stop, and forget what was seen."""
         self._at_end()
 
-    def is_open_on(self, model: Any) -> bool:
+    def is_open_on(self, model: Model) -> bool:
         """Return True while steps of `model` are recorded."""
         return self._at_end.alive and self._fitted is model
 
@@ -290,8 +289,7 @@ class _Window:
 _open_windows: "weakref.WeakSet[_Window]" = weakref.WeakSet()
 
 
-def _window_of(model: Any) -> _Window | None:
-    """Return the window that another callback has open on the same fit, or None."""
+def _window_of(model: Model) -> _Window | None:
     return next((one for one in _open_windows if one.is_open_on(model)), None)
 
 

@@ -16,6 +16,7 @@ from kerasmem.memory.oom import StepContext, classify, post_mortem
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.records import PostMortem, Timeline
+from kerasmem.types import Model
 
 
 class FailureWatch(keras.callbacks.Callback):
@@ -57,7 +58,7 @@ class FailureWatch(keras.callbacks.Callback):
 
     def examine(
         self,
-        model: Any,
+        model: Model,
         error: BaseException,
         arguments: dict[str, Any],
         refusals: RefusalLog,
@@ -90,7 +91,7 @@ class FailureWatch(keras.callbacks.Callback):
         return None
 
     def _step_context(
-        self, model: Any, arguments: dict[str, Any], timelines: Sequence[Timeline]
+        self, model: Model, arguments: dict[str, Any], timelines: Sequence[Timeline]
     ) -> StepContext:
         return StepContext(
             batch_size=_batch_size(arguments),

@@ -10,13 +10,14 @@ from kerasmem.callbacks.attachment import (
     callbacks_of_fit,
     is_fitting,
 )
-from kerasmem.callbacks.pruning_places import Loop, Places
+from kerasmem.callbacks.pruning_places import Loop, TrainingPlaces
 from kerasmem.callbacks.run_log import warn
 from kerasmem.checks import InstanceOf
 from kerasmem.compression.prune import CRITERIA, INPUTS, Prune
 from kerasmem.compression.prune.gradual import Gradual
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Logs
 
 
 class _Last(keras.callbacks.Callback):
@@ -34,7 +35,7 @@ class _Last(keras.callbacks.Callback):
         self._callbacks = callbacks
         self.functions: list[Callable[[], None]] = []
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Leave the list and call the functions."""
         self._callbacks.remove(self)
         for function in reversed(self.functions):
@@ -95,7 +96,7 @@ class Pruning(AttachedCallback):
         10
     """
 
-    def __init__(self, prune: Prune, *, data: Any = None) -> None:
+    def __init__(self, prune: Prune, *, data: Dataset = None) -> None:
         super().__init__()
         rule = InstanceOf(Prune, "a Prune, such as Prune(0.8)")
         rule.check("Pruning", "prune", prune)
@@ -108,7 +109,7 @@ class Pruning(AttachedCallback):
         self.changes: list[WeightChange] = []
         self._data = data
         self._gradual: Gradual | None = None
-        self._places: Places | None = None
+        self._places: TrainingPlaces | None = None
         self._latest: float | None = None
         self._loop: Loop | None = None
 
@@ -117,7 +118,7 @@ class Pruning(AttachedCallback):
         """Return the share of zeros that is aimed at by now."""
         return 0.0 if self._gradual is None else self._gradual.sparsity
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Put masks on the weights that are to be pruned."""
         model = self.model
         self.detach()
@@ -133,7 +134,7 @@ class Pruning(AttachedCallback):
         self._gradual = Gradual(model, self.prune, self._data, lambda: self.model)
         self.attach(model, self._gradual.release, for_fit=self._loop is None)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Note the epoch; before the first one take what is zero as pruned."""
         if self._loop is not None:
             if epoch < 0:  # tfmot's examples do not tell it
@@ -143,7 +144,7 @@ class Pruning(AttachedCallback):
         self._places.start_epoch(epoch)
         self._go_on()
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Prune further if it is time."""
         if self._loop is not None:
             batch = self._loop.start_batch(self.prune.schedule.unit)
@@ -152,7 +153,7 @@ class Pruning(AttachedCallback):
             self._places.start_batch(batch)
             self._go_on()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Write the sparsity into `logs`."""
         if self._places is None or self._gradual is None:
             return
@@ -164,7 +165,7 @@ class Pruning(AttachedCallback):
             logs["sparsity"] = self.sparsity
             logs["model_sparsity"] = self._gradual.model_sparsity()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Let go, when all other callbacks have had their last word on the weights."""
         callbacks = None if self._loop is not None else callbacks_of_fit(self.model)
         if callbacks is None:
@@ -175,11 +176,10 @@ class Pruning(AttachedCallback):
                 callbacks.append(_Last(callbacks))
             callbacks[-1].functions.append(self._finish)
 
-    def _begin(self, epoch: int) -> Places:
-        """Return the places of this training; what is zero now counts as pruned."""
+    def _begin(self, epoch: int) -> TrainingPlaces:
         # Not earlier: a callback behind this one may have restored a checkpoint.
         params = self.params if self._loop is None else self._loop.params
-        places = Places(self.model.optimizer, params)
+        places = TrainingPlaces(self.model.optimizer, params)
         places.start_epoch(epoch)
         self._check(places)
         if self._gradual is not None:
@@ -213,8 +213,7 @@ class Pruning(AttachedCallback):
         gradual.go_on(due)
         self._latest = due
 
-    def _check(self, places: Places) -> None:
-        """Raise an error if the schedule does nothing in the training that begins."""
+    def _check(self, places: TrainingPlaces) -> None:
         schedule, unit = self.prune.schedule, self.prune.schedule.unit
         last = places.last(unit)
         if last is not None and schedule.begin > last:

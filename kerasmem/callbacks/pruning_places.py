@@ -6,9 +6,10 @@ from kerasmem.backends import current
 from kerasmem.backends.gradients import innermost
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Model, Optimizer
 
 
-class Places:
+class TrainingPlaces:
     """Tells the places of one `fit`, which need not be the first of its training.
 
     Args:
@@ -17,7 +18,7 @@ class Places:
         params: what Keras tells a callback of the `fit`.
     """
 
-    def __init__(self, optimizer: Any, params: dict[str, Any]) -> None:
+    def __init__(self, optimizer: Optimizer, params: dict[str, Any]) -> None:
         self._epochs: int = params["epochs"]
         self._steps: int | None = params.get("steps")
         inner = innermost(optimizer)
@@ -87,7 +88,7 @@ class Loop:
         ModelError: if the model has no optimizer.
     """
 
-    def __init__(self, model: Any, params: dict[str, Any] | None) -> None:
+    def __init__(self, model: Model, params: dict[str, Any] | None) -> None:
         if getattr(model, "optimizer", None) is None:
             raise ModelError(
                 f"The model {model.name!r} has no optimizer to prune beside. Next: "
@@ -102,7 +103,7 @@ class Loop:
         self._batch = self._batches = 0
         self.params: dict[str, Any] = {"epochs": 1, **settings}
 
-    def start_epoch(self, places: Places | None) -> None:
+    def start_epoch(self, places: TrainingPlaces | None) -> None:
         """Note that an epoch begins, and in `places` how long the one before was."""
         if places is not None:
             places.start_batch(self._batch)
@@ -135,7 +136,6 @@ class Loop:
         return self._batch - 1
 
     def _check_updates(self) -> None:
-        """Raise on JAX if the first updates were none of the model's own variables."""
         per_update = getattr(self._optimizer, "gradient_accumulation_steps", None) or 1
         if not current().hands_state_on or self._batches != 2 * per_update:
             return

@@ -23,6 +23,7 @@ from kerasmem.graph.values import nbytes
 from kerasmem.records import Finding, RunInfo
 from kerasmem.records.plain import MOST_BYTES, JsonRecord
 from kerasmem.records.regular import read_regular
+from kerasmem.types import Model
 
 
 def warn(text: str) -> None:
@@ -86,12 +87,12 @@ class RunLog:
         self._may_lack_size = False
         self.process, self.processes = 0, 1
 
-    def find_process(self, model: Any) -> None:
+    def find_process(self, model: Model) -> None:
         """Find out which process of a run this is; each has files of its own."""
         self.process, self.processes = backends.current().processes(model)
         self._journals = {}
 
-    def begin(self, model: Any) -> None:
+    def begin(self, model: Model) -> None:
         """Write `run.json` for the model that is about to run, unless there is one.
 
         Only process 0 of several does so.
@@ -100,7 +101,7 @@ class RunLog:
         with self._guard("write run.json"):
             begin_run(self._log_dir, model)
 
-    def complete(self, model: Any) -> None:
+    def complete(self, model: Model) -> None:
         """Write the size of a model that was not built at the begin into `run.json`.
 
         TensorFlow builds a model without an `Input` only in its first step.
@@ -156,7 +157,7 @@ def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**losses, "metrics": metrics}
 
 
-def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
+def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
     """Write `run.json` into the run's folder, unless there is one already.
 
     Only process 0 of several does so.
@@ -187,7 +188,7 @@ def begin_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
     _write(path, info)
 
 
-def _complete_run(log_dir: str | os.PathLike[str] | None, model: Any) -> None:
+def _complete_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
     if log_dir is None or not model.built or backends.current().processes(model)[0]:
         return
     path = Path(log_dir) / file_name("run", ".json")
@@ -202,7 +203,7 @@ def _write(path: Path, info: RunInfo) -> None:
         temporary.write_text(info.to_json(), encoding="utf-8")
 
 
-def _size(model: Any) -> dict[str, int]:
+def _size(model: Model) -> dict[str, int]:
     return {
         "parameters": model.count_params() if model.built else 0,
         "weight_bytes": sum(nbytes(variable) for variable in model.weights),

@@ -10,6 +10,7 @@ from kerasmem.callbacks.gradient_signs import layer_of, layer_words
 from kerasmem.compression.batch_norm import batch_norms
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import Finding
+from kerasmem.types import Model
 
 FAR = 2.0
 """Ratio of validation loss to training loss from which they are far apart."""
@@ -90,12 +91,12 @@ class ValidationGap:
         self._lagging_epochs = 0
         self._is_reported = False
 
-    def start_epoch(self, model: Any) -> None:
+    def start_epoch(self, model: Model) -> None:
         """Keeps the moving statistics at the start of an epoch."""
         self._before = {id(norm): _statistics(norm) for norm in _trained_norms(model)}
 
     def after_epoch(
-        self, epoch: int, logs: Mapping[str, Any], model: Any, batches: int
+        self, epoch: int, logs: Mapping[str, Any], model: Model, batches: int
     ) -> list[Finding]:
         """Returns a finding if the validation loss is far from the training loss.
 
@@ -122,8 +123,7 @@ class ValidationGap:
         about = (epoch, next(iter(lags)) if len(lags) == 1 else None, self._monitor)
         return [Finding("validation gap", text, *about, layers=tuple(lags))]
 
-    def _lags(self, model: Any, batches: int) -> dict[str, tuple[float, float]]:
-        """Returns the distances of lagging statistics by layer, see `lag`."""
+    def _lags(self, model: Model, batches: int) -> dict[str, tuple[float, float]]:
         lags = {}
         for norm in _trained_norms(model):
             before, remaining = self._before.get(id(norm)), norm.momentum**batches
@@ -149,7 +149,7 @@ class ValidationGap:
         )
 
 
-def _trained_norms(model: Any) -> list[Any]:
+def _trained_norms(model: Model) -> list[Any]:
     return [norm for norm in batch_norms(model) if norm.built and norm.trainable]
 
 
@@ -165,7 +165,6 @@ def _accuracies(logs: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def _is_worse(logs: Mapping[str, Any]) -> bool:
-    """Returns whether an accuracy drops in validation, or none is in the logs."""
     drops = [training - validation for _, training, validation in _accuracies(logs)]
     return not drops or max(drops) >= _LEAST_ACCURACY_DROP
 

@@ -45,7 +45,7 @@ def option(*flags: str, **settings: Any) -> Option:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandResult:
     """The result of one command, in both of its forms.
 
     Args:
@@ -94,13 +94,13 @@ class Command:
     name: str
     summary: str
     options: tuple[Option, ...]
-    run: Callable[[Namespace], Outcome]
+    run: Callable[[Namespace], CommandResult]
     starts_keras: bool = True
 
 
 def command(
     name: str, summary: str, *options: Option, starts_keras: bool = True
-) -> Callable[[Callable[[Namespace], Outcome]], Command]:
+) -> Callable[[Callable[[Namespace], CommandResult]], Command]:
     """Return a decorator that makes a command of the function which runs it."""
     return lambda run: Command(name, summary, options, run, starts_keras)
 

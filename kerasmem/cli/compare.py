@@ -12,7 +12,7 @@ from kerasmem.cli.command import (
     METRIC,
     MODEL,
     REQUIRED_DATA,
-    Outcome,
+    CommandResult,
     batch_of,
     command,
     option,
@@ -29,14 +29,14 @@ _OPTIONS = (REQUIRED_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
     MODEL,
     *_OPTIONS,
 )
-def evaluate(options: Namespace) -> Outcome:
+def evaluate(options: Namespace) -> CommandResult:
     """Return the model's figures on the test split, or on all data without one."""
     from kerasmem.records.comparison import comparison_table
 
     figures, result = _judged(options, [options.model])
     result = {"model": options.model, **result}
     result["figures"] = asdict(figures[options.model])
-    return Outcome(result, (comparison_table(figures),))
+    return CommandResult(result, (comparison_table(figures),))
 
 
 @command(
@@ -46,7 +46,7 @@ def evaluate(options: Namespace) -> Outcome:
     option("other", metavar="OTHER", help="a second model, such as the first in int4"),
     *_OPTIONS,
 )
-def compare(options: Namespace) -> Outcome:
+def compare(options: Namespace) -> CommandResult:
     """Return the figures of two models on the same samples, the first as reference."""
     from kerasmem.records.comparison import comparison_table
 
@@ -58,14 +58,13 @@ def compare(options: Namespace) -> Outcome:
     figures, result = _judged(options, [options.model, options.other])
     result = {"model": options.model, "other": options.other, **result}
     result["figures"] = [asdict(each) for each in figures.values()]
-    return Outcome(result, (comparison_table(figures),))
+    return CommandResult(result, (comparison_table(figures),))
 
 
 def _judged(
     options: Namespace, paths: list[str]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return the figures of models by path, and what they are of."""
-    from kerasmem.cli.judging import of_its_file
+    from kerasmem.cli.evaluation import of_its_file
     from kerasmem.cli.tokens import check_length
     from kerasmem.files import load_model
     from kerasmem.files.data.tokens import is_token_file
@@ -82,7 +81,7 @@ def _judged(
 def _on_samples(
     options: Namespace, models: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    from kerasmem.cli.judging import check_judging, compile_for
+    from kerasmem.cli.evaluation import check_judging, compile_for
     from kerasmem.compression.measure import figures, latencies
     from kerasmem.files.contents import FileSize
     from kerasmem.files.data import load_data, sample_count, warn_if_not_finite

@@ -14,7 +14,7 @@ from kerasmem.cli.command import (
     MODEL,
     OUTPUT,
     SEED,
-    Outcome,
+    CommandResult,
     at_least,
     batch_of,
     command,
@@ -112,7 +112,7 @@ _FAR_WORSE = 0.02
     ),
     IMPORT,
 )
-def compress(options: Namespace) -> Outcome:
+def compress(options: Namespace) -> CommandResult:
     """Compress the model, write it, and return it before and after."""
     from kerasmem.report.progress import StageProgress
 
@@ -154,7 +154,6 @@ def compress(options: Namespace) -> Outcome:
 
 
 def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
-    """Returns the result, or writes the page of a search that missed its target."""
     try:
         return _compressed(options, job, loaded)
     except TargetError as error:
@@ -172,7 +171,6 @@ def _are_tokens(options: Namespace) -> bool:
 
 
 def _announcing(show: Any, model: str) -> Any:
-    """Return `show`, which says what is done when the first step begins."""
     coming = [f"compressing {model}, then measuring both models"]
 
     def shown(name: str, done: int = 0, total: int = 0) -> None:
@@ -184,7 +182,6 @@ def _announcing(show: Any, model: str) -> Any:
 
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
-    """Return the result, by way of the file alone where no model is handed in."""
     from kerasmem.compression.compress import compress as compress_model
     from kerasmem.compression.sources import Loaded
     from kerasmem.files.preset import is_preset
@@ -220,7 +217,6 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
 
 
 def _goes_by_file(options: Namespace, job: Job) -> bool:
-    """Return whether the weights of the model stay in files."""
     from kerasmem.compression.recipe import as_preset
     from kerasmem.compression.sources import offloads
 
@@ -265,7 +261,7 @@ def _samples(options: Namespace) -> tuple[Any, Any]:
 
     A few of them are evaluated by nobody: the model is opened where it is compressed.
     """
-    from kerasmem.cli.judging import check_names, has_labels
+    from kerasmem.cli.evaluation import check_names, has_labels
     from kerasmem.files.data import load_data
 
     check_names(options.loss, options.metrics)
@@ -280,8 +276,7 @@ def _samples(options: Namespace) -> tuple[Any, Any]:
 
 
 def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
-    """Return the model, the data to train on and the data to judge by, checked."""
-    from kerasmem.cli.judging import (
+    from kerasmem.cli.evaluation import (
         check_judging,
         compile_for,
         has_labels,
@@ -345,7 +340,6 @@ def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> No
 
 
 def _say_if_untrained(job: Job, report: Any) -> None:
-    """Name the fine-tuning where there was none and the model does far worse."""
     from kerasmem.compression.judge import drop_of, first_metric, is_better_if_higher
     from kerasmem.compression.recipe import as_preset
 
@@ -361,8 +355,8 @@ def _say_if_untrained(job: Job, report: Any) -> None:
         )
 
 
-def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
-    from kerasmem.cli.judging import file_sentence
+def _outcome(options: Namespace, report: Any, changes: Any) -> CommandResult:
+    from kerasmem.cli.evaluation import file_sentence
     from kerasmem.records.comparison import comparison_table
     from kerasmem.records.weights import left_alone_table, noise_table, worst_first
     from kerasmem.report.search import search_table
@@ -398,4 +392,4 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> Outcome:
             f"{after.model_file_bytes:,} bytes instead of "
             f"{before.model_file_bytes:,}."
         )
-    return Outcome(data, (*first, *trials, table, *noise, *why, summary))
+    return CommandResult(data, (*first, *trials, table, *noise, *why, summary))

@@ -13,7 +13,7 @@ from kerasmem.cli.command import (
     OUTPUT,
     REQUIRED_DATA,
     SEED,
-    Outcome,
+    CommandResult,
     at_least,
     batch_of,
     command,
@@ -57,7 +57,7 @@ from kerasmem.records.regular import check_output
     option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
     IMPORT,
 )
-def distill(options: Namespace) -> Outcome:
+def distill(options: Namespace) -> CommandResult:
     """Train the student, write it, and return it beside its teacher."""
     import keras
 
@@ -94,8 +94,7 @@ def distill(options: Namespace) -> Outcome:
 
 
 def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
-    """Return teacher, student, training data and data to judge by, checked."""
-    from kerasmem.cli.judging import check_judging, compile_for, split_to_judge
+    from kerasmem.cli.evaluation import check_judging, compile_for, split_to_judge
     from kerasmem.compression.student import make_student
     from kerasmem.files import load_model
     from kerasmem.files.data import load_data
@@ -122,8 +121,8 @@ def _outcome(
     models: dict[str, Any],
     test: Any,
     history: Mapping[str, Sequence[float]],
-) -> Outcome:
-    from kerasmem.cli.judging import file_sentence, of_its_file
+) -> CommandResult:
+    from kerasmem.cli.evaluation import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
     from kerasmem.records.comparison import comparison_table
@@ -156,4 +155,4 @@ def _outcome(
     table = comparison_table(figures, str(options.output))
     sizes = (figures["teacher"].file_bytes, figures["teacher"].optimizer_file_bytes)
     file = file_sentence("Teacher file", *sizes)
-    return Outcome(data, (*first, table, file))
+    return CommandResult(data, (*first, table, file))

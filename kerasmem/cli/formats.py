@@ -12,7 +12,7 @@ from kerasmem.cli.command import (
     INPUT_SHAPE,
     MODEL,
     OUTPUT,
-    Outcome,
+    CommandResult,
     at_least,
     command,
     not_negative,
@@ -35,7 +35,7 @@ from kerasmem.records.regular import check_output
     ),
     IMPORT,
 )
-def convert(options: Namespace) -> Outcome:
+def convert(options: Namespace) -> CommandResult:
     """Return what was converted, and how far the answers are from those before."""
     from kerasmem.errors import ModelError
     from kerasmem.extras.legacy import comparison, read
@@ -59,7 +59,7 @@ def convert(options: Namespace) -> Outcome:
         "largest_difference": difference,
         "not_compared": reason if difference is None else None,
     }
-    return Outcome(data, (_summary(data),))
+    return CommandResult(data, (_summary(data),))
 
 
 def _summary(data: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _summary(data: dict[str, Any]) -> str:
     INPUT_SHAPE,
     IMPORT,
 )
-def export(options: Namespace) -> Outcome:
+def export(options: Namespace) -> CommandResult:
     """Return what the file loses, and its operations of another precision."""
     from kerasmem.extras.litert import export as export_model
     from kerasmem.files import load_model
@@ -130,7 +130,9 @@ def export(options: Namespace) -> Outcome:
         tolerance=options.tolerance,
         input_shape=options.input_shapes,
     )
-    return Outcome({"model": options.model, **asdict(report)}, tuple(report.lines()))
+    return CommandResult(
+        {"model": options.model, **asdict(report)}, tuple(report.lines())
+    )
 
 
 @command(
@@ -157,9 +159,9 @@ def export(options: Namespace) -> Outcome:
     INPUT_SHAPE,
     IMPORT,
 )
-def runtimes(options: Namespace) -> Outcome:
+def runtimes(options: Namespace) -> CommandResult:
     """Return what each form of the model costs, and which to use for what."""
-    from kerasmem.cli.judging import file_sentence
+    from kerasmem.cli.evaluation import file_sentence
     from kerasmem.extras.litert.runtimes import advise, compare_runtimes
     from kerasmem.files import load_model
     from kerasmem.files.contents import file_size
@@ -193,4 +195,4 @@ def runtimes(options: Namespace) -> Outcome:
         advice_lines(comparison),
     ]
     data = json.loads(comparison.to_json()) | {"model": options.model}
-    return Outcome(data, tuple(table for table in tables if table))
+    return CommandResult(data, tuple(table for table in tables if table))

@@ -7,7 +7,7 @@ from typing import Any
 from kerasmem.cli.command import (
     IMPORT,
     MODEL,
-    Outcome,
+    CommandResult,
     batch_of,
     command,
     option,
@@ -29,7 +29,7 @@ _ORDERS = ("model", "weights", "outputs")
     ),
     IMPORT,
 )
-def inspect(options: Namespace) -> Outcome:
+def inspect(options: Namespace) -> CommandResult:
     """Return the model's layers with their shapes, parameters and bytes."""
     from kerasmem.files import inspect_file
     from kerasmem.files.contents import file_size, optimizer_state
@@ -60,11 +60,10 @@ def inspect(options: Namespace) -> Outcome:
     title = f"{options.model}, batch of {options.batch_size}"
     summary = _summary(data, is_fresh=state is not None and state.is_fresh)
     tables = (layer_table(layers, title), contents_table(contents), summary)
-    return Outcome(data, tables)
+    return CommandResult(data, tables)
 
 
 def _layers(options: Namespace) -> tuple[list[Any], int | None]:
-    """Return the layers and the activation peak; no value of a weight is read."""
     from kerasmem.errors import InputError
     from kerasmem.files.described import described_model
     from kerasmem.graph.activations import layer_activations, peak_activation_bytes

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from kerasmem.checks import BACKENDS
-from kerasmem.cli.command import Outcome, Parser, option
+from kerasmem.cli.command import CommandResult, Parser, option
 from kerasmem.cli.compare import compare, evaluate
 from kerasmem.cli.compress import compress
 from kerasmem.cli.distill import distill
@@ -119,7 +119,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def _run(options: Namespace) -> Outcome:
+def _run(options: Namespace) -> CommandResult:
     run = options.command.run
     if not options.command.starts_keras:
         return run(options)
@@ -172,7 +172,6 @@ def _fail_of_child(error: ChildDiedError) -> int:
 
 @contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Return a scope that shows our own warnings without the line of code."""
     with warnings.catch_warnings():
         default = warnings.showwarning
 

@@ -13,7 +13,7 @@ from kerasmem.cli.command import (
     INPUT_SHAPE,
     LOSS,
     MODEL,
-    Outcome,
+    CommandResult,
     at_least,
     batch_of,
     command,
@@ -86,9 +86,9 @@ def _size(text: str) -> int:
     option("--layers", type=at_least(0), default=10, help="how many to list (10)"),
     IMPORT,
 )
-def estimate(options: Namespace) -> Outcome:
+def estimate(options: Namespace) -> CommandResult:
     """Return the estimate: per category, the largest layers, and whether it fits."""
-    from kerasmem.cli.judging import compile_for
+    from kerasmem.cli.evaluation import compile_for
     from kerasmem.memory.estimate import estimate_memory
     from kerasmem.report.memory import (
         category_table,
@@ -148,7 +148,7 @@ def estimate(options: Namespace) -> Outcome:
         data["memory_limit_bytes"] = options.memory_limit
         data["verdict"] = result.verdict(options.memory_limit)
         tables.append(verdict_line(result, options.memory_limit))
-    return Outcome(data, tuple(tables))
+    return CommandResult(data, tuple(tables))
 
 
 @contextmanager
@@ -217,9 +217,9 @@ def _enable_lora(model: Any, rank: int) -> None:
     INPUT_SHAPE,
     IMPORT,
 )
-def tune(options: Namespace) -> Outcome:
+def tune(options: Namespace) -> CommandResult:
     """Return what each option costs, and what follows from it."""
-    from kerasmem.cli.judging import compile_for
+    from kerasmem.cli.evaluation import compile_for
     from kerasmem.extras.tune import leave_room, plan_options
     from kerasmem.extras.tune import tune as measure_options
     from kerasmem.files import load_model
@@ -265,4 +265,4 @@ def tune(options: Namespace) -> Outcome:
         tuning.recommendation,
     ]
     data = json.loads(tuning.to_json()) | {"model": options.model}
-    return Outcome(data, tuple(table for table in tables if table))
+    return CommandResult(data, tuple(table for table in tables if table))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.command import (
-    Outcome,
+    CommandResult,
     command,
     option,
     progress_console,
@@ -62,7 +62,7 @@ _COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS":
     ),
     starts_keras=False,
 )
-def run(options: Namespace) -> Outcome:
+def run(options: Namespace) -> CommandResult:
     """Run the script in a process of its own; its exit code becomes that of `run`."""
     script: Path = options.script
     if not script.is_file():
@@ -102,7 +102,7 @@ def run(options: Namespace) -> Outcome:
     elif not options.json:
         say(f"Recorded in {log_dir}. Next: kerasmem report {log_dir} -o page.html")
     data = {"script": str(script), "exit_code": code, "log_dir": str(log_dir)}
-    return Outcome(data | {"files": file_names}, (), exit_code=code)
+    return CommandResult(data | {"files": file_names}, (), exit_code=code)
 
 
 def _is_python(script: Path) -> bool:
@@ -124,7 +124,6 @@ def _is_python(script: Path) -> bool:
 
 
 def _post_mortems(log_dir: Path) -> list[PostMortem]:
-    """Return what the folder has on why memory ran out."""
     lines: list[str] = []
     records: list[PostMortem] = []
     # What is cut off or no file of ours is left out: `report` says so.
@@ -138,7 +137,6 @@ def _post_mortems(log_dir: Path) -> list[PostMortem]:
 
 
 def _wait_for(child: "subprocess.Popen[bytes]") -> int:
-    """Return the exit code of the script, which decides itself when it ends."""
     # The terminal sends Ctrl-C to the script too, and it may want to save something.
     # `subprocess.run` would kill it a quarter of a second later. SIGTERM comes to us
     # alone, and the script would go on without anybody who knows of it.
@@ -188,7 +186,7 @@ def _wait_for(child: "subprocess.Popen[bytes]") -> int:
         help="the same, to Weights & Biases (pip install kerasmem[wandb])",
     ),
 )
-def report(options: Namespace) -> Outcome:
+def report(options: Namespace) -> CommandResult:
     """Write the page and return what a reader wants first."""
     from kerasmem.extras.trackers import TRACKERS, check_trackers, logged
     from kerasmem.files.read_run import read_run
@@ -244,11 +242,10 @@ def report(options: Namespace) -> Outcome:
         tables.append(post_mortem_table(run_record.post_mortems))
     if findings:
         tables.append(finding_table(findings))
-    return Outcome(data, (*tables, "\n".join(lines)))
+    return CommandResult(data, (*tables, "\n".join(lines)))
 
 
 def _logged_line(tracker: str, target: object, scalars: int) -> str:
-    """Return what was logged, and for TensorBoard how to see it."""
     if tracker != "tensorboard":
         return f"{tracker}: {scalars:,} scalars and the page in {target}"
     how = f"tensorboard --logdir {target}"
@@ -269,11 +266,11 @@ def _logged_line(tracker: str, target: object, scalars: int) -> str:
     ),
     option("--data", metavar="NPZ", help="your own images instead of Fashion-MNIST"),
 )
-def demo(options: Namespace) -> Outcome:
+def demo(options: Namespace) -> CommandResult:
     """Run the demo and return what it measured."""
     from kerasmem.demo.run import run_demo
     from kerasmem.records.comparison import comparison_table
 
     record = run_demo(options.out, options.data, console=progress_console())
     table = comparison_table(record.models, f"accuracy on {record.samples} test images")
-    return Outcome(asdict(record), (table, "\n".join(record.files)))
+    return CommandResult(asdict(record), (table, "\n".join(record.files)))

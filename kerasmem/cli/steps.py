@@ -55,7 +55,6 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
 
 
 def _settings(kind: Any, rule: Any) -> dict[str, Any] | None:
-    """Return how a type of field is read from the command line, None if it is not."""
     if rule == PATTERNS:
         return {"action": "append", "metavar": "REGEX"}
     if kind is bool:
@@ -68,7 +67,6 @@ def _settings(kind: Any, rule: Any) -> dict[str, Any] | None:
 
 
 def _described(technique: type[Technique]) -> dict[str, str]:
-    """Return what the docstring of a config says of each field."""
     doc = inspect.getdoc(technique) or ""
     (args,) = re.findall(r"^Args:\n(.*?)(?:^\S|\Z)", doc, re.DOTALL | re.MULTILINE)
     entries = re.findall(

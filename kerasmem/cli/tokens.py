@@ -47,7 +47,7 @@ def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
     Raises:
         DataError: if the file does not fit the model, or is a single row.
     """
-    from kerasmem.cli.judging import split_to_judge
+    from kerasmem.cli.evaluation import split_to_judge
     from kerasmem.files.data.tokens import token_samples
 
     return split_to_judge(token_samples(options.data, model, options.length))

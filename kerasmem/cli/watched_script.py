@@ -91,7 +91,6 @@ def _watch(keras: Any, log_dir: str, *, with_timeline: bool) -> None:
 
 
 def _finished(monitors: list[Any]) -> list[Any]:
-    """Return the timelines of what is in memory at an OOM, if they are recorded."""
     from kerasmem.callbacks import MemoryTimeline
 
     for monitor in monitors:

@@ -187,7 +187,6 @@ def why_left_alone(
 
 
 def _parts(path: str) -> Iterator[str]:
-    """Yield every run of names in a path, such as `"block/dense"`."""
     names = path.split("/")
     for end in range(1, len(names) + 1):
         for begin in range(end):

@@ -23,6 +23,7 @@ from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.observe import observe
 from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model, Tensors
 
 NAME = "reestimate_batch_norm"
 SAMPLES, JUDGING_SAMPLES, BATCH_SIZE = 512, 256, 32
@@ -53,7 +54,7 @@ class _Moments:
         return mean, variance
 
 
-def reestimate(model: Any, data: Any, samples: int) -> list[WeightChange]:
+def reestimate(model: Model, data: Dataset, samples: int) -> list[WeightChange]:
     """Gather the statistics of every BatchNormalization anew, in place.
 
     Args:
@@ -85,7 +86,7 @@ def reestimate(model: Any, data: Any, samples: int) -> list[WeightChange]:
 
 
 def reestimate_if_better(
-    model: Any, data: Any, loss: Loss, batch_size: int = BATCH_SIZE
+    model: Model, data: Dataset, loss: Loss, batch_size: int = BATCH_SIZE
 ) -> list[WeightChange]:
     """Gather statistics anew, in place, if the loss on samples does not rise by it.
 
@@ -142,7 +143,6 @@ def _losses(
     batches: Iterable[tuple[Any, Any, Any]],
     loss: Loss,
 ) -> np.ndarray:
-    """Return the mean loss with each choice of values for the statistics."""
     totals, count = np.zeros(len(choices)), 0
     for x, y, weight in batches:
         samples = len(keras.tree.flatten(x)[0])
@@ -153,7 +153,7 @@ def _losses(
     return totals / max(count, 1)
 
 
-def own_loss(model: Any, samples: tuple[Any, Any, Any], outputs: Any) -> float:
+def own_loss(model: Model, samples: tuple[Any, Any, Any], outputs: Tensors) -> float:
     """Return the compiled loss of a model for samples, computed at once.
 
     Args:
@@ -169,7 +169,7 @@ def _as_tensor(array: Any) -> Any:
     return None if array is None else keras.ops.convert_to_tensor(array)
 
 
-def batch_norms(model: Any) -> list[Any]:
+def batch_norms(model: Model) -> list[Any]:
     """Return every BatchNormalization in a model, nested ones too."""
     return [
         layer
@@ -188,7 +188,7 @@ def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
 
 
 def _changes_of(
-    model: Any, norms: list[Any], detail: str, *, changed: bool
+    model: Model, norms: list[Any], detail: str, *, changed: bool
 ) -> list[WeightChange]:
     chosen = set(map(id, _statistics(norms)))
     return [
@@ -198,7 +198,7 @@ def _changes_of(
     ]
 
 
-def _gather(model: Any, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
+def _gather(model: Model, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
     """Set the statistics of `norms`; return those of them that are called.
 
     In the pass over the samples each of them normalizes by the batch, as in training;
@@ -217,7 +217,6 @@ def _gather(model: Any, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
 
 
 def _by_batch(call: LayerCall, moments: _Moments) -> Any:
-    """Normalize by the batch; what a mask leaves out does not count, as in training."""
     norm, inputs, mask = call.layer, call.x, call.kwargs.get("mask")
     values = np.moveaxis(to_numpy(inputs).astype(np.float64), norm.axis, -1)
     rows = values.reshape(-1, values.shape[-1])

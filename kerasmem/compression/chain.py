@@ -28,6 +28,7 @@ from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.values import check_finite, to_numpy
 from kerasmem.records import SearchReport, WeightChange
 from kerasmem.stages import stage
+from kerasmem.types import Dataset, Model, Tensor
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Chain:
         self.steps, self._max_drop = preset.steps, max_drop
         self._folder, self._batch_size = folder, batch_size
 
-    def check(self, data: Any, validation_data: Any, epochs: int) -> None:
+    def check(self, data: Dataset, validation_data: Dataset, epochs: int) -> None:
         """Raise if a step lacks what it needs, or undoes an earlier one."""
         del validation_data
         names = [step.name for step in self.steps]
@@ -96,7 +97,11 @@ class Chain:
         _check_order(self.steps)
 
     def run(
-        self, original: Any, context: Context, coding: Coding, validation_data: Any
+        self,
+        original: Model,
+        context: Context,
+        coding: Coding,
+        validation_data: Dataset,
     ) -> Outcome:
         """Return the model after the last step.
 
@@ -134,7 +139,7 @@ class Chain:
     def _checkpoints(
         self,
         folder: str | Path,
-        original: Any,
+        original: Model,
         steps: list[Technique],
         context: Context,
     ) -> Checkpoints:
@@ -151,7 +156,7 @@ class Chain:
 
 
 def run_steps(
-    original: Any,
+    original: Model,
     steps: Sequence[Technique],
     context: Context,
     checkpoints: Checkpoints | None = None,
@@ -226,10 +231,9 @@ def _leaves_stale(
     return context.data is not None and (trains or removed) and not by_hand
 
 
-def _loss(model: Any, original: Any) -> Callable[[Any, Any, Any], float]:
-    """Return the loss of a model, without labels its distance from the original."""
+def _loss(model: Model, original: Model) -> Callable[[Any, Any, Any], float]:
 
-    def loss(x: Any, y: Any, weight: Any) -> float:
+    def loss(x: Tensor, y: Tensor, weight: Any) -> float:
         with current().inference():
             outputs = model(x, training=False)
             if y is not None and model.compiled and model.loss is not None:
@@ -265,7 +269,6 @@ def warn_if_stale(
 
 
 def _check_order(steps: tuple[Technique, ...]) -> None:
-    """Raise if a step undoes one before it, or trains weights that one has fixed."""
     fixed = None
     for place, step in enumerate(steps):
         undone = [s.name for s in steps[:place] if s.name in step.undoes]

@@ -30,6 +30,7 @@ from kerasmem.graph.values import model_digest
 from kerasmem.records import WeightChange
 from kerasmem.records.plain import record_from
 from kerasmem.records.regular import open_regular, read_json_file
+from kerasmem.types import Dataset, Model
 
 _NAME = "kerasmem-step-"
 _ACCOUNT = re.compile(rf"{_NAME}([0-9]{{4,9}})\.json")
@@ -74,7 +75,7 @@ class Checkpoints:
             if _LEFT_OVER.fullmatch(path.name):  # of a run that was killed
                 path.unlink()
 
-    def begin(self, original: Any) -> int:
+    def begin(self, original: Model) -> int:
         """Return the number of steps that are done, and keep the original if none is.
 
         Raises:
@@ -112,7 +113,7 @@ class Checkpoints:
         model = load_model(path, live_objects(like), compile=False)
         return model, list(account.changes)
 
-    def write(self, step: int, model: Any, changes: list[WeightChange]) -> None:
+    def write(self, step: int, model: Model, changes: list[WeightChange]) -> None:
         """Keep the model after a step; what an earlier one left is removed.
 
         Raises:
@@ -148,7 +149,9 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     )
 
 
-def key_of(model: Any, steps: Sequence[Technique], data: Any, **others: Any) -> str:
+def key_of(
+    model: Model, steps: Sequence[Technique], data: Dataset, **others: Any
+) -> str:
     """Return what tells a compression from another one.
 
     Args:
@@ -170,7 +173,7 @@ def key_of(model: Any, steps: Sequence[Technique], data: Any, **others: Any) -> 
     return digest.hexdigest()
 
 
-def _arrays(data: Any) -> list[Any]:
+def _arrays(data: Dataset) -> list[Any]:
     if data is None or not is_array_data(data):
         return [np.array(type(data).__name__)]
     return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]

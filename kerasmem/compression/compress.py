@@ -33,7 +33,7 @@ from kerasmem.compression.measure import (
 from kerasmem.compression.presets import check_output_of
 from kerasmem.compression.quantize.apply import warn_if_left_float
 from kerasmem.compression.result import SAMPLES, CompressionResult
-from kerasmem.compression.search import Request
+from kerasmem.compression.search import SearchRequest
 from kerasmem.compression.sources import compile_anew, source_of
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.errors import (
@@ -62,6 +62,7 @@ from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
 from kerasmem.stages import OPENING, stage
+from kerasmem.types import Dataset, Model
 
 BATCH_SIZE = 32
 
@@ -75,8 +76,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     model_or_path: Any,
     steps: Technique | Sequence[Technique] | str | Path | None = None,
     *,
-    data: Any = None,
-    validation_data: Any = None,
+    data: Dataset = None,
+    validation_data: Dataset = None,
     fine_tune_epochs: int | None = None,
     target: Mapping[str, float | str] | None = None,
     max_drop: float | None = None,
@@ -184,10 +185,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         >>> after.weight_bytes < before.weight_bytes / 2
         True
     """
-    job: Chain | Request
+    job: Chain | SearchRequest
     if steps is None and (target is not None or max_drop is not None):
         _check_no_folder(checkpoint_dir)
-        job = Request.of(target, max_drop, time_budget, verbose, parallel)
+        job = SearchRequest.of(target, max_drop, time_budget, verbose, parallel)
     else:
         _check_no_search(target=target, time_budget=time_budget, parallel=parallel)
         job = Chain(steps, max_drop, checkpoint_dir, batch_size)
@@ -258,7 +259,6 @@ def _figures(measure: Any) -> tuple[str, ...]:
 
 @contextmanager
 def _data_errors() -> Iterator[None]:
-    """Raise a `DataError` for an `OSError` of data, which is none of the output."""
     try:
         yield
     except OSError as error:
@@ -269,7 +269,6 @@ def _data_errors() -> Iterator[None]:
 
 @contextmanager
 def _labels_named(is_unlabeled: bool) -> Iterator[None]:  # noqa: FBT001
-    """Raise a `DataError` for an error of training that missing labels explain."""
     try:
         yield
     except Exception as error:
@@ -291,7 +290,7 @@ def _check_loss(name: str, is_compiled: bool, epochs: int) -> None:  # noqa: FBT
 
 
 def _check_samples(
-    model: Any, parts: Sequence[Any], batch_size: int, epochs: int
+    model: Model, parts: Sequence[Any], batch_size: int, epochs: int
 ) -> None:
     if epochs:
         check_ends(parts[0], "fine-tuning")
@@ -311,7 +310,7 @@ def _in_batches(
     job: Any, size_of: Callable[[Any], int | None], parts: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     sizes = [None if part is None else size_of(part) for part in parts]
-    if isinstance(job, Request) and any(sizes):
+    if isinstance(job, SearchRequest) and any(sizes):
         raise DataError(
             "A search draws single samples, and the model takes batches of "
             f"{max(filter(None, sizes))} samples only. Next: give steps=."
@@ -319,7 +318,7 @@ def _in_batches(
     return tuple(map(in_fixed_batches, sizes, parts))
 
 
-def _few_samples(data: Any) -> Any:
+def _few_samples(data: Dataset) -> Any:
     """Return inputs to compare an exported file on, without holding the data by them.
 
     None without data, or where an optional input is left out.
@@ -351,7 +350,7 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
 
 
 def _report(
-    original: Any,
+    original: Model,
     outcome: Outcome,
     judged: tuple[Any, int],
     sizes: Sequence[FileSize | None],

@@ -20,6 +20,7 @@ from kerasmem.files.data import (
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.observe import observe
 from kerasmem.graph.outputs import without_preprocessor
+from kerasmem.types import Dataset, Model, Optimizer
 
 _BATCH_SIZE, _BATCHES = 32, 100
 
@@ -41,7 +42,9 @@ class GradientEvidence:
         kind: what is added: `"taylor"`, `"movement"` or `"gradient"` itself.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any], kind: str) -> None:
+    def __init__(
+        self, optimizer: Optimizer, variables: Sequence[Any], kind: str
+    ) -> None:
         self._add = _ADDED[kind]
         self._sums = {
             id(variable): current().step_state(
@@ -86,7 +89,7 @@ class GradientEvidence:
 
 
 def sums_over_samples(
-    model: Any, variables: Sequence[Any], kind: str, data: Any
+    model: Model, variables: Sequence[Any], kind: str, data: Dataset
 ) -> list[np.ndarray]:
     """Return sums over the batches of `data`, of gradients that change nothing.
 
@@ -135,10 +138,10 @@ def sums_over_samples(
 
 
 def observe_samples(
-    model: Any,
+    model: Model,
     layers: Sequence[Any],
     see: See,
-    data: Any,
+    data: Dataset,
     *,
     samples: int,
     criterion: str,

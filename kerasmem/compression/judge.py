@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,8 +11,9 @@ from kerasmem.checks import Real
 from kerasmem.errors import ConfigError, TargetError
 from kerasmem.files.data import is_array_data, sample_count
 from kerasmem.files.data.forms import first_samples
-from kerasmem.graph.outputs import Task, losses_of, task_of
+from kerasmem.graph.outputs import OutputTask, losses_of, task_of
 from kerasmem.records import CompressionReport
+from kerasmem.types import Dataset, Model
 
 _NEEDS = (
     "max_drop needs samples with labels to judge by (validation_data, --data) and a "
@@ -31,12 +31,12 @@ _BETTER_IF_LOWER = re.compile(
 """The end of a name; what is before may be the name of an output, such as `score`."""
 
 
-def lacks_labels(data: Any) -> bool:
+def lacks_labels(data: Dataset) -> bool:
     """Return whether samples that can be looked at, such as arrays, have no labels."""
     return sample_count(data) is not None and first_samples(data).get("y") is None
 
 
-def check_max_drop(max_drop: float | None, validation_data: Any) -> None:
+def check_max_drop(max_drop: float | None, validation_data: Dataset) -> None:
     """Raise before any work if `max_drop` cannot be judged.
 
     Raises:
@@ -50,7 +50,7 @@ def check_max_drop(max_drop: float | None, validation_data: Any) -> None:
         raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
 
 
-def check_metric(model: Any) -> None:
+def check_metric(model: Model) -> None:
     """Raise if the first metric would tell nothing of how well a model does its job.
 
     Raises:
@@ -136,7 +136,7 @@ def far_worse(
     return None
 
 
-def chance_of(model: Any, data: Any) -> float | None:
+def chance_of(model: Model, data: Dataset) -> float | None:
     """Return the accuracy of whoever always says the same class, None if unknown.
 
     It is the share of the most frequent class in labels that are in an array, and at
@@ -151,7 +151,7 @@ def chance_of(model: Any, data: Any) -> float | None:
         return None
     width = outputs[0].shape[-1]
     task = task_of(losses_of(model)[0])
-    if task not in (Task.CATEGORICAL, Task.BINARY) or not width:
+    if task not in (OutputTask.CATEGORICAL, OutputTask.BINARY) or not width:
         return None
     labels = first_samples(data).get("y") if is_array_data(data) else None
     share = 1 / max(width, 2)
@@ -159,14 +159,14 @@ def chance_of(model: Any, data: Any) -> float | None:
         return share
     labels = keras.ops.convert_to_numpy(labels)
     if width > 1 and labels.shape[1:] == tuple(outputs[0].shape[1:]):
-        if task is Task.BINARY:
+        if task is OutputTask.BINARY:
             return None  # any number of them may be true
         labels = labels.argmax(-1)
     _, counts = np.unique(labels, return_counts=True)
     return max(share, float(counts.max() / labels.size))
 
 
-def in_order(model: Any, metrics: Mapping[str, float]) -> dict[str, float]:
+def in_order(model: Model, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics in the order of `compile`, then the loss, then those of outputs.
 
     Keras has them by the alphabet.

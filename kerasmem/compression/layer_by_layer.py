@@ -17,14 +17,17 @@ from kerasmem.files.data.forms import labeled_batches
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
 from kerasmem.graph.outputs import output_of
+from kerasmem.types import Dataset, Layer, Model, Operation, Tensor
 
 
-def is_offloaded(model: Any) -> bool:
+def is_offloaded(model: Model) -> bool:
     """Return whether weights of a model stay in files."""
     return any(source_at_rest(variable) is not None for variable in model.variables)
 
 
-def evaluate_by_layers(model: Any, data: Any, batch_size: int) -> dict[str, float]:
+def evaluate_by_layers(
+    model: Model, data: Dataset, batch_size: int
+) -> dict[str, float]:
     """Return the losses and metrics of a model, as `model.evaluate` does.
 
     Args:
@@ -50,13 +53,12 @@ def _tensor(array: Any) -> Any:
     return None if array is None else keras.ops.convert_to_tensor(array)
 
 
-def _forward(model: Any) -> Any:
-    """Return a function from the inputs of a batch to what the model makes of them."""
+def _forward(model: Model) -> Any:
     if own_graph(model) is None or _adds_losses_twice(model):
         return lambda x: model(x, training=False)
     calls, form = flatten(model), output_of(model)
 
-    def forward(x: Any) -> Any:
+    def forward(x: Tensor) -> Any:
         count = len(keras.tree.flatten(x)[0])
         given = map(keras.ops.convert_to_tensor, flat_samples(model, (x,), count))
         return keras.tree.pack_sequence_as(form, calls.run([*given], _wait))
@@ -64,13 +66,13 @@ def _forward(model: Any) -> Any:
     return forward
 
 
-def _wait(_: str, tensor: Any) -> None:
+def _wait(_: str, tensor: Tensor) -> None:
     # JAX computes while the program goes on: weights of layers that it has not come to
     # would all be in memory.
     keras.ops.convert_to_numpy(tensor)
 
 
-def _adds_losses_twice(model: Any) -> bool:
+def _adds_losses_twice(model: Model) -> bool:
     """Return whether a layer that is called several times may add a loss each time.
 
     Of calls outside of their model Keras forgets all but the last.
@@ -82,11 +84,11 @@ def _adds_losses_twice(model: Any) -> bool:
     return any(_may_add_loss(layer) for layer in inside)
 
 
-def _layers(operation: Any) -> list[Any]:
+def _layers(operation: Operation) -> list[Any]:
     return sublayers(operation) if isinstance(operation, keras.layers.Layer) else []
 
 
-def _may_add_loss(layer: Any) -> bool:
+def _may_add_loss(layer: Layer) -> bool:
     is_keras = type(layer).__module__.partition(".")[0] in ("keras", "kerasmem")
     named = isinstance(layer, keras.layers.ActivityRegularization)
     return not is_keras or named or layer.activity_regularizer is not None

@@ -31,6 +31,7 @@ from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.graph.values import nbytes, nonzero, parameters
 from kerasmem.records import ModelFigures
 from kerasmem.stats.timing import in_turns, spread
+from kerasmem.types import Dataset, Model
 
 Latency = dict[str, Any]
 """The figures of a model's speed, by their names in `ModelFigures`: the median time of
@@ -45,8 +46,8 @@ FIGURES = (FILE, WEIGHTS, METRICS, ACTIVATIONS, LATENCY)
 
 
 def measure(
-    model: Any,
-    validation_data: Any = None,
+    model: Model,
+    validation_data: Dataset = None,
     batch_size: int = 32,
 ) -> ModelFigures:
     """Return all figures of `model`, its file the deflated one of `km.save_model`.
@@ -62,8 +63,8 @@ def measure(
 
 
 def figures(
-    model: Any,
-    validation_data: Any,
+    model: Model,
+    validation_data: Dataset,
     batch_size: int,
     size: FileSize | None,
     measured: Sequence[str] = FIGURES,
@@ -89,7 +90,7 @@ def figures(
     return ModelFigures(**found)
 
 
-def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
+def evaluate(model: Model, data: Dataset, batch_size: int = 32) -> dict[str, float]:
     """Return the metrics and losses of `model` on `data`, empty without labels."""
     if not model.compiled:
         return {}
@@ -113,7 +114,7 @@ def evaluate(model: Any, data: Any, batch_size: int = 32) -> dict[str, float]:
 
 def latencies(
     models: Sequence[Any],
-    data: Any = None,
+    data: Dataset = None,
     batch_size: int = 32,
     limit: float = math.inf,
 ) -> list[Latency]:
@@ -149,13 +150,13 @@ def _latency(times: list[float], samples: int) -> Latency:
     return {"latency_ms": median, "latency_batch_size": samples, **ends}
 
 
-def _are_several(model: Any) -> bool:
+def _are_several(model: Model) -> bool:
     _, processes = current().processes(model)
     return processes > 1
 
 
 def latencies_or_warning(
-    models: Sequence[Any], data: Any, batch_size: int, limit: float
+    models: Sequence[Any], data: Dataset, batch_size: int, limit: float
 ) -> list[Latency]:
     """Return `latencies`; empty ones, with a warning, if a model cannot predict."""
     try:
@@ -170,7 +171,7 @@ def latencies_or_warning(
         return [{} for _ in models]
 
 
-def batch_of(model: Any, data: Any, batch_size: int) -> Any:
+def batch_of(model: Model, data: Dataset, batch_size: int) -> Any:
     """Return inputs of one batch, of samples or zeros; None if no shape is known."""
     batch_size = fixed_batch(model) or batch_size
     if data is not None:
@@ -189,7 +190,7 @@ def batch_of(model: Any, data: Any, batch_size: int) -> Any:
 
 
 def size_of(
-    model: Any, *, stored: bool = False, coding: Coding = "deflate"
+    model: Model, *, stored: bool = False, coding: Coding = "deflate"
 ) -> FileSize:
     """Return the size of the file that `model` makes, without optimizer state.
 

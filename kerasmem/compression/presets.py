@@ -32,14 +32,15 @@ from kerasmem.files.save import Coding, check
 from kerasmem.files.write import write_model
 from kerasmem.graph.layers import sublayers
 from kerasmem.records.regular import check_output, check_outside
+from kerasmem.types import Layer, Model, Tensor
 
 
-def is_of_hub(model: Any) -> bool:
+def is_of_hub(model: Model) -> bool:
     """Return whether a model is a task or a backbone of KerasHub."""
     return any(cls.__module__.startswith("keras_hub.") for cls in type(model).__mro__)
 
 
-def write_preset(model: Any, folder: Path, coding: Coding) -> None:
+def write_preset(model: Model, folder: Path, coding: Coding) -> None:
     """Write a task or a backbone as a preset.
 
     The backbone has its weights in fewer bits as it is; what a task has besides has the
@@ -75,7 +76,7 @@ def write_preset(model: Any, folder: Path, coding: Coding) -> None:
         _write_backbone(backbone, folder, coding, configs)
 
 
-def write_compressed(model: Any, folder: Path, coding: Coding, source: Path) -> None:
+def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -> None:
     """Write a preset with another backbone than `source`, all else as there.
 
     Tokenizer, preprocessor, assets and what a task has besides are copied.
@@ -106,7 +107,7 @@ def copy_files(source: Path, folder: Path, without: Collection[Path] = ()) -> No
             shutil.copyfile(file, copy)
 
 
-def check_output_of(model_or_path: Any, output: Any, coding: Coding | None) -> None:
+def check_output_of(model_or_path: Any, output: Tensor, coding: Coding | None) -> None:
     """Raise unless a compressed model can be written at `output`.
 
     Args:
@@ -136,7 +137,7 @@ def check_output_of(model_or_path: Any, output: Any, coding: Coding | None) -> N
 
 
 def _write_backbone(
-    backbone: Any, folder: Path, coding: Coding, configs: Mapping[str, Any]
+    backbone: Model, folder: Path, coding: Coding, configs: Mapping[str, Any]
 ) -> None:
     """Write the weights and configs of a backbone into a preset.
 
@@ -157,7 +158,7 @@ def _write_backbone(
     write_configs(folder, configs, form)
 
 
-def _float_form(model: Any) -> dict[str, Any]:
+def _float_form(model: Model) -> dict[str, Any]:
     form = keras.saving.serialize_keras_object(model)
     for block in (QuantizedBlock, FactorizedBlock):
         if isinstance(model, block):
@@ -167,11 +168,10 @@ def _float_form(model: Any) -> dict[str, Any]:
     return form
 
 
-def _layers_beside(model: Any, backbone: Any) -> list[Any]:
-    """Return the layers that a task has besides its backbone, itself left out."""
+def _layers_beside(model: Model, backbone: Model) -> list[Any]:
     inside = set(map(id, sublayers(backbone)))
     return [layer for layer in sublayers(model)[1:] if id(layer) not in inside]
 
 
-def _has_codes(layer: Any) -> bool:
+def _has_codes(layer: Layer) -> bool:
     return any(isinstance(v, StandIn) for v in vars(layer).values())

@@ -43,6 +43,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.records import WeightChange
 from kerasmem.records.plain import MOST_BYTES, check_depth, read_json
 from kerasmem.records.regular import read_regular
+from kerasmem.types import Model
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Implementation:
             one change per weight.
         preserve: takes the config, the model and what trains it, and returns a scope.
         ready: takes the config and a context, and returns the config to apply.
-        in_place: whether `apply` changes the model that it is given.
+        in_place: whether `apply` changes the model that it is given, so that it
+            needs a copy.
     """
 
     config: type[Technique]
@@ -71,7 +73,7 @@ _TABLE = (
     Implementation(FoldBatchNorm, fold, in_place=False),
     Implementation(Equalize, equalize_channels),
     Implementation(ReestimateBatchNorm, reestimate_statistics),
-    Implementation(Quantize, quantize, ready=check_ready),
+    Implementation(Quantize, quantize, ready=check_ready, in_place=False),
     Implementation(Factorize, factorize),
     Implementation(Cluster, cluster_weights, preserve_clusters),
     Implementation(Distill, train_step, ready=with_teacher),
@@ -81,7 +83,7 @@ TECHNIQUES: dict[str, type[Technique]] = {row.config.name: row.config for row in
 
 
 def apply_technique(
-    technique: Technique, model: Any, context: Context | None = None
+    technique: Technique, model: Model, context: Context | None = None
 ) -> tuple[Any, list[WeightChange]]:
     """Apply a technique to a model.
 
@@ -122,7 +124,7 @@ def prepare_technique(technique: Technique, context: Context) -> Technique:
 
 
 def preserve_technique(
-    technique: Technique, model: Any, trainer: Any
+    technique: Technique, model: Model, trainer: Model
 ) -> AbstractContextManager[None]:
     """Return a scope in which training keeps the work of a technique.
 

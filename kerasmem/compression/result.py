@@ -9,7 +9,7 @@ from kerasmem.checks import OneOf
 from kerasmem.compression.account import notable_first
 from kerasmem.compression.presets import copy_files, is_of_hub
 from kerasmem.compression.quantize.keras_form import keras_int8
-from kerasmem.compression.writers import Preset
+from kerasmem.compression.writers import PresetFolder
 from kerasmem.errors import OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.files.load import load_model
@@ -18,6 +18,7 @@ from kerasmem.files.skeleton import is_mappable
 from kerasmem.optional import feature
 from kerasmem.records import CompressionReport, ExportReport, WeightChange
 from kerasmem.records.regular import check_outside, identity
+from kerasmem.types import Dataset, Model
 from kerasmem.units import format_bytes
 
 SAMPLES = 32
@@ -71,7 +72,7 @@ class ResultFile:
                 shutil.copyfile(self.path, copy)
             return
         check_outside(path, self.path)
-        with Preset(path).place() as folder:
+        with PresetFolder(path).place() as folder:
             copy_files(self.path, folder)
 
 
@@ -99,11 +100,11 @@ class CompressionResult:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         report: CompressionReport,
         changes: tuple[WeightChange, ...],
         coding: Coding = "deflate",
-        samples: Any = None,
+        samples: Dataset = None,
     ) -> None:
         self.report = report
         self.changes = notable_first(changes)
@@ -194,7 +195,7 @@ class CompressionResult:
         if file is not None and is_file == (file.path.suffix == ".keras"):
             file.copy_to(path)
         elif not is_file and is_of_hub(self.model):
-            preset = Preset(path)
+            preset = PresetFolder(path)
             with preset.place() as folder:
                 preset.write(self.model, folder, self.coding)
         else:
@@ -242,10 +243,10 @@ class CompressionResult:
         *,
         scheme: str | None = None,
         batch_size: int | None = None,
-        samples: Any = None,
+        samples: Dataset = None,
         tolerance: float | None = None,
         input_shape: Any | None = None,
-        validation_data: Any = None,
+        validation_data: Dataset = None,
     ) -> ExportReport:
         """Write the model as a LiteRT or ONNX file, run back and compared with it.
 

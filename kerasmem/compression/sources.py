@@ -20,7 +20,7 @@ from kerasmem.compression.prune.apply import is_by_magnitude
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Technique
-from kerasmem.compression.writers import KerasFile, NoFile, Preset, Writer
+from kerasmem.compression.writers import KerasFile, NoFile, PresetFolder, Writer
 from kerasmem.errors import ConfigError, KerasMemWarning, as_received
 from kerasmem.files.archive import (
     file_sizes,
@@ -38,6 +38,7 @@ from kerasmem.graph.clone import compile_settings, to_read
 from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.outputs import as_loss, takes_loss
 from kerasmem.records.regular import unchanged
+from kerasmem.types import Model, Tensor
 
 _SHARE = 1 / 6
 """Of the available memory: a model with more weights may not fit."""
@@ -95,14 +96,14 @@ class InMemory:
                     f"model_or_path={as_received(given)}."
                 )
 
-    def writer(self, output: Any) -> Writer:
+    def writer(self, output: Tensor) -> Writer:
         """Return what writes the compressed model."""
         if output is None:
             return NoFile()
         is_file = Path(output).suffix == ".keras"
-        return KerasFile(Path(output)) if is_file else Preset(Path(output))
+        return KerasFile(Path(output)) if is_file else PresetFolder(Path(output))
 
-    def leave(self, result: CompressionResult, output: Any) -> None:
+    def leave(self, result: CompressionResult, output: Tensor) -> None:
         """Do what is left to do with a result: nothing."""
 
     def size(self) -> FileSize:
@@ -171,13 +172,13 @@ class InFiles:
                 model = load_model(path, self.custom_objects)
             yield model
 
-    def writer(self, output: Any) -> Writer:
+    def writer(self, output: Tensor) -> Writer:
         """Return what writes the compressed model."""
         if is_preset(self.path):
-            return Preset(Path(output), self.path)
+            return PresetFolder(Path(output), self.path)
         return KerasFile(Path(output))
 
-    def leave(self, result: CompressionResult, output: Any) -> None:
+    def leave(self, result: CompressionResult, output: Tensor) -> None:
         """Have a result open its model from its file, when it is asked for."""
         if not self.is_whole:
             result.open_from(Path(output).absolute(), self.custom_objects)
@@ -187,7 +188,7 @@ class InFiles:
         return file_size(self.path)
 
 
-def compile_anew(model: Any, loss: Any, metrics: Any) -> None:
+def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
     """Compile `model` anew, with a loss and metrics of the caller's if given."""
     settings = compile_settings(model) or {}
     if loss is not None:
@@ -204,7 +205,7 @@ def compile_anew(model: Any, loss: Any, metrics: Any) -> None:
 
 def source_of(
     model_or_path: Any,
-    output: Any,
+    output: Tensor,
     custom_objects: Any,
     low_memory: bool | None,  # noqa: FBT001 - three values
     steps: Sequence[Technique] | None,
@@ -239,7 +240,7 @@ def source_of(
 def offloads(
     low_memory: bool | None,  # noqa: FBT001 - three values
     model_or_path: Any,
-    output: Any,
+    output: Tensor,
     steps: Sequence[Technique] | None,
     asks: Mapping[str, Any],
 ) -> bool:
@@ -281,8 +282,7 @@ def offloads(
     return False
 
 
-def _why_not_by_layers(model: Any) -> str | None:
-    """Return why a model cannot be evaluated layer by layer, None if it can."""
+def _why_not_by_layers(model: Model) -> str | None:
     own, kind = keras.Model, type(model)
     names = ("test_step", "compute_metrics", "get_metrics_result")
     is_plain = all(getattr(kind, n) is getattr(own, n) for n in names)
@@ -299,9 +299,8 @@ _SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")
 
 
 def _why_not(
-    path: Any, output: Any, steps: Sequence[Technique] | None, asked: Sequence[str]
+    path: Any, output: Tensor, steps: Sequence[Technique] | None, asked: Sequence[str]
 ) -> str | None:
-    """Return why the weights cannot stay in files, None if they can."""
     others = [name for name in asked if name not in _SAMPLES]
     if others:
         return f"{others[0]} takes one"
@@ -341,7 +340,6 @@ def _why_not_file(path: Path, output: Path) -> str | None:
 
 
 def _is_large(path: str | Path) -> bool:
-    """Return whether the weights of a file are large against the memory there is."""
     path, most = Path(path), _SHARE * psutil.virtual_memory().available
     if not path.is_file() or path.suffix not in (".keras", ".h5", ".json"):
         return False

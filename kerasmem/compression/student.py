@@ -28,10 +28,11 @@ from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import last_uses, listed_graph, nodes_in_order
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Model, Node
 
 
 def make_student(
-    teacher: Any,
+    teacher: Model,
     ratio: float | None = None,
     *,
     of: str = "parameters",
@@ -88,8 +89,7 @@ def make_student(
     return student
 
 
-def _less_deep(teacher: Any, depth: float) -> Any:
-    """Return `teacher` without some of the parts that repeat each other."""
+def _less_deep(teacher: Model, depth: float) -> Any:
     if is_made_of_arguments(teacher):
         return _with_fewer_layers(teacher, depth)
     stages = repeated(teacher) if listed_graph(teacher) is not None else []
@@ -103,7 +103,7 @@ def _less_deep(teacher: Any, depth: float) -> Any:
     return without(teacher, left_out)
 
 
-def _with_fewer_layers(teacher: Any, depth: float) -> Any:
+def _with_fewer_layers(teacher: Model, depth: float) -> Any:
     """Return `teacher` with fewer blocks by its config, and the weights of these.
 
     Blocks that stay are evenly spread, among those that do what is done in their new
@@ -134,7 +134,6 @@ _LAYERS = re.compile(r"([a-z]+_)?num_(encoder_|decoder_|hidden_)?layers")
 
 
 def _spread(parts: list[Any], depth: float) -> list[Any]:
-    """Return all but a share of `parts`; those that stay are evenly spread."""
     stay = round(depth * len(parts))
     kept = {(2 * place + 1) * len(parts) // (2 * stay) for place in range(stay)}
     return [part for place, part in enumerate(parts) if place not in kept]
@@ -161,7 +160,7 @@ class _Step:
         )
 
 
-def repeated(model: Any) -> list[list[Nodes]]:
+def repeated(model: Model) -> list[list[Nodes]]:
     """Return the calls of parts that could be left out, a list for each stage.
 
     The parts of one stage follow each other and are built alike; any of them can go.
@@ -173,7 +172,7 @@ def repeated(model: Any) -> list[list[Nodes]]:
     return [parts for parts in stages if parts]
 
 
-def without(model: Any, parts: Sequence[Nodes]) -> Any:
+def without(model: Model, parts: Sequence[Nodes]) -> Any:
     """Return a copy of `model` without some parts, with the weights of all others.
 
     It is not compiled.
@@ -190,12 +189,11 @@ class _Shorter(Rewrite):
     def __init__(self, left_out: set[int]) -> None:
         self._left_out = left_out
 
-    def goes(self, node: Any) -> bool:
+    def goes(self, node: Node) -> bool:
         return id(node) in self._left_out
 
 
 def _stages(graph: Any) -> list[list[_Step]]:
-    """Return runs of steps that keep the shape, each behind the step that made it."""
     stages: list[list[_Step]] = []
     shape = None
     ends = {id(x) for x in graph.outputs}
@@ -208,7 +206,6 @@ def _stages(graph: Any) -> list[list[_Step]]:
 
 
 def _steps(graph: Any) -> list[_Step]:
-    """Return the graph cut wherever just one tensor is waited for."""
     nodes = nodes_in_order(graph)
     last_use = last_uses(nodes, graph.outputs)
     waiting = {id(x) for x in graph.inputs}
@@ -225,13 +222,11 @@ def _steps(graph: Any) -> list[_Step]:
     return steps
 
 
-def _can_go(node: Any, ends: set[int]) -> bool:
-    """Return whether a call hands on one tensor, which the model does not return."""
+def _can_go(node: Node, ends: set[int]) -> bool:
     return len(node.outputs) == 1 and id(node.outputs[0]) not in ends
 
 
 def _shapes(graph: Any) -> dict[int, tuple[int, ...]]:
-    """Return the shape of every tensor, with lengths in the place of open axes."""
     known = {
         id(x): keras.KerasTensor([n or _LENGTH for n in x.shape], dtype=x.dtype)
         for x in graph.inputs
@@ -244,7 +239,6 @@ def _shapes(graph: Any) -> dict[int, tuple[int, ...]]:
 
 
 def _parts(stage: list[_Step]) -> list[Nodes]:
-    """Return the parts of the longest repetition; the first step has to stay."""
     looks = [step.looks for step in stage]
     begin, end, period = max(
         (run for p in range(1, len(stage)) for run in _repetitions(looks, p)),
@@ -258,7 +252,6 @@ def _parts(stage: list[_Step]) -> list[Nodes]:
 
 
 def _repetitions(looks: list[Any], period: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where `looks` repeats itself after a period: begin, end, and the period."""
     alike = [a == b for a, b in zip(looks, looks[period:], strict=False)]
     place = 0
     for same, run in itertools.groupby(alike):
@@ -268,7 +261,6 @@ def _repetitions(looks: list[Any], period: int) -> Iterator[tuple[int, int, int]
         place += length
 
 
-def _has_kernel(node: Any) -> bool:
-    """Return whether a call has learned more than vectors."""
+def _has_kernel(node: Node) -> bool:
     weights = getattr(node.operation, "weights", ())
     return any(len(variable.shape) > 1 for variable in weights)

@@ -12,6 +12,7 @@ from kerasmem.backends.seeding import seeded
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.stages import TRAINING, stage
+from kerasmem.types import Model, Variable
 
 
 def seeded_at(context: Context, place: int) -> Any:
@@ -24,7 +25,7 @@ def seeded_at(context: Context, place: int) -> Any:
 
 @contextmanager
 def preserving(
-    context: Context, steps: Sequence[Technique], model: Any, trainer: Any
+    context: Context, steps: Sequence[Technique], model: Model, trainer: Model
 ) -> Iterator[None]:
     """Return a scope in which training keeps what techniques did, and no graph stays.
 
@@ -42,7 +43,7 @@ def preserving(
         yield
 
 
-def fine_tune(model: Any, step: Technique, context: Context) -> None:
+def fine_tune(model: Model, step: Technique, context: Context) -> None:
     """Train a model in place after a step."""
     with preserving(context, [*context.earlier, step], model, model):
         stage(TRAINING)
@@ -64,7 +65,9 @@ class _Constraints:
         return value
 
 
-def constrain(variable: Any, constraint: Callable[[Any], Any]) -> Callable[[], None]:
+def constrain(
+    variable: Variable, constraint: Callable[[Any], Any]
+) -> Callable[[], None]:
     """Constrain a variable after its own constraint; return the undo, for any order.
 
     The optimizer applies constraints in the same step as the update.

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kerasmem.checks import invalid
 from kerasmem.compression.measure import size_of
@@ -14,6 +13,7 @@ from kerasmem.files.contents import FileSize, file_size
 from kerasmem.files.preset import check_new_folder
 from kerasmem.files.save import Coding, check
 from kerasmem.files.write import write_model
+from kerasmem.types import Model
 
 
 class NoFile:
@@ -23,7 +23,7 @@ class NoFile:
         """Return a scope, as of all writers."""
         return nullcontext(Path())
 
-    def write(self, model: Any, place: Path, coding: Coding) -> FileSize:
+    def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
         """Return the size that a file of the model has."""
         del place
         return size_of(model, coding=coding)
@@ -43,14 +43,14 @@ class KerasFile:
         """Return a scope with a temporary path, which takes its place at the end."""
         return replacing(self.path)
 
-    def write(self, model: Any, place: Path, coding: Coding) -> FileSize:
+    def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
         """Write a model as `km.save_model` does, check it, and return its size."""
         check(model, place, write_model(model, place, coding))
         return file_size(place)
 
 
 @dataclass(frozen=True)
-class Preset:
+class PresetFolder:
     """A new folder for a preset of KerasHub.
 
     Args:
@@ -69,7 +69,7 @@ class Preset:
         with new_folder(self.path) as folder:
             yield folder
 
-    def write(self, model: Any, place: Path, coding: Coding) -> FileSize:
+    def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
         """Write the preset, and return the size of all its files."""
         if self.source is None:
             if not is_of_hub(model):
@@ -81,4 +81,4 @@ class Preset:
         return file_size(place)
 
 
-Writer = NoFile | KerasFile | Preset
+Writer = NoFile | KerasFile | PresetFolder

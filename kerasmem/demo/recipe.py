@@ -17,6 +17,7 @@ from keras import layers
 
 from kerasmem.errors import DataError
 from kerasmem.files.data import hold_out, load_data
+from kerasmem.types import Model, Tensor
 
 TEACHER_WIDTHS = (16, 32, 64, 128)
 STUDENT_WIDTHS = (10, 10, 20, 40)  # less than a tenth of the parameters
@@ -54,13 +55,13 @@ def residual_network(
     return keras.Model(images, layers.Dense(classes, name="logits")(x))
 
 
-def _block(x: Any, width: int) -> Any:
+def _block(x: Tensor, width: int) -> Any:
     shortcut = _convolution(x, width, size=1, strides=2)
     x = layers.ReLU()(_convolution(x, width, strides=2))
     return layers.ReLU()(layers.Add()([_convolution(x, width), shortcut]))
 
 
-def _convolution(x: Any, width: int, *, size: int = 3, strides: int = 1) -> Any:
+def _convolution(x: Tensor, width: int, *, size: int = 3, strides: int = 1) -> Any:
     convolution = layers.Conv2D(
         width, size, strides=strides, padding="same", use_bias=False
     )
@@ -102,7 +103,7 @@ class Recipe:
     seed: int = 0
 
 
-def compile_classifier(model: Any, learning_rate: float) -> Any:
+def compile_classifier(model: Model, learning_rate: float) -> Any:
     """Return `model`, compiled as a classifier that gives logits."""
     model.compile(
         keras.optimizers.Adam(learning_rate),
@@ -197,7 +198,6 @@ def load_images(path: str | Path | None) -> Images:
 
 
 def _check(split: Any, path: str | Path) -> None:
-    """Raise unless a split is `(images, class numbers)`."""
     x, y, *_ = (*split, None) if isinstance(split, tuple) else (split, None)
     shape = np.shape(x)
     if len(shape) not in {3, 4} or min(shape[1:3]) < _SMALLEST_SIDE:

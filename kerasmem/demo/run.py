@@ -33,6 +33,7 @@ from kerasmem.files.write import save_stored
 from kerasmem.records import ModelFigures
 from kerasmem.report.compression import Page, write_page
 from kerasmem.report.progress import FitProgress
+from kerasmem.types import Model
 
 _LATENCY_BATCH = 32
 
@@ -114,7 +115,7 @@ def shrink(shop: Workshop) -> CompressionResult:
     return result
 
 
-def teach(shop: Workshop, teacher: Any) -> Any:
+def teach(shop: Workshop, teacher: Model) -> Any:
     """Distill the network into a student with less than a tenth of its parameters."""
     recipe, images = shop.recipe, shop.images
     student = residual_network(images.shape, images.classes, recipe.student_widths)
@@ -141,7 +142,7 @@ def teach(shop: Workshop, teacher: Any) -> Any:
 
 
 def compare(
-    shop: Workshop, original: Any, compressed: CompressionResult, student: Any
+    shop: Workshop, original: Model, compressed: CompressionResult, student: Model
 ) -> dict[str, ModelFigures]:
     """Return the figures of the models; those of a compression are its own."""
     shop.console.print("measuring", highlight=False)

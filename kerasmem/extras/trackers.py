@@ -58,7 +58,6 @@ Scalars = Mapping[int, Sequence[Scalar]]
 
 
 def _to_tensorboard(scalars: Scalars, page: Path, target: str, name: str) -> None:
-    """Write an event file a process; those of process 1 lie in a folder below."""
     del page, name  # TensorBoard shows no files, and the folder's name is the run's
     for process, own in scalars.items():
         folder = Path(target, f"process-{process}" if process else "")
@@ -74,7 +73,6 @@ def _to_tensorboard(scalars: Scalars, page: Path, target: str, name: str) -> Non
 
 
 def _to_mlflow(scalars: Scalars, page: Path, target: str, name: str) -> None:
-    """Log to the run that `MLFLOW_RUN_ID` names, else to a new one."""
     mlflow: Any = importlib.import_module("mlflow")
     client = mlflow.MlflowClient()
     known_experiment = client.get_experiment_by_name(target)
@@ -128,7 +126,6 @@ TRACKERS: Mapping[str, Callable[[Scalars, Path, str, str], None]] = {
 
 
 def _allowed(tag: str) -> str:
-    """Return a metric name that MLflow accepts: a short path of plain characters."""
     parts = re.sub(r"[^\w\-. /]", "_", tag, flags=re.ASCII).split("/")
     name = "/".join(part for part in parts if part not in ("", ".", ".."))
     if len(name) <= _MOST_LETTERS:
@@ -137,7 +134,6 @@ def _allowed(tag: str) -> str:
 
 
 def _tag(scalar: Scalar, process: int) -> str:
-    """Return the name of a series of one process, where all lie in one run."""
     return f"process-{process}/{scalar.tag}" if process else scalar.tag
 
 

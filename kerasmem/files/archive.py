@@ -158,7 +158,6 @@ def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
 
 
 def _end(beginning: bytes) -> int:
-    """Return how many bytes an HDF5 file says that it has, 0 if it does not."""
     place = _END_BY_VERSION.get(int.from_bytes(beginning[len(_HDF5) :][:1], "little"))
     return int.from_bytes(beginning[place : place + 8], "little") if place else 0
 
@@ -253,7 +252,6 @@ def _version(archive: zipfile.ZipFile) -> str:
 
 
 def _check_members(members: list[zipfile.ZipInfo]) -> None:
-    """Refuse an archive of which a member is missing, misplaced or a bomb."""
     for member in members:
         _check_place(member.filename)
     weights = [member for member in members if member.filename == WEIGHTS]

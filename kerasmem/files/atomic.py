@@ -125,7 +125,6 @@ def held_folder(parent: Path) -> Iterator[Path]:
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove the folders that processes left which were killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
         # Another process may be removing it as well.
         with suppress(OSError):
@@ -165,6 +164,5 @@ def held(folder: Path) -> Iterator[bool | None]:
 
 
 def _flush(path: Path) -> None:
-    """Make sure the bytes are on the disk before the name points to them."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())

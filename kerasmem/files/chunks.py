@@ -184,7 +184,6 @@ def _write(
 def _packed(
     piece: np.ndarray, width: int, size: int, *, keeps_zeros: bool
 ) -> _Packed | None:
-    """Return a piece deflated; None for zeros, of which nothing is written."""
     if not keeps_zeros and not piece.any():
         return None
     crc = checksum(piece)
@@ -241,7 +240,6 @@ def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def _places(
     shape: tuple[int, ...], chunks: tuple[int, ...]
 ) -> Iterator[tuple[Place, int]]:
-    """Give the first place of every piece, in their order, and its entries."""
     axis = next((n for n, length in enumerate(chunks) if length > 1), len(shape) - 1)
     row = math.prod(shape[axis + 1 :])
     behind = tuple(0 for _ in shape[axis + 1 :])
@@ -258,7 +256,6 @@ def _slices(place: Place, lengths: tuple[int, ...]) -> tuple[slice, ...]:
 def _pieces(
     name: str, form: Form, blocks: Iterable[np.ndarray]
 ) -> Iterator[tuple[Place, np.ndarray]]:
-    """Give the first place and the bytes of every piece of an array, in their order."""
     (shape, dtype), source, rest = form, map(bytes_of, blocks), _NOTHING
     for place, entries in _places(shape, chunks_of(shape, dtype.itemsize)):
         length = entries * dtype.itemsize

@@ -175,7 +175,7 @@ def file_size(path: str | Path) -> FileSize:
 
 
 @dataclass(frozen=True)
-class OptimizerState:
+class OptimizerVariables:
     """The variables of an optimizer: its slots, its step counter, its learning rate.
 
     Args:
@@ -190,7 +190,7 @@ class OptimizerState:
     is_fresh: bool
 
 
-def optimizer_state(path: str | Path) -> OptimizerState | None:
+def optimizer_state(path: str | Path) -> OptimizerVariables | None:
     """Return what the file of a model holds of its optimizer.
 
     Returns:
@@ -214,12 +214,12 @@ def optimizer_state(path: str | Path) -> OptimizerState | None:
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 
 
-def _state(files: list[h5py.File]) -> OptimizerState:
+def _state(files: list[h5py.File]) -> OptimizerVariables:
     slots = [file.get(name) for file in files for name in _OPTIMIZERS]
     groups = [group for group in slots if isinstance(group, h5py.Group)]
     arrays = [array for group in groups for array in arrays_in(group).values()]
     counters = [a for a in arrays if a.shape == () and a.dtype.kind in "iu"]
-    return OptimizerState(
+    return OptimizerVariables(
         entries=sum(array.size for array in arrays),
         bytes=sum(array.nbytes for array in arrays),
         is_fresh=bool(counters) and not any(counter[()] for counter in counters),
@@ -229,7 +229,6 @@ def _state(files: list[h5py.File]) -> OptimizerState:
 def _archived(
     path: Path, prefixes: tuple[str, ...] = ("",)
 ) -> tuple[StoredTensor, ...]:
-    """Returns the arrays of an archive whose paths start with one of `prefixes`."""
     member_and_start = weights_member(path)
     with opened_weights(path) as weights:
         if member_and_start is None or weights is None:
@@ -249,7 +248,6 @@ def _archived(
 def _plain(
     weights: h5py.File, prefixes: tuple[str, ...] = ("",)
 ) -> tuple[StoredTensor, ...]:
-    """Returns the arrays of an HDF5 file that is stored without compression."""
     arrays = _starting(weights, prefixes)
     return tuple(_tensor(weights, each, lambda byte: byte, "stored") for each in arrays)
 
@@ -280,7 +278,6 @@ def _tensor(weights: h5py.File, each: Dataset, place: Place, how: str) -> Stored
 
 
 def _name(weights: h5py.File, path: str) -> str:
-    """Return the path of an array with the layers named as the model names them."""
     *around, kind, number = path.split("/")
     if kind != _VARIABLES or not around or around[0] == "optimizer":
         return path.replace(f"/{_VARIABLES}/", "/")
@@ -289,7 +286,6 @@ def _name(weights: h5py.File, path: str) -> str:
 
 
 def _layer(weights: h5py.File, path: list[str]) -> str | None:
-    """Return the name of the layer at a path, None if there is none that is named."""
     variables = weights.get("/".join([*path, _VARIABLES]))
     name = None if variables is None else variables.attrs.get("name")
     return None if name is None else str(name)

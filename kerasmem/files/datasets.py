@@ -218,7 +218,6 @@ def check_heaps(path: Path) -> None:
 
 
 def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
-    """Return how many entries a heap has, more than `most` if it does not end."""
     size = int.from_bytes(content[start + 8 : start + 16], "little")
     place, end = start + 16, min(start + size, len(content))
     count = 0
@@ -321,7 +320,6 @@ class _Budget:
 
 
 def _held_in(path: Path) -> tuple[int, int]:
-    """Return the numbers of entries and of arrays in a file, or at most as many."""
     if path.is_dir():
         if (path / "saved_model.pb").exists():
             return stored_bytes(path), stored_bytes(path)
@@ -341,5 +339,4 @@ def _count(weights: h5py.File) -> tuple[int, int]:
 
 
 def _declared_bytes(weights: h5py.File) -> dict[str, int]:
-    """Return the bytes in RAM of every array that a file tells of, by its path."""
     return {name: item.nbytes for name, item in arrays_in(weights).items()}

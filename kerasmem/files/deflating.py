@@ -81,7 +81,6 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
 
 
 def _how(plane: np.ndarray) -> Callable[[np.ndarray], bytes]:
-    """Return what makes few bytes of a plane, by samples from three places of it."""
     starts = (0, plane.size // 2, plane.size - _SAMPLE_BYTES)
     sample = np.concatenate([plane[max(n, 0) :][:_SAMPLE_BYTES] for n in starts])
     repeating, alone = len(_raw(sample, 1)), len(_by_frequency(sample))
@@ -91,7 +90,6 @@ def _how(plane: np.ndarray) -> Callable[[np.ndarray], bytes]:
 
 
 def _stored(content: np.ndarray) -> bytes:
-    """Return blocks of a stream that hold bytes as they are."""
     content, blocks = content.reshape(-1), []
     for start in range(0, content.size, _MOST_STORED):
         block = content[start : start + _MOST_STORED]
@@ -112,7 +110,6 @@ def _by_frequency(content: np.ndarray) -> bytes:
 
 
 def _deflated(content: np.ndarray) -> bytes:
-    """Return the last blocks of a stream."""
     return _raw(content.reshape(-1), _LEVEL)
 
 

@@ -42,6 +42,7 @@ from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weig
 from kerasmem.files.skeleton import mapped_weights, streamed_weights
 from kerasmem.optional import feature
 from kerasmem.records.plain import read_json
+from kerasmem.types import Model, Tensor
 
 
 def load_model(
@@ -222,8 +223,7 @@ def _load(
     return model
 
 
-def _compile(model: Any, file: Path) -> None:
-    """Compile a model as its file says, and do not build the optimizer."""
+def _compile(model: Model, file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         config = read_json(archive.read(CONFIG)).get("compile_config")
     if not config:  # of a model that was not compiled
@@ -270,7 +270,6 @@ def check_model_file(path: Path, weights: Weights = "stored") -> bool:
 
 
 def _checked_h5(path: Path) -> str:
-    """Check an HDF5 file; return the version of Keras that wrote the file."""
     if not h5py.is_hdf5(path):
         raise ModelFileError(f"{str(path)!r} is no HDF5 file.")
     check_heaps(path)
@@ -308,7 +307,7 @@ def first_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {without_config(first)}".rstrip(": ")
 
 
-def save_beside(model: Any, file: os.stat_result) -> None:
+def save_beside(model: Model, file: os.stat_result) -> None:
     """Let `model.save` take the name of a file, where it would empty it first.
 
     Weights that were not read yet would be lost, and the process with them.
@@ -340,7 +339,7 @@ def _is_it(path: Any, file: os.stat_result) -> bool:
 
 
 @keras.saving.register_keras_serializable("kerasmem")
-def hard_sigmoid_of_keras_2(x: Any) -> Any:
+def hard_sigmoid_of_keras_2(x: Tensor) -> Any:
     """Return `clip(0.2 x + 0.5, 0, 1)`; that of Keras 3 has a slope of 1/6.
 
     A converted model is saved with it, and opened where nothing legacy is imported.

@@ -53,7 +53,6 @@ def check_has_model(path: Path) -> None:
 
 @contextmanager
 def _parts_of_archive(path: Path) -> Iterator[_Parts]:
-    """Give the small members of an archive by name, and files with its arrays."""
     with opened_weights(path) as weights, zipfile.ZipFile(path) as archive:
         if weights is not None:
             check_declared(path, weights)
@@ -139,7 +138,6 @@ def _write_plain(path: Path, target: Path) -> None:
 def _write_weights(
     path: Path, file: Path, weights: list[h5py.File], *, coded: bool
 ) -> None:
-    """Write the arrays of files into one, each once and by no link to elsewhere."""
 
     def is_wanted(name: str, item: h5py.Dataset) -> bool:
         if item.external or item.is_virtual:

@@ -20,6 +20,7 @@ from kerasmem.files.archive import CONFIG, DAMAGED, WEIGHTS, shards_of
 from kerasmem.files.datasets import check_declared, check_heaps
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import check_links, check_parent, read_regular
+from kerasmem.types import Model
 
 TASK, SHARDED = "task.json", "model.weights.json"
 TASK_WEIGHTS = "task.weights.h5"
@@ -174,7 +175,7 @@ def check_new_folder(path: Path) -> None:
         )
 
 
-def write_configs(folder: Path, source: Mapping[str, Any], backbone: Any) -> None:
+def write_configs(folder: Path, source: Mapping[str, Any], backbone: Model) -> None:
     """Write the configs of a preset whose backbone became another one.
 
     Args:

@@ -82,7 +82,7 @@ def _without_collections() -> Iterator[None]:
 
 
 @dataclass
-class _Budget:
+class _FolderBudget:
     """What of a folder may still be read.
 
     Args:
@@ -107,7 +107,7 @@ class _Budget:
 
 def _read(folder: Path) -> Run:
     notes: list[str] = []
-    budget = _Budget(_MOST_BYTES, _MOST_LINES)
+    budget = _FolderBudget(_MOST_BYTES, _MOST_LINES)
 
     def records(
         stem: str, parse: Callable[[str], _Record]
@@ -154,9 +154,8 @@ def _records(
     stem: str,
     parse: Callable[[str], _Record],
     notes: list[str],
-    budget: _Budget,
+    budget: _FolderBudget,
 ) -> dict[int, tuple[_Record, ...]]:
-    """Return the records in a file of lines, by the process that wrote it."""
     by_process: dict[int, tuple[_Record, ...]] = {}
     for process, file in sorted(_files(folder, stem, ".jsonl")):
         try:
@@ -169,8 +168,7 @@ def _records(
     return by_process
 
 
-def _lines(file: Path, budget: _Budget) -> Iterator[bytes]:
-    """Yield the lines of a file that are not empty, as far as they may be read."""
+def _lines(file: Path, budget: _FolderBudget) -> Iterator[bytes]:
     with open_regular(file) as content:
         while line := content.readline(min(max(budget.nbytes, 0) + 1, MOST_BYTES)):
             if not budget.allows(file.name, len(line), 1):
@@ -179,8 +177,9 @@ def _lines(file: Path, budget: _Budget) -> Iterator[bytes]:
                 yield line
 
 
-def _timelines(folder: Path, notes: list[str], budget: _Budget) -> tuple[Timeline, ...]:
-    """Return every window; of a later process the allocator's name tells which."""
+def _timelines(
+    folder: Path, notes: list[str], budget: _FolderBudget
+) -> tuple[Timeline, ...]:
     windows: list[Timeline] = []
     for process, file in sorted(_files(folder, r"timeline-\d+", ".json.gz")):
         if budget.nbytes <= 0:
@@ -208,7 +207,6 @@ def _files(folder: Path, stem: str, suffix: str) -> Iterator[tuple[int, Path]]:
 
 
 def _parsed(line: bytes, parse: Callable[[str], _Record]) -> _Record | None:
-    """Return what a line holds, None if it cannot be read."""
     try:
         return parse(line.decode("utf-8", "replace"))
     except InputError:

@@ -69,7 +69,6 @@ class Journal:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Return True if the file ends within a line: of a killed run, or a full disk."""
     if not path.exists() or not path.stat().st_size:
         return False
     with open_regular(path) as file:
@@ -140,7 +139,6 @@ def _parted(blocks: tuple[Block, ...], number: int) -> tuple[list[Block], list[B
 
 
 def _borders(timeline: Timeline, large: list[Block], checkpoints: int) -> list[int]:
-    """Return the numbers of the events that stay or are checkpoints, ascending."""
     events = len(timeline.times_ns)
     numbers = {number for block in large for number in _events_of(block)}
     numbers.update(range(0, events, max(events // max(checkpoints, 1), 1)))
@@ -155,7 +153,6 @@ def _events_of(block: Block) -> Iterable[int]:
 
 
 def _merged(small: list[Block], borders: list[int]) -> tuple[list[Block], int]:
-    """Return the merged blocks, and how many blocks are in them or left out."""
     groups: dict[tuple, list[Block]] = defaultdict(list)
     for block in small:
         begin = _gap(block.allocated_at, borders)
@@ -319,7 +316,6 @@ def timelines_in(text: bytes) -> list[Timeline]:
 
 
 def _compressed(timelines: Sequence[Timeline]) -> tuple[bytes, int]:
-    """Return the bytes of a file of timelines, and how many bytes of text they are."""
     lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines).encode()
     # Without the time of day in it: the same timelines are the same file.
     return gzip.compress(lines, compresslevel=6, mtime=0), len(lines)

@@ -38,6 +38,7 @@ from kerasmem.files.write import WrittenModel, write_model
 from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Model
 
 _PIECE = 1 << 20
 
@@ -46,7 +47,7 @@ Weights = list[tuple[Any, Any]]
 
 
 def save_model(
-    model: Any,
+    model: Model,
     path: str | Path,
     *,
     include_optimizer: bool = False,
@@ -103,7 +104,7 @@ _OPENED: WeakSet[type] = WeakSet()
 """Classes of the user's own of which this process has opened a file whole."""
 
 
-def check(model: Any, path: Path, written: WrittenModel) -> None:
+def check(model: Model, path: Path, written: WrittenModel) -> None:
     """Read what was written of a model back, and open it.
 
     The weights stay in the file. Only where the model has a class of the user's own
@@ -135,7 +136,6 @@ def check(model: Any, path: Path, written: WrittenModel) -> None:
 
 
 def _check_content(path: Path, written: WrittenModel) -> None:
-    """Read an archive, and compare it with what went there."""
     with zipfile.ZipFile(path) as archive:
         for name in {*archive.namelist()} - {WEIGHTS}:
             try:
@@ -160,7 +160,6 @@ def _is_known(cls: type) -> bool:
 
 
 def _is_in_place(weights: Weights, path: Path, written: WrittenModel) -> bool:
-    """Open a file with names in place of weights, and compare who gets which."""
     arrays = {
         name: described_array(array.shape, array.dtype, name)
         for name, array in written.arrays.items()
@@ -244,12 +243,10 @@ def _compare(ours: Weights, opened: Any, is_same: Callable[[Any, Any], bool]) ->
 
 
 def _is_merged(owner: Any, weight: Any) -> bool:
-    """Return whether Keras adds a weight to another in a file: one of LoRA."""
     return getattr(owner, "lora_enabled", False) and weight.name.startswith("lora_")
 
 
 def _owners_and_weights(layers: list[Any]) -> Weights:
-    """Return every weight once, also of layers that a model with a graph has beside."""
     by_id: dict[int, tuple[Any, Any]] = {}
     for layer in layers:
         for variable in own_variables(layer):
@@ -274,7 +271,7 @@ def _compare_weights(
         )
 
 
-def is_saved_as_it_is(layer: Any) -> bool:
+def is_saved_as_it_is(layer: Layer) -> bool:
     """Return whether what a layer saves are its variables, all of them."""
     cls = type(layer)
     saves = (cls.save_own_variables, cls.load_own_variables)

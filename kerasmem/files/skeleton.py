@@ -291,7 +291,6 @@ def is_coded(config: dict[str, Any]) -> bool:
 
 
 def _wrapped(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the config of a file in which another class is in the model's place."""
     config = dict(config)
     # Where Keras looks for it, and leaves it out if asked for no compilation.
     compile_config = config.pop("compile_config", None)

@@ -45,6 +45,7 @@ from kerasmem.files.coding import (
 )
 from kerasmem.files.threads import Threads
 from kerasmem.stages import Progress
+from kerasmem.types import Dataset
 
 Coding = Literal["deflate", "entropy", "stored"]
 CODINGS = OneOf(get_args(Coding))
@@ -176,14 +177,12 @@ class WeightsFile:
         return self._groups[name]
 
     def _place(self, name: str) -> tuple[h5py.Group, str]:
-        """Return the group that something is in, and its name there."""
         group, _, key = name.rpartition("/")
         return self._group(group), key
 
     def _coded(
         self, group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
     ) -> WrittenArray:
-        """Write an array as coded bytes, if those are fewer or could be mistaken."""
         shape, dtype = form
         if not (shape and has_code(dtype)):
             return write_whole(group, name, form, blocks)
@@ -204,7 +203,6 @@ class WeightsFile:
 
 @contextmanager
 def _errors_of_the_disk() -> Iterator[None]:
-    """Return a scope in which what HDF5 says of a full disk is said in short."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -295,7 +293,7 @@ def check_weights(
         progress.add(array.nbytes)
 
 
-def _is_same(dataset: Any, written: WrittenArray, coding: Coding) -> bool:
+def _is_same(dataset: Dataset, written: WrittenArray, coding: Coding) -> bool:
     if not isinstance(dataset, h5py.Dataset):
         return False
     if coding == "entropy" and could_be_code(dataset):

@@ -45,6 +45,7 @@ from kerasmem.files.weights import (
 from kerasmem.graph.saving import fresh_optimizer, save_parts, save_untrained
 from kerasmem.graph.values import nbytes
 from kerasmem.stages import Progress
+from kerasmem.types import Model
 
 _PIECE = 1 << 20
 
@@ -71,7 +72,7 @@ class WrittenModel:
 
 
 def write_model(
-    model: Any,
+    model: Model,
     path: Path,
     coding: Coding,
     *,
@@ -120,7 +121,6 @@ def _coded(config: str) -> str:
 
 
 def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
-    """Write the weights as they are, where arrays in them lie well in the archive."""
     member = zipfile.ZipInfo.from_file(new, WEIGHTS)
     member.compress_type = zipfile.ZIP_STORED
     # Before the bytes of a member come 30 and its name, and what it says of sizes that
@@ -192,14 +192,12 @@ class _HandingOver(H5IOStore):
 
 
 def _path(store: Any, key: str) -> str:
-    """Return where an array is, which is nowhere before its group has the first."""
     group = store._h5_entry_group
     name = f"{group.name}/{key}" if isinstance(group, h5py.Group) else ""
     return name.removeprefix("/")
 
 
 def _entries(value: Any) -> tuple[Any, Iterator[np.ndarray]]:
-    """Return shape and type of what Keras stores, and its entries in blocks."""
     if isinstance(value, MappedArray):
         return (value.shape, value.dtype), value.pieces(_PIECE)
     if not isinstance(value, keras.Variable):
@@ -222,7 +220,7 @@ def _zeros(size: int, dtype: np.dtype) -> Iterator[np.ndarray]:
         yield np.zeros(min(_PIECE, size - start), dtype)
 
 
-def save_stored(model: Any, path: Path) -> None:
+def save_stored(model: Model, path: Path) -> None:
     """Save `model` as Keras itself does, without any state of the optimizer.
 
     Its size is what a smaller file is fairly compared with.
@@ -251,7 +249,7 @@ def _errors_of_saving(name: str) -> Iterator[None]:
         ) from error
 
 
-def _new_optimizer(model: Any, *, slots: bool) -> Any | None:
+def _new_optimizer(model: Model, *, slots: bool) -> Any | None:
     """Return the optimizer of a model as before the first step.
 
     Args:

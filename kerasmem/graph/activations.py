@@ -13,6 +13,7 @@ from typing import Any
 from kerasmem.graph.calls import Trace, trace
 from kerasmem.graph.layers import blocks, own_graph, weights
 from kerasmem.graph.values import parameters
+from kerasmem.types import Layer, Model, Tensor
 
 _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
 
@@ -43,7 +44,7 @@ class LayerActivations:
     weight_bytes: int
 
 
-def layer_activations(model: Any, batch_size: int = 1) -> list[LayerActivations]:
+def layer_activations(model: Model, batch_size: int = 1) -> list[LayerActivations]:
     """Return one record per layer, nested models opened, shared layers once.
 
     Of a model without a graph there is one record per layer that holds weights, under
@@ -71,7 +72,7 @@ def layer_activations(model: Any, batch_size: int = 1) -> list[LayerActivations]
 
 
 def peak_activation_bytes(
-    model: Any, batch_size: int = 1, shapes: Sequence[Sequence[int]] | None = None
+    model: Model, batch_size: int = 1, shapes: Sequence[Sequence[int]] | None = None
 ) -> int | None:
     """Return an estimate of the most bytes of layer outputs alive at once.
 
@@ -126,7 +127,6 @@ def peak_of(traced: Trace, sizes: Mapping[int, int | None]) -> int | None:
 def _peak(
     outputs: list[list[int]], sizes: dict[int, int], last_use: dict[int, int]
 ) -> int:
-    """Return the peak of a run whose step `n` makes the tensors `outputs[n]`."""
     peak, live = 0, dict[int, int]()
     for step, tensors in enumerate(outputs):
         live.update({tensor: sizes[tensor] for tensor in tensors})
@@ -135,8 +135,7 @@ def _peak(
     return peak
 
 
-def _holders(model: Any) -> list[LayerActivations]:
-    """Return a record of each layer in `model` that created weights itself."""
+def _holders(model: Model) -> list[LayerActivations]:
     by_owner: dict[Any, list[Any]] = {}
     for weight in weights(model):
         by_owner.setdefault(weight.owner, []).append(weight.variable)
@@ -144,7 +143,7 @@ def _holders(model: Any) -> list[LayerActivations]:
 
 
 def _record(
-    layer: Any, name: str, own: list[Any], calls: list[tuple[Any, ...]]
+    layer: Layer, name: str, own: list[Any], calls: list[tuple[Any, ...]]
 ) -> LayerActivations:
     return LayerActivations(
         name=name,
@@ -164,7 +163,7 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     return None if None in values else sum(size or 0 for size in values)
 
 
-def _tensor_bytes(tensor: Any) -> int | None:
+def _tensor_bytes(tensor: Tensor) -> int | None:
     bits = _DTYPE.match(str(tensor.dtype))
     if None in tensor.shape or (bits is None and tensor.dtype != "bool"):
         return None

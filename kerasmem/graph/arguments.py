@@ -29,6 +29,7 @@ from kerasmem.graph.layers import (
     own_variables,
     sublayers,
 )
+from kerasmem.types import Layer, Model
 
 Place = tuple[str, ...]
 """Keys that lead to an argument in the nested configs of a model."""
@@ -39,12 +40,12 @@ Pair = tuple[Any, Any]
 _PREPROCESSOR = "preprocessor"
 
 
-def is_made_of_arguments(model: Any) -> bool:
+def is_made_of_arguments(model: Model) -> bool:
     """Return True for a model whose class builds its graph of a config of arguments."""
     return has_graph(model) and not lists_layers(model)
 
 
-def arguments(model: Any) -> dict[Place, Any]:
+def arguments(model: Model) -> dict[Place, Any]:
     """Return the arguments in a model's config, and in those of models within it.
 
     Args:
@@ -68,15 +69,14 @@ def _leaves(config: Mapping[str, Any], around: Place) -> Iterator[tuple[Place, A
             yield (*around, name), value
 
 
-def _config(model: Any) -> dict[str, Any]:
-    """Return a model's config, without its preprocessor: that has files of its own."""
+def _config(model: Model) -> dict[str, Any]:
     config = model.get_config()
     if config.get(_PREPROCESSOR) is not None:
         config = {**config, _PREPROCESSOR: None}
     return json.loads(json.dumps(config))
 
 
-def shapes_with(model: Any, changes: Mapping[Place, Any]) -> Any:
+def shapes_with(model: Model, changes: Mapping[Place, Any]) -> Any:
     """Return a model to look at, not to run: its weights take no memory where possible.
 
     Args:
@@ -95,7 +95,7 @@ def shapes_with(model: Any, changes: Mapping[Place, Any]) -> Any:
 
 
 def made_with(
-    model: Any,
+    model: Model,
     changes: Mapping[Place, Any],
     values: Callable[[Sequence[Pair]], Iterable[tuple[Any, Any]]],
 ) -> tuple[Any, list[Pair]]:
@@ -134,7 +134,7 @@ def made_with(
     return new_model, pairs
 
 
-def _built(model: Any, changes: Mapping[Place, Any]) -> Any:
+def _built(model: Model, changes: Mapping[Place, Any]) -> Any:
     config = _config(model)
     for (*around, name), value in changes.items():
         inner = config
@@ -209,7 +209,7 @@ def _add_pairs(old: Any, new: Any, pairs: dict[int, Pair]) -> None:
             _add_pairs(before[kind][place], layer, pairs)
 
 
-def siblings(layer: Any) -> dict[tuple[type, str], list[Any]]:
+def siblings(layer: Layer) -> dict[tuple[type, str], list[Any]]:
     """Return the layers right in another one, those of a class and a name together.
 
     Names count without a number at their end, such as `"decoder_block"`, and without
@@ -224,13 +224,12 @@ def siblings(layer: Any) -> dict[tuple[type, str], list[Any]]:
     return {kind: layers for kind, layers in by_kind.items() if layers}
 
 
-def _children(layer: Any) -> list[Any]:
+def _children(layer: Layer) -> list[Any]:
     # As in `sublayers`: no public walk goes through layers of every kind.
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def _corresponding(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
-    """Return for each of the layers after the place of the one that it stands for."""
     many, few = len(before), len(after)
     if many < few:
         raise _other_layers(before[0].name, f"{many} of them", f"{few}")
@@ -246,7 +245,7 @@ def _corresponding(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
     return places
 
 
-def _looks(layer: Any) -> str:
+def _looks(layer: Layer) -> str:
     """Return what is equal in blocks that do the same: windows of attention may differ.
 
     The layers inside of a block tell it too, whose config may not.

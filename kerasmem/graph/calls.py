@@ -20,6 +20,7 @@ from kerasmem.graph.layers import (
     nodes_in_order,
     own_graph,
 )
+from kerasmem.types import Model, Operation, Tensor
 
 Opens = Callable[[Any], bool]
 
@@ -164,7 +165,7 @@ class Walk(ABC):
         pairs = zip(outer, inner.inputs, values, strict=True)
         return self.run(inner, [self.entering(call, *pair) for pair in pairs], call)
 
-    def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
+    def entering(self, call: Call, outer: Model, own: Any, value: Any) -> Any:
         """Return the value of an input of a nested model, converted as Keras does it.
 
         Args:
@@ -191,8 +192,7 @@ class Walk(ABC):
         return value
 
 
-def _conversions(outer: Any, own: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yield the operations by which Keras adapts an argument to a model's input."""
+def _conversions(outer: Model, own: Any) -> Iterator[Callable[[Any], Any]]:
     if not isinstance(outer, keras.KerasTensor):
         return
     floats = [keras.backend.is_float_dtype(x.dtype) for x in (outer, own)]
@@ -222,7 +222,7 @@ def in_inference(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def trace(
-    model: Any,
+    model: Model,
     batch_size: int,
     shapes: Sequence[Sequence[int]] | None = None,
     opens: Opens = lambda _: False,
@@ -273,7 +273,7 @@ def _traced(
 
 
 def trace_call(
-    operation: Any, args: tuple, kwargs: dict[str, Any], opens: Opens
+    operation: Operation, args: tuple, kwargs: dict[str, Any], opens: Opens
 ) -> Trace:
     """Return the calls within one call of an operation, itself if it stays whole.
 
@@ -342,7 +342,7 @@ class _Tracing(Walk):
 
 
 def _named(
-    operation: Any, args: tuple, kwargs: dict[str, Any]
+    operation: Operation, args: tuple, kwargs: dict[str, Any]
 ) -> list[tuple[str, Any]]:
     """Return all that an operation is called on, with the names of the arguments.
 
@@ -359,13 +359,12 @@ def _named(
     ]
 
 
-def _spec_of_weight(x: Any) -> Any:
+def _spec_of_weight(x: Tensor) -> Any:
     # Keras asks what is converted to a tensor whether it is sparse.
     return keras.KerasTensor(x.shape, x.dtype) if isinstance(x, keras.Variable) else x
 
 
-def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
-    """Return the `KerasTensor`s that an operation makes of others."""
+def _output_specs(operation: Operation, args: tuple, kwargs: dict[str, Any]) -> tuple:
     kwargs.pop("training", None)  # Identity and others take none here
     args, kwargs = keras.tree.map_structure(_spec_of_weight, (args, kwargs))
     outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
@@ -380,8 +379,7 @@ def _output_specs(operation: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
     return outputs
 
 
-def _of_size(reshaped: Any, x: Any) -> Any:
-    """Return a reshaped tensor with the one length that Keras did not follow."""
+def _of_size(reshaped: Any, x: Tensor) -> Any:
     known_size = math.prod(size for size in reshaped.shape if size is not None)
     if None in x.shape or not known_size:
         return reshaped
@@ -391,7 +389,7 @@ def _of_size(reshaped: Any, x: Any) -> Any:
 
 
 def _with_batch(
-    tensor: Any, shape: Sequence[int | None], batch_size: int | None
+    tensor: Tensor, shape: Sequence[int | None], batch_size: int | None
 ) -> Any:
     first, *rest = shape
     shape = (batch_size if first is None else first, *rest)

@@ -41,6 +41,7 @@ from kerasmem.graph.layers import (
 )
 from kerasmem.graph.saving import save_untrained, unbuilt_copy
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Model
 
 _NOT_THE_USERS = ("keras", "kerasmem", *BACKENDS, "builtins", "abc")
 
@@ -53,7 +54,7 @@ _SETTINGS = (
 """What a layer is set up with besides functions, and may be of the user's own."""
 
 
-def clone(model: Any) -> Any:
+def clone(model: Model) -> Any:
     """Return an independent copy of `model` with equal state, freshly compiled.
 
     All that Keras saves is copied: weights, statistics, vocabularies. The optimizer
@@ -91,7 +92,7 @@ def clone(model: Any) -> Any:
     return copy
 
 
-def reloaded(model: Any) -> Any:
+def reloaded(model: Model) -> Any:
     """Return what Keras saves and loads of `model`, freshly compiled.
 
     Raises:
@@ -113,8 +114,7 @@ def reloaded(model: Any) -> Any:
     return copy
 
 
-def _save(model: Any, path: Path) -> None:
-    """Save a model without the state of its optimizer."""
+def _save(model: Model, path: Path) -> None:
     with lambdas_allowed():
         save_untrained(model, path)
 
@@ -136,7 +136,7 @@ def _load(path: Path, objects: dict[str, Any]) -> Any:
         )
 
 
-def same_draws(copy: Any, model: Any) -> Any:
+def same_draws(copy: Any, model: Model) -> Any:
     """Return `copy`, which from now on draws the random numbers that `model` would."""
     # A layer without a seed of its own saves no state of its random numbers.
     for own, other in zip(copy.variables, model.variables, strict=True):
@@ -145,7 +145,7 @@ def same_draws(copy: Any, model: Any) -> Any:
 
 
 def compile_settings(
-    model: Any, *, complete: bool = True, objects: dict[str, Any] | None = None
+    model: Model, *, complete: bool = True, objects: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """Returns fresh arguments for `compile`; None if Keras did not record all."""
     objects = live_objects(model) if objects is None else objects
@@ -169,7 +169,7 @@ def settings_of(
     return settings
 
 
-def compile_as(new: Any, model: Any) -> None:
+def compile_as(new: Any, model: Model) -> None:
     """Compile `new` as `model` is, with a fresh optimizer; or not, as `model`."""
     objects = live_objects(model)
     settings = compile_settings(model, complete=False, objects=objects)
@@ -179,7 +179,7 @@ def compile_as(new: Any, model: Any) -> None:
                 set_compiled_attributes(new, compiled_attributes(model))
 
 
-def live_objects(model: Any, layers: list[Any] | None = None) -> dict[str, Any]:
+def live_objects(model: Model, layers: list[Any] | None = None) -> dict[str, Any]:
     """Return the classes and functions of the user's own that `model` is made of.
 
     Args:
@@ -244,7 +244,6 @@ def objects_in_scope() -> dict[str, Any]:
 
 
 def _is_imported(one: Any) -> bool:
-    """Return whether Keras finds a class by its module, whatever its name."""
     is_named = keras.saving.get_registered_name(one) == one.__name__
     is_public = one.__module__.startswith(("keras_hub.", "keras_cv.", "keras_nlp."))
     module = sys.modules.get(one.__module__) if isinstance(one, type) else None
@@ -252,12 +251,10 @@ def _is_imported(one: Any) -> bool:
 
 
 def _named(part: Any) -> Any:
-    """Return the function that a part is, or its class: what has a name."""
     return part if _is_function(part) else _saved_class(type(part))
 
 
 def _saved_class(cls: type) -> type:
-    """Return the class that a config tells: of a quantized layer the float one's."""
     return next(c for c in cls.__mro__ if not c.__module__.startswith("kerasmem."))
 
 
@@ -290,7 +287,7 @@ class PackedModel:
         return model
 
 
-def packed(model: Any) -> PackedModel:
+def packed(model: Model) -> PackedModel:
     """Return a built model that Keras can save, packed."""
     objects = live_objects(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -301,7 +298,7 @@ def packed(model: Any) -> PackedModel:
     return PackedModel(file, settings, objects)
 
 
-def to_read(model: Any) -> Any:
+def to_read(model: Model) -> Any:
     """Return a model that computes as `model` does, and may be compiled and evaluated.
 
     It has the same layers where nothing that an evaluation does is left in them, so
@@ -322,7 +319,7 @@ def to_read(model: Any) -> Any:
     return made
 
 
-def _leaves_nothing(model: Any) -> bool:
+def _leaves_nothing(model: Model) -> bool:
     """Return whether the layers of a model are as before once it was evaluated.
 
     JAX takes the values of all variables away while a model runs: whoever interrupts
@@ -341,7 +338,7 @@ def _leaves_nothing(model: Any) -> bool:
     )
 
 
-def _keeps_nothing(layer: Any) -> bool:
+def _keeps_nothing(layer: Layer) -> bool:
     is_keras = type(layer).__module__.partition(".")[0] == "keras"
     return is_keras and not getattr(layer, "stateful", False)
 

@@ -5,13 +5,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.outputs import Form, Output, Task
+from kerasmem.graph.outputs import ModelOutput, OutputForm, OutputTask
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Tensors
 
 _NEAR, _LEAST = 1e-3, float(np.finfo(np.float32).tiny)
 
 
-def log_probabilities(outputs: Any) -> Any:
+def log_probabilities(outputs: Tensors) -> Any:
     """Return the logarithms of probabilities, float32, of logits or probabilities.
 
     Args:
@@ -34,7 +35,7 @@ def kl_divergence(exact: Any, other: Any) -> Any:
     return ops.sum(terms, axis=-1)
 
 
-def divergence(exact: Any, other: Any, kind: Output, variance: float) -> Any:
+def divergence(exact: Any, other: Any, kind: ModelOutput, variance: float) -> Any:
     """Return how far an output of one model is from that of another, by place.
 
     Of classes it is the divergence of their probabilities, of independent probabilities
@@ -51,11 +52,11 @@ def divergence(exact: Any, other: Any, kind: Output, variance: float) -> Any:
         A tensor, float32, (batch, ...).
     """
     ops = keras.ops
-    if kind.form is Form.SOFTMAX or kind.task is Task.CATEGORICAL:
+    if kind.form is OutputForm.SOFTMAX or kind.task is OutputTask.CATEGORICAL:
         return kl_divergence(log_probabilities(exact), log_probabilities(other))
     exact, other = ops.cast(exact, "float32"), ops.cast(other, "float32")
-    if kind.form is Form.SIGMOID or kind.task is Task.BINARY:
-        if kind.form is Form.LINEAR:
+    if kind.form is OutputForm.SIGMOID or kind.task is OutputTask.BINARY:
+        if kind.form is OutputForm.LINEAR:
             exact, other = ops.sigmoid(exact), ops.sigmoid(other)
         pairs = (ops.stack([p, 1 - p], axis=-1) for p in (exact, other))
         exact, other = (ops.log(ops.maximum(p, _LEAST)) for p in pairs)

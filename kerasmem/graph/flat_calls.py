@@ -13,6 +13,7 @@ import keras
 
 from kerasmem.graph.calls import Call, Walk, in_inference, one_or_all
 from kerasmem.graph.layers import own_graph
+from kerasmem.types import Model, Tensor
 
 Part = tuple[str, Any, tuple[int, ...]]
 """What follows a name, a layer, and what it takes: places in the list of the input and
@@ -78,7 +79,7 @@ class Calls:
 
 
 def flatten(
-    model: Any, split: Split = lambda _: None, whole: Container[str] = ()
+    model: Model, split: Split = lambda _: None, whole: Container[str] = ()
 ) -> Calls:
     """Return the calls of a model with a graph.
 
@@ -104,7 +105,7 @@ class _Numbering(Walk):
         self.calls: list[Call] = []
         self.tensors: list[tuple[Any, str]] = []
 
-    def number(self, tensor: Any, name: str) -> int:
+    def number(self, tensor: Tensor, name: str) -> int:
         self.tensors.append((tensor, name))
         return len(self.tensors) - 1
 

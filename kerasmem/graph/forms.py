@@ -11,9 +11,10 @@ import keras
 
 from kerasmem.backends.patching import change_class
 from kerasmem.graph.lora import note_lora_inside
+from kerasmem.types import Layer
 
 
-def become(layer: Any, form: type, block: type, name: str) -> None:
+def become(layer: Layer, form: type, block: type, name: str) -> None:
     """Change the class of a layer in place, unless it is a `form` already.
 
     Args:

@@ -24,6 +24,7 @@ from kerasmem.backends.lazy import lazy_variables, source_at_rest
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import own_variables, sublayers, without_inputs
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Model, Variable
 
 _PLAIN = {
     layer.load_own_variables
@@ -49,7 +50,7 @@ LAMBDA_WARNING = ".*includes a `lambda`"
 """What Keras warns of where a config has a function without a name, as a pattern."""
 
 
-def made_of_config(model: Any, layers: list[Any]) -> Any | None:
+def made_of_config(model: Model, layers: list[Any]) -> Any | None:
     """Return a copy of `model`, not compiled; None where that takes a file.
 
     On TensorFlow the two share the memory of each weight until one of them changes it.
@@ -137,7 +138,6 @@ def uncompiled(config: Any) -> Any:
 
 
 def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
-    """Enable LoRA where a config of a model does not tell it, as of KerasHub's."""
     for layer, copy in zip(layers, copies, strict=True):
         if getattr(layer, "lora_enabled", False):
             if not copy.lora_enabled:
@@ -145,7 +145,7 @@ def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
             copy.lora_alpha = layer.lora_alpha  # which Keras forgets on building
 
 
-def restore_lora(model: Any, copy: Any) -> None:
+def restore_lora(model: Model, copy: Any) -> None:
     """Separate LoRA from the weights again in a copy that Keras loaded merged."""
     layers, copies = (without_inputs(sublayers(one)) for one in (model, copy))
     pairs = [
@@ -163,7 +163,6 @@ def restore_lora(model: Any, copy: Any) -> None:
 
 
 def _is_plain(cls: Any) -> bool:
-    """Return whether layers of a class save their variables and nothing else."""
     return (
         cls.__module__.startswith(("keras.", "keras_hub.", "kerasmem.extras.chunked."))
         and cls is not keras.layers.Lambda
@@ -172,7 +171,6 @@ def _is_plain(cls: Any) -> bool:
 
 
 def _saves_more(cls: Any) -> bool:
-    """Return whether layers of a class save their state with methods of their own."""
     has_assets = getattr(cls, "load_assets", None) is not None
     return has_assets or cls.load_own_variables not in _PLAIN
 
@@ -200,12 +198,12 @@ def copy_saved_state(old: Any, new: Any) -> None:
         load_saved_state(after, *saved_state(before))
 
 
-def has_assets(layer: Any) -> bool:
+def has_assets(layer: Layer) -> bool:
     """Returns whether a layer saves files, such as an adapted vocabulary."""
     return hasattr(layer, "save_assets")
 
 
-def saved_state(layer: Any) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
+def saved_state(layer: Layer) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
     """Returns what a layer saves: variables, and the content of files by their path."""
     store: dict[str, Any] = {}
     layer.save_own_variables(store)
@@ -219,7 +217,7 @@ def saved_state(layer: Any) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
 
 
 def load_saved_state(
-    layer: Any, store: Mapping[str, np.ndarray], files: Mapping[str, bytes]
+    layer: Layer, store: Mapping[str, np.ndarray], files: Mapping[str, bytes]
 ) -> None:
     """Loads what `saved_state` returned for a layer of the same class."""
     layer.load_own_variables(dict(store))
@@ -263,7 +261,7 @@ def takes(function: Any, settings: dict[str, Any]) -> bool:
     return False
 
 
-def compile_with(model: Any, settings: dict[str, Any]) -> bool:
+def compile_with(model: Model, settings: dict[str, Any]) -> bool:
     """Compiles a model; past a `compile` of its own that needs other arguments, too.
 
     Args:
@@ -281,7 +279,7 @@ def compile_with(model: Any, settings: dict[str, Any]) -> bool:
     return is_complete
 
 
-def compiled_attributes(model: Any) -> dict[str, Any]:
+def compiled_attributes(model: Model) -> dict[str, Any]:
     """Returns the configs of attributes that a custom `compile` may have set.
 
     These are optimizers, losses and metrics. Keras does not record them.
@@ -296,7 +294,7 @@ def compiled_attributes(model: Any) -> dict[str, Any]:
     return configs
 
 
-def set_compiled_attributes(model: Any, configs: Mapping[str, Any]) -> None:
+def set_compiled_attributes(model: Model, configs: Mapping[str, Any]) -> None:
     """Sets the attributes that a model lacks, made anew from their configs."""
     for name, config in configs.items():
         if name not in vars(model):
@@ -310,7 +308,7 @@ def _is_lambda(value: Any) -> bool:
     return getattr(value, "__name__", None) == "<lambda>"
 
 
-def _value_of(variable: Any) -> Any:
+def _value_of(variable: Variable) -> Any:
     source = source_at_rest(variable)
     if source is not None:  # nobody writes to that
         return source

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import without_config
+from kerasmem.types import Layer
 
 _OF_ANY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
 """Arguments that `keras.layers.Layer.get_config` tells."""
@@ -90,7 +91,7 @@ def _omitted(cls: type) -> tuple[str, ...]:
     return sum((_OMITTED.get(base.__name__, ()) for base in cls.__mro__), ())
 
 
-def _completed(layer: Any, arguments: dict[str, Any] | None) -> dict[str, Any]:
+def _completed(layer: Layer, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """Return the config of a layer with the arguments that it omits.
 
     Args:
@@ -123,8 +124,7 @@ def _completed(layer: Any, arguments: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name in names}
 
 
-def _arguments_of(layer: Any) -> dict[str, Any] | None:
-    """Return what a layer was made with, None if one argument cannot be told."""
+def _arguments_of(layer: Layer) -> dict[str, Any] | None:
     values = kept_arguments(layer)
     if values is None:
         return None
@@ -135,7 +135,7 @@ def _arguments_of(layer: Any) -> dict[str, Any] | None:
         }
 
 
-def kept_arguments(layer: Any, kinds: tuple[type, ...] = ()) -> dict[str, Any] | None:
+def kept_arguments(layer: Layer, kinds: tuple[type, ...] = ()) -> dict[str, Any] | None:
     """Returns the arguments of the constructor from attributes of the same names.
 
     Args:
@@ -159,14 +159,12 @@ def kept_arguments(layer: Any, kinds: tuple[type, ...] = ()) -> dict[str, Any] |
 
 @cache
 def _parameters(cls: type) -> list[str]:
-    """Return the arguments of a constructor but for those that any layer tells."""
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     names = [one.name for one in parameters if one.kind not in _SEVERAL]
     return [name for name in names if name not in _OF_ANY_LAYER]
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value can be told, and made again of what is told."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):  # such as an initializer in a loaded model

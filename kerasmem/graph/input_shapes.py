@@ -7,12 +7,13 @@ import keras
 
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers
+from kerasmem.types import Model
 
 Shape = Sequence[int | None]
 """Without the batch axis; None is an open length."""
 
 
-def fixed_batch(model: Any, *, of_states: bool = False) -> int | None:
+def fixed_batch(model: Model, *, of_states: bool = False) -> int | None:
     """Return the batch size that a model was made for, None if there is none.
 
     A stateful layer or an `Input` with a batch size fixes it. A `Sequential` that was
@@ -101,7 +102,6 @@ def _requested_shapes(input_shape: Any, names: list[str]) -> dict[str, Shape]:
 
 
 def _by_name(input_shape: Any, names: list[str]) -> dict[str, Any] | None:
-    """Return the shapes by input, None if they cannot be told apart."""
     if input_shape is None:
         return {}
     if isinstance(input_shape, Mapping):

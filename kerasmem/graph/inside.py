@@ -12,6 +12,7 @@ import keras
 
 from kerasmem.backends.patching import change_class
 from kerasmem.graph.layers import as_it_was, sublayers
+from kerasmem.types import Layer, Node, Tensor, Tensors, Variable
 
 
 class Inside(NamedTuple):
@@ -28,7 +29,7 @@ class Inside(NamedTuple):
 
 @contextmanager
 def graph_inside(
-    layer: Any, args: tuple, kwargs: dict[str, Any]
+    layer: Layer, args: tuple, kwargs: dict[str, Any]
 ) -> Iterator[Inside | None]:
     """Yield what `layer` does with its arguments as a graph, or None if it cannot tell.
 
@@ -55,8 +56,7 @@ def graph_inside(
         yield None if graph is None else Inside(graph, tuple(weights.values()))
 
 
-def _symbol(weight: Any, layer: Any) -> Any:
-    """Return a symbol for a weight in the type that its layer computes with."""
+def _symbol(weight: Any, layer: Layer) -> Any:
     dtype = keras.backend.standardize_dtype(weight.dtype)
     is_cast = keras.backend.is_float_dtype(dtype)
     return keras.Input(
@@ -80,7 +80,7 @@ class Opened:
     places: tuple[int, ...]
     weights: tuple[int, ...]
 
-    def inputs(self, layer: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    def inputs(self, layer: Layer, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """Return the graph's inputs, of a call of the layer with other arguments."""
         arguments = _parameters(layer).bind(*args, **kwargs).arguments
         leaves = keras.tree.flatten({name: arguments.get(name) for name in self.names})
@@ -90,7 +90,7 @@ class Opened:
 _OPENED: WeakKeyDictionary[Any, Opened] = WeakKeyDictionary()
 
 
-def opened(layer: Any) -> Opened | None:
+def opened(layer: Layer) -> Opened | None:
     """Return what `open_for_good` made of a layer, None where it was not opened."""
     opened_layer = _OPENED.get(layer)
     # It may have other weights by now, such as those of LoRA.
@@ -101,11 +101,11 @@ def opened(layer: Any) -> Opened | None:
     )
 
 
-def _weights(layer: Any) -> tuple[int, ...]:
+def _weights(layer: Layer) -> tuple[int, ...]:
     return tuple(map(id, layer.variables))
 
 
-def open_for_good(node: Any) -> keras.Function | None:
+def open_for_good(node: Node) -> keras.Function | None:
     """Return what a layer does in training as a graph that may run in its place.
 
     None where the two could differ: a `call` that draws random numbers, assigns, adds
@@ -140,14 +140,13 @@ def open_for_good(node: Any) -> keras.Function | None:
     return opened_layer.graph
 
 
-def _parameters(layer: Any) -> inspect.Signature:
+def _parameters(layer: Layer) -> inspect.Signature:
     # Of the class: the method of this layer may be wrapped.
     parameters = [*inspect.signature(type(layer).call).parameters.values()]
     return inspect.Signature(parameters[1:])
 
 
 def _is_told_all(parameters: inspect.Signature, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a call has names for its arguments, and Keras adds no mask."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if any(one.kind in several for one in parameters.parameters.values()):
         return False
@@ -155,7 +154,7 @@ def _is_told_all(parameters: inspect.Signature, arguments: Mapping[str, Any]) ->
     return masks & {*parameters.parameters} <= {*arguments}
 
 
-def _computes_alike(layer: Any, graph: keras.Function) -> bool:
+def _computes_alike(layer: Layer, graph: keras.Function) -> bool:
     """Return whether the operations of a graph do what the lines of `call` do.
 
     A weight must reach them as it is stored, and what is added must lie along the last
@@ -176,7 +175,6 @@ def _computes_alike(layer: Any, graph: keras.Function) -> bool:
 
 
 def _runs(graph: keras.Function) -> bool:
-    """Return whether a graph runs on tensors: an open length in it is no number."""
     try:
         # Not the method of `Function`, which asks its operations for their shapes.
         keras.Operation.compute_output_spec(graph, graph._inputs_struct)
@@ -186,7 +184,7 @@ def _runs(graph: keras.Function) -> bool:
 
 
 @contextmanager
-def calls_forgotten(layer: Any) -> Iterator[None]:
+def calls_forgotten(layer: Layer) -> Iterator[None]:
     """Return a scope whose symbolic calls leave no trace at `layer`."""
     inner = sublayers(layer)
     # Keras notes every symbolic call at the layer that is called, and forgets none.
@@ -199,7 +197,7 @@ def calls_forgotten(layer: Any) -> Iterator[None]:
 
 
 def call_on_symbols(
-    layer: Any,
+    layer: Layer,
     args: tuple,
     kwargs: dict[str, Any],
     weights: Mapping[str, Any],
@@ -252,7 +250,7 @@ class _ReadCall(_OnSymbols):
 class _KnownLengths(_OnSymbols):
     """An `EinsumDense` whose outputs have the lengths of its inputs."""
 
-    def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
+    def compute_output_spec(self, inputs: Tensors, **options: Any) -> Any:
         """Return the output without open lengths that are known."""
         spec = super().compute_output_spec(inputs, **options)
         return with_known_lengths(self, inputs, spec)
@@ -271,7 +269,7 @@ def _on_symbols(cls: type, weights: Mapping[str, Any]) -> type:
     return type(cls.__name__, (form, cls), {"__module__": cls.__module__, **read})
 
 
-def with_known_lengths(layer: Any, inputs: Any, spec: Any) -> Any:
+def with_known_lengths(layer: Layer, inputs: Tensors, spec: Any) -> Any:
     """Return the output of an `EinsumDense` with the lengths of its inputs.
 
     Keras leaves the lengths open that are `None` in the layer's `output_shape`.
@@ -293,14 +291,13 @@ class _ReadingScope(keras.StatelessScope):
 
     has_read = False
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: Variable) -> Any:
         """Return what the variable was assigned in the scope, None for nothing."""
         self.has_read = True
         return super().get_current_value(variable)
 
 
 def _inherits_spec(kind: type) -> bool:
-    """Return whether a class says what comes out of a `call` that is not its own."""
     owners = {
         name: next(n for n, base in enumerate(kind.__mro__) if name in vars(base))
         for name in ("call", "compute_output_spec")
@@ -313,7 +310,7 @@ def _inherits_spec(kind: type) -> bool:
 
 
 def _symbolic(
-    layer: Any,
+    layer: Layer,
     args: tuple,
     kwargs: dict[str, Any],
     weights: Mapping[str, Any] = MappingProxyType({}),
@@ -322,7 +319,7 @@ def _symbolic(
 ) -> Any | None:
     inputs: list[Any] = []
 
-    def renewed(x: Any) -> Any:
+    def renewed(x: Tensor) -> Any:
         if isinstance(x, keras.KerasTensor):
             x = keras.Input(batch_shape=x.shape, dtype=x.dtype)
             inputs.append(x)

@@ -18,6 +18,7 @@ from kerasmem.graph.input_shapes import is_shape
 from kerasmem.graph.inside import call_on_symbols, calls_forgotten
 from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.layers import Weight, node_of, own_graph, own_variables, sublayers
+from kerasmem.types import Layer, Node, Tensor, Tensors
 
 
 def is_kernel(weight: Weight) -> bool:
@@ -46,7 +47,7 @@ _HEAD = "reverse_embeddings"
 """The kernel, (width, words), of a `ReversibleEmbedding` that is not tied."""
 
 
-def class_of_call(layer: Any) -> type:
+def class_of_call(layer: Layer) -> type:
     """Return the class whose `call` a layer runs; its form of kerasmem's is none."""
     classes = (cls for cls in type(layer).__mro__ if "call" in vars(cls))
     return next(cls for cls in classes if not cls.__module__.startswith("kerasmem."))
@@ -90,14 +91,14 @@ def einsum_parts(equation: str) -> tuple[str, str, str]:
     return input_letters, kernel, output
 
 
-def with_bias_and_activation(layer: Any, outputs: Any) -> Any:
+def with_bias_and_activation(layer: Layer, outputs: Tensors) -> Any:
     """Return the layer's outputs: bias and activation added to its product."""
     if layer.bias is not None:
         outputs = keras.ops.add(outputs, by_channel(layer, layer.bias))
     return outputs if layer.activation is None else layer.activation(outputs)
 
 
-def by_channel(layer: Any, values: Any) -> Any:
+def by_channel(layer: Layer, values: Any) -> Any:
     """Return one number per channel, or a bias, broadcast against a layer's outputs."""
     if getattr(layer, "data_format", None) != "channels_first":
         return values
@@ -128,7 +129,6 @@ def summed_axes(weight: Weight) -> tuple[int, ...] | None:
 
 
 def _attributes(owner: Any) -> list[str]:
-    """Return under which names a layer keeps weights that are to be read."""
     homes = (cls.__module__.partition(".")[0] for cls in type(owner).__mro__)
     if next(home for home in homes if home != "kerasmem") == "keras":
         return []
@@ -136,8 +136,7 @@ def _attributes(owner: Any) -> list[str]:
     return [name for name, value in vars(owner).items() if id(value) in own]
 
 
-def _read(block: Any) -> None:
-    """Read the layers within a block."""
+def _read(block: Layer) -> None:
     layers = [one for one in sublayers(block) if _attributes(one)]
     while unread := [one for one in layers if one not in _AXES]:
         calls_by_owner: dict[int, tuple[Any, list[_Arguments]]] = {}
@@ -151,8 +150,7 @@ def _read(block: Any) -> None:
             _AXES.update((one, {}) for one in unread)
 
 
-def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
-    """Yield the calls of the wanted layers within one call of a block."""
+def _calls(block: Layer, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
     arguments = _arguments(block)
     if arguments is None:
         return
@@ -160,7 +158,7 @@ def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
         yield block, arguments
         return
 
-    def opens(layer: Any) -> bool:
+    def opens(layer: Layer) -> bool:
         inner = (id(one) for one in sublayers(layer))
         return id(layer) not in wanted and any(one in wanted for one in inner)
 
@@ -174,8 +172,7 @@ def _calls(block: Any, wanted: set[int]) -> Iterator[tuple[Any, _Arguments]]:
             yield call.operation, _renewed(call.nodes[-1], lambda _: next(tensors))  # noqa: B023
 
 
-def _arguments(block: Any) -> _Arguments | None:
-    """Return symbols to call a block on, None if nothing tells their shapes."""
+def _arguments(block: Layer) -> _Arguments | None:
     graph = own_graph(block)
     if graph is not None:
         return ([_with_lengths(x) for x in graph.inputs],), {}
@@ -193,16 +190,15 @@ def _arguments(block: Any) -> _Arguments | None:
     return ((), symbols) if symbols else None
 
 
-def _renewed(node: Any, new: Callable[[Any], Any]) -> _Arguments:
-    """Return the arguments of a call with others in place of its symbols."""
+def _renewed(node: Node, new: Callable[[Any], Any]) -> _Arguments:
 
-    def renewed(x: Any) -> Any:
+    def renewed(x: Tensor) -> Any:
         return new(x) if isinstance(x, keras.KerasTensor) else x
 
     return node.arguments.convert(renewed)
 
 
-def _with_lengths(x: Any) -> Any:
+def _with_lengths(x: Tensor) -> Any:
     shape = [_LENGTH if size is None else size for size in x.shape]
     if shape and x.shape[0] is None:
         shape[0] = _BATCH
@@ -210,7 +206,6 @@ def _with_lengths(x: Any) -> Any:
 
 
 def _axes(owner: Any, calls: list[_Arguments]) -> dict[str, tuple[int, ...]]:
-    """Return the summed axes of a layer's weights by attribute, where all agree."""
     axes_by_name: dict[str, set[tuple[int, ...]]] = {
         name: set() for name in _attributes(owner)
     }
@@ -246,7 +241,7 @@ _MOVES = {
 }
 
 
-def summed_in(outputs: Any, tensor: Any) -> set[tuple[int, ...]]:
+def summed_in(outputs: Tensors, tensor: Tensor) -> set[tuple[int, ...]]:
     """Return what every product that takes a tensor sums over of it.
 
     A tensor may be cast, indexed or transposed on its way to a product.
@@ -274,8 +269,7 @@ def summed_in(outputs: Any, tensor: Any) -> set[tuple[int, ...]]:
     return sums
 
 
-def _nodes(outputs: Any) -> list[Any]:
-    """Return the calls that made some tensors, each after those that it needs."""
+def _nodes(outputs: Tensors) -> list[Any]:
     by_id: dict[int, Any] = {}
     waiting = [(x, False) for x in keras.tree.flatten(outputs)]
     while waiting:
@@ -291,8 +285,7 @@ def _nodes(outputs: Any) -> list[Any]:
     return list(by_id.values())
 
 
-def _summed(node: Any, place: int, arguments: list[Any]) -> list[int]:
-    """Return the axes of an argument that a call sums over times another's."""
+def _summed(node: Node, place: int, arguments: list[Any]) -> list[int]:
     which = kind(node.operation)
     if which in ("ops.Matmul", "ops.Dot"):
         return [-2 if place == 1 and len(arguments[place].shape) > 1 else -1]
@@ -311,7 +304,7 @@ def _summed(node: Any, place: int, arguments: list[Any]) -> list[int]:
     ]
 
 
-def _moved(node: Any, x: Any, origin: _Origin) -> dict[int, _Origin]:
+def _moved(node: Node, x: Tensor, origin: _Origin) -> dict[int, _Origin]:
     """Return the origins of what a call made of an argument by moving it.
 
     An axis is where its length shows: twice as long as an argument, twice as long in

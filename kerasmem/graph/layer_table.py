@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import keras
 
 from kerasmem.errors import ConfigError, as_received
+from kerasmem.types import Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +198,6 @@ AssociativeScan Cond Conv ConvTranspose Correlate DepthwiseConv Dot DotProductAt
 
 
 def _rows(package: str, table: str, residuals: str = "kernel") -> Iterator[LayerEntry]:
-    """Yield the entries of a table; `Conv[123]D` are three classes."""
     for row in table.replace("\n    ", " ").strip().splitlines():
         definition, _, reason = row.partition(" # ")
         names, _, words = definition.partition(": ")
@@ -233,7 +233,7 @@ LAYERS = {
 _REGISTERED: WeakKeyDictionary[type, LayerEntry] = WeakKeyDictionary()
 
 
-def kind(operation: Any) -> str | None:
+def kind(operation: Operation) -> str | None:
     """Return the name of a layer's or operation's entry: `"layers.Dense"`, `"ops.Add"`.
 
     None for a class of somebody else's that is not registered, a subclass of Keras's
@@ -242,7 +242,7 @@ def kind(operation: Any) -> str | None:
     return _name_of(type(operation))
 
 
-def entry_of(operation: Any, *, subclasses: bool = False) -> LayerEntry:
+def entry_of(operation: Operation, *, subclasses: bool = False) -> LayerEntry:
     """Return what is known of a layer or operation; nothing, if no row has it.
 
     Args:
@@ -261,7 +261,7 @@ def entry_of(operation: Any, *, subclasses: bool = False) -> LayerEntry:
     return entry
 
 
-def class_name(operation: Any) -> str:
+def class_name(operation: Operation) -> str:
     """Return the class name of an operation, of a registered one that of its entry."""
     entry = _REGISTERED.get(type(operation))
     return type(operation).__name__ if entry is None else entry.class_name

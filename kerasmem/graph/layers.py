@@ -18,6 +18,7 @@ from kerasmem.checks import invalid
 from kerasmem.errors import ModelError
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.values import nbytes
+from kerasmem.types import Layer, Model, Node, Tensor, Variable
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Weight:
         return nbytes(self.variable)
 
 
-def has_graph(layer: Any) -> bool:
+def has_graph(layer: Layer) -> bool:
     """Return True for a model whose calls can be read.
 
     These are Sequential and Functional models, those of a class of their own too if
@@ -82,7 +83,7 @@ def has_graph(layer: Any) -> bool:
     return owner.__module__.partition(".")[0] == "keras"
 
 
-def lists_layers(layer: Any) -> bool:
+def lists_layers(layer: Layer) -> bool:
     """Return True for a model whose config lists its layers.
 
     One that is a class of its own tells the arguments of its constructor instead.
@@ -102,7 +103,7 @@ def lists_layers(layer: Any) -> bool:
 _LISTS_LAYERS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
-def _config_lists_layers(model: Any) -> bool:
+def _config_lists_layers(model: Model) -> bool:
     try:
         with full_configs(sublayers(model)):
             return "input_layers" in model.get_config()
@@ -110,7 +111,7 @@ def _config_lists_layers(model: Any) -> bool:
         return False
 
 
-def blocks(model: Any) -> list[Any]:
+def blocks(model: Model) -> list[Any]:
     """Return the layers that the config of `model` lists, nested models opened.
 
     A model whose config does not list its layers is one block: itself.
@@ -119,9 +120,8 @@ def blocks(model: Any) -> list[Any]:
 
 
 def _blocks_and_models(
-    model: Any, around: tuple[str, ...] = ()
+    model: Model, around: tuple[str, ...] = ()
 ) -> list[tuple[Any, tuple[str, ...]]]:
-    """Return every block with the names of the models within `model` around it."""
     if not lists_layers(model):
         return [(model, around)]
     by_id: dict[int, tuple[Any, tuple[str, ...]]] = {}
@@ -136,7 +136,7 @@ _ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator"
 """Layers without weights that KerasHub's preprocessors create on their first use."""
 
 
-def sublayers(layer: Any) -> list[Any]:
+def sublayers(layer: Layer) -> list[Any]:
     """Return `layer` and all layers inside it, in an order that a reload keeps.
 
     Layers that a preprocessor of KerasHub creates on its first use are left out: a
@@ -165,7 +165,7 @@ def without_inputs(layers: Sequence[Any]) -> list[Any]:
 
 
 @contextmanager
-def as_it_was(layer: Any) -> Iterator[None]:
+def as_it_was(layer: Layer) -> Iterator[None]:
     """Return a scope that restores the class and the attributes of a layer."""
     cls, before = type(layer), dict(vars(layer))
     try:
@@ -178,14 +178,14 @@ def as_it_was(layer: Any) -> Iterator[None]:
         vars(layer).update(before)
 
 
-def own_variables(layer: Any) -> list[Any]:
+def own_variables(layer: Layer) -> list[Any]:
     """Return the variables that `layer` created itself, seeds left out."""
     # `layer.weights` mixes the layer's own variables with those of its sublayers;
     # only these two lists tell them apart.
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def weights(model: Any) -> Iterator[Weight]:
+def weights(model: Model) -> Iterator[Weight]:
     """Yield every weight of `model` once, with the place it is kept in."""
     variable_ids: set[int] = set()
     for block, models in _blocks_and_models(model):
@@ -197,12 +197,11 @@ def weights(model: Any) -> Iterator[Weight]:
                     yield Weight(block, owner, attribute, variable, index, models)
 
 
-def _attribute(owner: Any, variable: Any) -> str | None:
+def _attribute(owner: Any, variable: Variable) -> str | None:
     return next((name for name, v in vars(owner).items() if _holds(v, variable)), None)
 
 
-def _holds(value: Any, variable: Any) -> bool:
-    """Return whether a value is a variable, or one through which a layer reads it."""
+def _holds(value: Any, variable: Variable) -> bool:
     if value is variable:
         return True
     return isinstance(value, keras.Variable) and vars(value).get("origin") is variable
@@ -232,7 +231,7 @@ def first_argument(args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()))
 
 
-def own_graph(model: Any) -> Any:
+def own_graph(model: Model) -> Any:
     """Return the Functional model that a model with a graph runs, None without one."""
     # A Sequential keeps its graph in a model of its own, which nothing public returns.
     if isinstance(model, keras.Sequential):
@@ -240,7 +239,7 @@ def own_graph(model: Any) -> Any:
     return model if has_graph(model) else None
 
 
-def listed_graph(model: Any) -> Any:
+def listed_graph(model: Model) -> Any:
     """Return the same for a model whose config lists its layers, None for others.
 
     Of these only another can be made with other layers in it.
@@ -257,7 +256,7 @@ def nodes_in_order(graph: Any) -> list[Any]:
     return [node for node in nodes if not node.is_input]
 
 
-def operations(model: Any) -> list[Any]:
+def operations(model: Model) -> list[Any]:
     """Return the operations that graphs call, those of nested models among them."""
     graph = listed_graph(model)
     if graph is None:
@@ -269,7 +268,7 @@ def operations(model: Any) -> list[Any]:
     ]
 
 
-def readers(model: Any) -> dict[int, str]:
+def readers(model: Model) -> dict[int, str]:
     """Return the layers that read a weight of another layer, as tied layers do.
 
     Returns:
@@ -295,7 +294,7 @@ def readers(model: Any) -> dict[int, str]:
     }
 
 
-def node_of(tensor: Any) -> Any:
+def node_of(tensor: Tensor) -> Any:
     """Return the call that made a `KerasTensor`, None where none did."""
     # Keras has no public way from a symbol back to what made it.
     history = getattr(tensor, "_keras_history", None)
@@ -317,13 +316,13 @@ def last_uses(nodes: Sequence[Any], outputs: Iterable[Any]) -> dict[int, int]:
     return uses | {id(x): len(nodes) for x in outputs}
 
 
-def is_trained(node: Any) -> bool:
+def is_trained(node: Node) -> bool:
     """Return True for a call that asks for training whatever the model does."""
     args, kwargs = node.arguments.args, node.arguments.kwargs
     return bool(kwargs.get("training") or any(arg is True for arg in args[1:]))
 
 
-def has_weights(model: Any) -> bool:
+def has_weights(model: Model) -> bool:
     """Returns whether a model that is not built is made of parts that all are.
 
     A model with a `train_step` and no `call`, such as a GAN, is never built itself.
@@ -338,12 +337,12 @@ def of_one_class(layers: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any
     return [(one, other) for one, other in pairs if type(one) is type(other)]
 
 
-def has_own_step(model: Any, step: str = "train_step") -> bool:
+def has_own_step(model: Model, step: str = "train_step") -> bool:
     """Return whether the class of a model overrides `train_step`, or `test_step`."""
     return getattr(type(model), step) is not getattr(keras.Model, step)
 
 
-def check_built(model: Any) -> None:
+def check_built(model: Model) -> None:
     """Raise unless `model` is a model that has its weights.
 
     Raises:

@@ -10,6 +10,7 @@ import keras
 
 from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layers import own_variables, sublayers, without_inputs
+from kerasmem.types import Layer, Tensors
 
 _LORA = ("lora_rank", "lora_alpha")
 _WITH_LORA = (
@@ -18,12 +19,12 @@ _WITH_LORA = (
 )
 
 
-def has_lora(layer: Any) -> bool:
+def has_lora(layer: Layer) -> bool:
     """Return True for a layer that adds something to its kernel."""
     return getattr(layer, "lora_enabled", False)
 
 
-def has_low_rank_product(layer: Any) -> bool:
+def has_low_rank_product(layer: Layer) -> bool:
     """Return whether `low_rank_product` can make what LoRA adds to a layer's product.
 
     A Dense can, and an EinsumDense whose kernel ends with output channels.
@@ -34,7 +35,7 @@ def has_low_rank_product(layer: Any) -> bool:
     return kernel[-1] in output and kernel[-1] not in input_letters
 
 
-def low_rank_product(layer: Any, inputs: Any) -> Any:
+def low_rank_product(layer: Layer, inputs: Tensors) -> Any:
     """Return what LoRA adds to a layer's product: no matrix of the kernel's size.
 
     Args:
@@ -54,12 +55,12 @@ def low_rank_product(layer: Any, inputs: Any) -> Any:
     return ops.einsum(f"{narrow},{rank}{last}->{output}", x * factor, up)
 
 
-def lora_of(layer: Any) -> dict[str, Any]:
+def lora_of(layer: Layer) -> dict[str, Any]:
     """Return the rank of a layer's LoRA as its constructor takes it, or nothing."""
     return {key: vars(layer)[key] for key in _LORA if vars(layer).get(key)}
 
 
-def lora_inside(block: Any) -> dict[str, Any]:
+def lora_inside(block: Layer) -> dict[str, Any]:
     """Return, as plain data, the LoRA of the layers inside of a block by their place.
 
     And which of these layers are frozen, unless the block is frozen as a whole. Places
@@ -73,13 +74,13 @@ def lora_inside(block: Any) -> dict[str, Any]:
     return {**settings, "lora": ranks}
 
 
-def note_lora_inside(block: Any, config: dict[str, Any]) -> None:
+def note_lora_inside(block: Layer, config: dict[str, Any]) -> None:
     """Note what `lora_inside` told, for `enable_lora_inside`."""
     inner = config.get("lora", {}), config.get("frozen", [])
     object.__setattr__(block, "_inner_lora", inner)
 
 
-def enable_lora_inside(block: Any) -> None:
+def enable_lora_inside(block: Layer) -> None:
     """Enable LoRA in layers inside a built block, and freeze those that were frozen."""
     ranks, frozen = vars(block).pop("_inner_lora", ({}, []))
     layers = without_inputs(sublayers(block)) if ranks or frozen else []
@@ -93,6 +94,6 @@ def enable_lora_inside(block: Any) -> None:
         object.__setattr__(layers[int(place)], "_trainable", False)
 
 
-def _takes_lora(layer: Any) -> bool:
+def _takes_lora(layer: Layer) -> bool:
     # One of the user's own may have a rank that means something else.
     return isinstance(layer, _WITH_LORA) and has_lora(layer)

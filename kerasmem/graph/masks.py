@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.types import Tensor
+
 
 class _MaskPort(keras.layers.Layer):
     """Gives its input back; tells its mask, or gives it one.
@@ -18,7 +20,7 @@ class _MaskPort(keras.layers.Layer):
         self.supports_masking = True
         self.seen: list[Any] = []
 
-    def call(self, x: Any, mask: Any = None) -> Any:
+    def call(self, x: Tensor, mask: Tensor = None) -> Any:
         """Return `x`; note its mask."""
         self.seen[:] = [mask]
         return x
@@ -29,14 +31,14 @@ def _port() -> _MaskPort:
     return _MaskPort()
 
 
-def mask_of(x: Any) -> Any | None:
+def mask_of(x: Tensor) -> Any | None:
     """Return the mask of a tensor, None if it has none."""
     port = _port()
     port(x)
     return port.seen.pop()
 
 
-def with_mask(x: Any, mask: Any) -> Any:
+def with_mask(x: Tensor, mask: Tensor) -> Any:
     """Return `x`, which from now on carries `mask`."""
     y = _port()(x, mask=mask)
     _port().seen.clear()

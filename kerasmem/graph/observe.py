@@ -7,10 +7,11 @@ import keras
 
 from kerasmem.backends import current
 from kerasmem.backends.patching import See, observing
+from kerasmem.types import Model
 
 
 def observe(
-    model: Any,
+    model: Model,
     batches: Iterable[Any],
     layers: Iterable[Any],
     *,

@@ -14,6 +14,7 @@ import keras
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning, did_you_mean
 from kerasmem.graph.layers import node_of, own_graph
+from kerasmem.types import Model, Tensor
 
 _PASSING = (
     keras.layers.Dropout,
@@ -23,7 +24,7 @@ _PASSING = (
 )
 
 
-class Form(enum.Enum):
+class OutputForm(enum.Enum):
     """What the numbers of one output are."""
 
     SOFTMAX = "class probabilities"
@@ -32,7 +33,7 @@ class Form(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Task(enum.Enum):
+class OutputTask(enum.Enum):
     """What one output is trained for, as its loss tells."""
 
     CATEGORICAL = "one class of several"
@@ -42,22 +43,22 @@ class Task(enum.Enum):
 
 
 _TASKS = {
-    "crossentropy": Task.CATEGORICAL,
-    "ce": Task.CATEGORICAL,
-    "categoricalcrossentropy": Task.CATEGORICAL,
-    "sparsecategoricalcrossentropy": Task.CATEGORICAL,
-    "categoricalfocalcrossentropy": Task.CATEGORICAL,
-    "kldivergence": Task.CATEGORICAL,
-    "binarycrossentropy": Task.BINARY,
-    "binaryfocalcrossentropy": Task.BINARY,
-    "meansquarederror": Task.REGRESSION,
-    "meanabsoluteerror": Task.REGRESSION,
-    "meansquaredlogarithmicerror": Task.REGRESSION,
-    "meanabsolutepercentageerror": Task.REGRESSION,
-    "huber": Task.REGRESSION,
-    "logcosh": Task.REGRESSION,
-    "cosinesimilarity": Task.REGRESSION,
-    "poisson": Task.REGRESSION,
+    "crossentropy": OutputTask.CATEGORICAL,
+    "ce": OutputTask.CATEGORICAL,
+    "categoricalcrossentropy": OutputTask.CATEGORICAL,
+    "sparsecategoricalcrossentropy": OutputTask.CATEGORICAL,
+    "categoricalfocalcrossentropy": OutputTask.CATEGORICAL,
+    "kldivergence": OutputTask.CATEGORICAL,
+    "binarycrossentropy": OutputTask.BINARY,
+    "binaryfocalcrossentropy": OutputTask.BINARY,
+    "meansquarederror": OutputTask.REGRESSION,
+    "meanabsoluteerror": OutputTask.REGRESSION,
+    "meansquaredlogarithmicerror": OutputTask.REGRESSION,
+    "meanabsolutepercentageerror": OutputTask.REGRESSION,
+    "huber": OutputTask.REGRESSION,
+    "logcosh": OutputTask.REGRESSION,
+    "cosinesimilarity": OutputTask.REGRESSION,
+    "poisson": OutputTask.REGRESSION,
 }
 
 _ENTRYWISE = _TASKS.keys() - {"crossentropy", "ce", "sparsecategoricalcrossentropy"}
@@ -65,14 +66,14 @@ _ENTRYWISE |= {"hinge", "squaredhinge", "categoricalhinge", "dice", "tversky"}
 
 
 @dataclass(frozen=True)
-class Output:
+class ModelOutput:
     """One output of a model."""
 
-    form: Form
-    task: Task
+    form: OutputForm
+    task: OutputTask
 
 
-def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
+def describe_outputs(model: Model, loss: Any, values: Any) -> list[ModelOutput]:
     """Return what each output of `model` is, in flattened order.
 
     Where the graph does not tell the form (a subclassed model, an unusual last
@@ -88,7 +89,7 @@ def describe_outputs(model: Any, loss: Any, values: Any) -> list[Output]:
     return [_describe(*pair) for pair in zip(tensors, losses, strict=True)]
 
 
-def losses_of(model: Any) -> list[Any]:
+def losses_of(model: Model) -> list[Any]:
     """Return the loss that each of `model.outputs` is trained by, None for none.
 
     Args:
@@ -97,7 +98,7 @@ def losses_of(model: Any) -> list[Any]:
     return of_each(getattr(model, "output_names", None), model.loss, output_of(model))
 
 
-def output_of(model: Any) -> Any:
+def output_of(model: Model) -> Any:
     """Return the symbolic outputs of a model in their structure, None without any."""
     graph = own_graph(model)
     return getattr(model, "outputs", None) if graph is None else graph.output
@@ -126,15 +127,15 @@ def of_each(names: Sequence[str] | None, by_output: Any, values: Any) -> list[An
     return [by_output] * count
 
 
-def _describe(tensor: Any, loss: Any) -> Output:
+def _describe(tensor: Tensor, loss: Any) -> ModelOutput:
     task = task_of(loss)
-    form = Form.UNKNOWN if tensor is None else form_in_graph(tensor)
-    if form is Form.UNKNOWN:
+    form = OutputForm.UNKNOWN if tensor is None else form_in_graph(tensor)
+    if form is OutputForm.UNKNOWN:
         form = _form_by_loss(loss, task)
-    return Output(form, task)
+    return ModelOutput(form, task)
 
 
-def form_in_graph(tensor: Any) -> Form:
+def form_in_graph(tensor: Tensor) -> OutputForm:
     """Return what a symbolic output is by the layers that made it, else `UNKNOWN`."""
     node = node_of(tensor)
     operation, inputs = node.operation, node.input_tensors
@@ -144,30 +145,34 @@ def form_in_graph(tensor: Any) -> Form:
     if isinstance(operation, keras.layers.TimeDistributed):
         operation = operation.layer
     if type(operation).__module__.partition(".")[0] not in ("keras", "kerasmem"):
-        return Form.UNKNOWN  # its `call` may do more than its activation
+        return OutputForm.UNKNOWN  # its `call` may do more than its activation
     # `keras.ops.softmax` on a symbolic tensor becomes an operation of that name.
     function = getattr(operation, "activation", None) or type(operation)
     name = getattr(function, "__name__", "").lower()
     passes = isinstance(operation, keras.layers.Activation) and name == "linear"
     if inputs and (passes or isinstance(operation, _PASSING)):
         return form_in_graph(inputs[0])
-    forms = {"softmax": Form.SOFTMAX, "sigmoid": Form.SIGMOID, "linear": Form.LINEAR}
-    return forms.get(name, Form.UNKNOWN)
+    forms = {
+        "softmax": OutputForm.SOFTMAX,
+        "sigmoid": OutputForm.SIGMOID,
+        "linear": OutputForm.LINEAR,
+    }
+    return forms.get(name, OutputForm.UNKNOWN)
 
 
-def _form_by_loss(loss: Any, task: Task) -> Form:
-    if task is Task.UNKNOWN:
-        return Form.UNKNOWN
-    if task is Task.REGRESSION or getattr(loss, "from_logits", False):
-        return Form.LINEAR
-    return Form.SOFTMAX if task is Task.CATEGORICAL else Form.SIGMOID
+def _form_by_loss(loss: Any, task: OutputTask) -> OutputForm:
+    if task is OutputTask.UNKNOWN:
+        return OutputForm.UNKNOWN
+    if task is OutputTask.REGRESSION or getattr(loss, "from_logits", False):
+        return OutputForm.LINEAR
+    return OutputForm.SOFTMAX if task is OutputTask.CATEGORICAL else OutputForm.SIGMOID
 
 
-def task_of(loss: Any) -> Task:
+def task_of(loss: Any) -> OutputTask:
     """Return the task of a loss given as text, function or object."""
     if isinstance(loss, str) and loss.lower() in _TASKS:
         return _TASKS[loss.lower()]
-    return _TASKS.get(_key(keras.losses.get(loss)), Task.UNKNOWN)
+    return _TASKS.get(_key(keras.losses.get(loss)), OutputTask.UNKNOWN)
 
 
 def compares_entries(loss: Any) -> bool:
@@ -188,7 +193,7 @@ def compares_entries(loss: Any) -> bool:
     return of_keras and _key(loss_of_keras) in _ENTRYWISE
 
 
-def takes_loss(model: Any) -> bool:
+def takes_loss(model: Model) -> bool:
     """Return whether a model is trained by the loss that it is compiled with."""
     kind = type(model)
     return (
@@ -205,9 +210,9 @@ def _key(loss: Any) -> str:
 
 _LONGEST = 500
 _WORDS = {
-    Form.LINEAR: "unbounded values, by no softmax or sigmoid",
-    Form.SOFTMAX: "a softmax",
-    Form.SIGMOID: "a sigmoid",
+    OutputForm.LINEAR: "unbounded values, by no softmax or sigmoid",
+    OutputForm.SOFTMAX: "a softmax",
+    OutputForm.SIGMOID: "a sigmoid",
 }
 
 
@@ -265,7 +270,6 @@ def _name_and_arguments(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _classes() -> dict[str, Any]:
-    """Return the losses of Keras by the names of class, function and abbreviation."""
     public = vars(keras.losses).items()
     by_name = {
         name.lower(): each
@@ -281,7 +285,7 @@ def _classes() -> dict[str, Any]:
     return classes
 
 
-def warn_if_unfit(model: Any) -> None:
+def warn_if_unfit(model: Model) -> None:
     """Warn if the loss that a model is compiled with is not for what it ends in.
 
     Looked at are crossentropies of Keras's own and last layers of Keras's own; of a
@@ -326,23 +330,28 @@ def _misfits(name: str, pairs: Iterable[tuple[Any, Any]]) -> Iterator[str]:
             )
 
 
-def _remedy(form: Form, task: Task, *, from_logits: bool, recovers: bool) -> str | None:
-    """Return what a loss takes and what to do, None if that is what it gets."""
-    if task is Task.UNKNOWN:
+def _remedy(
+    form: OutputForm, task: OutputTask, *, from_logits: bool, recovers: bool
+) -> str | None:
+    if task is OutputTask.UNKNOWN:
         return None
-    if form is Form.LINEAR and not from_logits:
-        end = "a softmax" if task is Task.CATEGORICAL else "a sigmoid"
+    if form is OutputForm.LINEAR and not from_logits:
+        end = "a softmax" if task is OutputTask.CATEGORICAL else "a sigmoid"
         return (
             "takes probabilities: what is trained and measured by it is wrong. Next: "
             "give it from_logits=True (--loss 'NAME(from_logits=True)' on the command "
             f"line), or end the model in {end}."
         )
-    if form is Form.SIGMOID and task is Task.CATEGORICAL:
+    if form is OutputForm.SIGMOID and task is OutputTask.CATEGORICAL:
         return (
             "takes the probabilities of classes that exclude each other. Next: end the "
             "model in a softmax, or take binary_crossentropy."
         )
-    if form in (Form.SOFTMAX, Form.SIGMOID) and from_logits and not recovers:
+    if (
+        form in (OutputForm.SOFTMAX, OutputForm.SIGMOID)
+        and from_logits
+        and not recovers
+    ):
         return (
             "takes logits: it flattens what is flat already. Next: give it "
             "from_logits=False, or let the model end without that."

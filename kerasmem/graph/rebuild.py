@@ -22,6 +22,7 @@ from kerasmem.graph.from_config import copy_saved_state, without_first_values
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import listed_graph, node_of, nodes_in_order, sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Model, Node, Operation, Tensor
 
 
 class Rewrite:
@@ -30,22 +31,22 @@ class Rewrite:
     A subclass overrides what it changes. A node is one call of an operation.
     """
 
-    def goes(self, node: Any) -> bool:
+    def goes(self, node: Node) -> bool:
         """Return True for a call that is left out: the first tensor in comes out."""
         del node
         return False
 
-    def config(self, node: Any) -> dict[str, Any] | None:
+    def config(self, node: Node) -> dict[str, Any] | None:
         """Return the entries of the operation's config that change, None to copy it."""
         del node
         return None
 
-    def replacement(self, node: Any) -> Sequence[Any]:
+    def replacement(self, node: Node) -> Sequence[Any]:
         """Return new layers for the operation's place, none to make it anew."""
         del node
         return ()
 
-    def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
+    def arguments(self, node: Node, args: Sequence[Any]) -> Sequence[Any]:
         """Return the positional arguments of a call in the new graph.
 
         Args:
@@ -55,7 +56,7 @@ class Rewrite:
         del node
         return args
 
-    def check(self, node: Any, outputs: Sequence[Any]) -> None:
+    def check(self, node: Node, outputs: Sequence[Any]) -> None:
         """Raise if the outputs of a call in the new graph are not what they should be.
 
         Args:
@@ -64,7 +65,7 @@ class Rewrite:
         """
         del node, outputs
 
-    def after(self, tensor: Any) -> Any | None:
+    def after(self, tensor: Tensor) -> Any | None:
         """Return a new layer for what is made of a tensor of the graph, or None.
 
         Args:
@@ -73,7 +74,7 @@ class Rewrite:
         del tensor
         return None
 
-    def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
+    def input_shape(self, tensor: Tensor) -> tuple[int | None, ...]:
         """Return the shape of an input of the model or of one in it."""
         return tuple(tensor.shape)
 
@@ -98,7 +99,7 @@ class InTurn:
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = list(layers)
 
-    def __call__(self, x: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: Tensor, **kwargs: Any) -> Any:
         """Return what the last layer gives."""
         for layer in self.layers:
             x = layer(x, **kwargs)
@@ -122,7 +123,7 @@ class Rebuild:
         self._nodes: dict[int, Any] = {}
         self.pairs: list[tuple[Any, Any]] = []
 
-    def run(self, model: Any) -> Any:
+    def run(self, model: Model) -> Any:
         """Return the new model, not compiled; the one handed in is not touched.
 
         Raises:
@@ -140,7 +141,7 @@ class Rebuild:
             self._carry_over()
         return new_model
 
-    def _model(self, model: Any) -> Any:
+    def _model(self, model: Model) -> Any:
         graph = listed_graph(model)
         self._nodes |= {id(n.operation): n for n in nodes_in_order(graph)}
         inputs = {id(x): self._input(x) for x in graph.inputs}
@@ -161,8 +162,7 @@ class Rebuild:
             new_model.trainable = False
         return new_model
 
-    def _called(self, node: Any, known: dict[int, Any]) -> list[Any]:
-        """Return the outputs of a call in the new graph."""
+    def _called(self, node: Node, known: dict[int, Any]) -> list[Any]:
         args, kwargs = node.arguments.fill_in(known)
         args = self._rewrite.arguments(node, args)
         operation = self._operation(node)
@@ -178,18 +178,17 @@ class Rebuild:
         return outputs
 
     def _followed(self, old: Any, new: Any) -> Any:
-        """Return a tensor of the new graph, or what a layer behind it makes of it."""
         layer = self._rewrite.after(old)
         return new if layer is None else layer(new)
 
     def _functional(
-        self, model: Any, graph: Any, inputs: dict[int, Any], known: dict[int, Any]
+        self, model: Model, graph: Any, inputs: dict[int, Any], known: dict[int, Any]
     ) -> Any:
         first = keras.tree.map_structure(lambda x: inputs[id(x)], graph.input)
         last = keras.tree.map_structure(lambda x: known[id(x)], graph.output)
         return type(model)(inputs=first, outputs=last, name=model.name)
 
-    def _sequential(self, model: Any, graph: Any) -> Any:
+    def _sequential(self, model: Model, graph: Any) -> Any:
         layers = [self._input(graph.inputs[0]), self._rewrite.after(graph.inputs[0])]
         for node in nodes_in_order(graph):
             if not isinstance(node.operation, keras.Layer):
@@ -200,12 +199,12 @@ class Rebuild:
         layers = [layer for layer in layers if layer is not None]
         return keras.Sequential(layers, name=model.name)
 
-    def _input(self, x: Any) -> Any:
+    def _input(self, x: Tensor) -> Any:
         config = node_of(x).operation.get_config()
         config["batch_shape"] = self._rewrite.input_shape(x)
         return keras.layers.InputLayer.from_config(config).output
 
-    def _operation(self, node: Any) -> Any:
+    def _operation(self, node: Node) -> Any:
         old = node.operation
         if id(old) not in self._renewed:
             new = (
@@ -217,7 +216,7 @@ class Rebuild:
             self.pairs.append((old, new))
         return self._renewed[id(old)]
 
-    def _new_operation(self, node: Any) -> Any:
+    def _new_operation(self, node: Node) -> Any:
         old = node.operation
         others = self._rewrite.replacement(node)
         if others:
@@ -228,8 +227,7 @@ class Rebuild:
             return self._new_layer(node)
         return self._of_config(node, [])
 
-    def _new_layer(self, node: Any) -> Any:
-        """Return a new layer, tied to the new ones of the layers that it reads."""
+    def _new_layer(self, node: Node) -> Any:
         old = node.operation
         layers = sublayers(old)
         for inner in layers[1:]:
@@ -252,8 +250,7 @@ class Rebuild:
                 self._layers.setdefault(id(before), after)
         return new
 
-    def _of_config(self, node: Any, shared: Sequence[Any]) -> Any:
-        """Return a new operation that contains the new ones of `shared` layers."""
+    def _of_config(self, node: Node, shared: Sequence[Any]) -> Any:
         old = node.operation
         try:
             with ObjectSharingScope():
@@ -311,7 +308,6 @@ def _check_built_as_called(name: str, shape: tuple[int, ...], new: Any) -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Return a scope for making many objects that stay: to look for others is slow."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -331,7 +327,7 @@ def variable_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     ]
 
 
-def variables(operation: Any) -> list[Any]:
+def variables(operation: Operation) -> list[Any]:
     """Return the variables of a layer; another operation has none."""
     if not isinstance(operation, keras.layers.Layer):
         return []

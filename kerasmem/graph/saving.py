@@ -19,13 +19,14 @@ from keras.src.saving.saving_lib import (  # noqa: TID251
 from kerasmem.errors import ModelError
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import sublayers
+from kerasmem.types import Model, Optimizer
 
 
 def save_parts(
-    model: Any,
+    model: Model,
     archive: zipfile.ZipFile,
     store: H5IOStore,
-    optimizer: Any | None = None,
+    optimizer: Optimizer | None = None,
     wrap: Callable[[str], str] = str,
 ) -> None:
     """Save a model: its weights to a store, everything else to an archive.
@@ -53,7 +54,7 @@ def save_parts(
             assets.close()
 
 
-def save_untrained(model: Any, path: Path) -> None:
+def save_untrained(model: Model, path: Path) -> None:
     """Save a model to the file that Keras writes, without state of the optimizer.
 
     Keras mostly holds all weights of such a file in memory; here they go to the disk.
@@ -77,7 +78,7 @@ def save_untrained(model: Any, path: Path) -> None:
     weights.unlink()
 
 
-def fresh_optimizer(model: Any, built_for: Sequence[Any] | None = None) -> Any | None:
+def fresh_optimizer(model: Model, built_for: Sequence[Any] | None = None) -> Any | None:
     """Return an optimizer with the settings of the model's own and nothing learned.
 
     Args:
@@ -95,7 +96,7 @@ def fresh_optimizer(model: Any, built_for: Sequence[Any] | None = None) -> Any |
     return fresh
 
 
-def unbuilt_copy(optimizer: Any) -> Any:
+def unbuilt_copy(optimizer: Optimizer) -> Any:
     """Return an unbuilt copy of an optimizer.
 
     Raises:

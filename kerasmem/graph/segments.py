@@ -25,6 +25,7 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
 from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
 from kerasmem.graph.masks import mask_of, with_mask
+from kerasmem.types import Model, Node, Operation, Tensors
 
 Recomputation = Callable[[Function], Function]
 """Returns a function of the same values that runs in another way."""
@@ -51,7 +52,7 @@ class Segment:
     outputs: tuple[Any, ...]
 
 
-def cut(model: Any, starts: Sequence[int]) -> list[Segment]:
+def cut(model: Model, starts: Sequence[int]) -> list[Segment]:
     """Return the segments of a model with a graph.
 
     Args:
@@ -81,7 +82,7 @@ def segments_of(
     return [_segment(nodes, users, number) for number, nodes in enumerate(groups)]
 
 
-def graph_of(model: Any) -> Any:
+def graph_of(model: Model) -> Any:
     """Return the graph of a model, or of a layer that was opened for good, or None."""
     opened_layer = opened(model)
     return opened_layer.graph if opened_layer else own_graph(model)
@@ -100,7 +101,7 @@ def _segment(nodes: Sequence[Any], users: dict[int, set[int]], number: int) -> S
 
 
 def recompute(
-    model: Any, segments: Sequence[tuple[Segment, Recomputation | None]]
+    model: Model, segments: Sequence[tuple[Segment, Recomputation | None]]
 ) -> Callable[[], None]:
     """Run a model by segments in training; return the undo.
 
@@ -121,7 +122,6 @@ def recompute(
 
 
 def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
-    """Run the call of a graph by segments if it is in training."""
     mask, context = call.kwargs.get("mask"), dict(call.kwargs)
     context.pop("mask", None)
     if not context.get("training"):
@@ -139,7 +139,6 @@ def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
 
 
 def _replace_layer(run: Run, known: Opened, call: LayerCall) -> LayerCall | None:
-    """Run the graph of a layer by segments if it is in training."""
     # Private: a `call` that takes no `training` is not told of it.
     if not getattr(call.layer._get_call_context(), "training", None):
         return None
@@ -148,8 +147,7 @@ def _replace_layer(run: Run, known: Opened, call: LayerCall) -> LayerCall | None
     return call
 
 
-def _in_training(operation: Any) -> Callable[..., Any]:
-    """Return how an operation is called; a second run does not know that it trains."""
+def _in_training(operation: Operation) -> Callable[..., Any]:
     if not isinstance(operation, keras.layers.Layer):
         return operation
 
@@ -162,7 +160,7 @@ def _in_training(operation: Any) -> Callable[..., Any]:
 def _run(
     graph: Any,
     segments: Sequence[tuple[Segment, Recomputation | None]],
-    inputs: Any,
+    inputs: Tensors,
     operation_fn: Operator,
 ) -> Any:
     tensors = keras.tree.flatten(inputs)
@@ -178,7 +176,7 @@ def _run(
     return keras.tree.pack_sequence_as(graph._outputs_struct, outputs)
 
 
-def run_node(node: Any, known: dict[int, Any], operator: Operator) -> None:
+def run_node(node: Node, known: dict[int, Any], operator: Operator) -> None:
     """Run one call and put its outputs into `known`, the values by `KerasTensor`."""
     args, kwargs = node.arguments.fill_in(known)
     outputs = operator(node.operation)(*args, **kwargs)
@@ -240,7 +238,6 @@ class PureRun:
         return dict(zip(keys, outputs, strict=True))
 
     def _function(self, *tensors: Any) -> tuple[Any, ...]:
-        """Return outputs, their masks, losses and new values of variables."""
         arrays = iter(tensors)
         live = [next(arrays) for there in self._present if there]
         for x, has_mask in zip(live, self._masked_in, strict=True):
@@ -308,7 +305,6 @@ def _variables(nodes: Sequence[Any]) -> list[Any]:
 
 
 def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return the values of variables as they are stored."""
     # Not `variable.value`: inside of a layer that computes in half precision it is
     # converted, also for a layer that does not. The values that JAX trains with are in
     # the scope around, which only a scope of our own gives away.
@@ -328,13 +324,11 @@ def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def _around() -> Any:
-    """Return the scope that keeps values in place of variables, None without one."""
     with keras.StatelessScope(initialize_variables=False) as here:
         return here.original_scope
 
 
 def _weights(nodes: Sequence[Any]) -> set[int]:
-    """Return the ids of variables that are made to be trained, frozen ones too."""
     # `layer.trainable_variables` leaves out what is frozen.
     return {
         id(v)

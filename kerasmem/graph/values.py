@@ -12,15 +12,16 @@ import numpy as np
 from kerasmem.backends import current
 from kerasmem.backends.lazy import array_at_rest
 from kerasmem.errors import DataError, ModelError
+from kerasmem.types import Layer, Model, Variable
 
 
-def to_numpy(variable: Any) -> np.ndarray:
+def to_numpy(variable: Variable) -> np.ndarray:
     """Return the value of a `keras.Variable` or tensor as a NumPy array."""
     # By way of a tensor: NumPy 2 deprecates how Keras hands it a variable.
     return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable))
 
 
-def array_of(variable: Any) -> np.ndarray:
+def array_of(variable: Variable) -> np.ndarray:
     """Return the value of a `keras.Variable` to read, without a copy on a CPU.
 
     If it is in a file, it may be read until this is called for another variable.
@@ -29,26 +30,26 @@ def array_of(variable: Any) -> np.ndarray:
     return current().read_only_array(variable.value) if array is None else array
 
 
-def nbytes(variable: Any) -> int:
+def nbytes(variable: Variable) -> int:
     """Return the bytes of a variable in RAM."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     return math.prod(variable.shape) * dtype.itemsize
 
 
-def held_bytes(model: Any) -> int:
+def held_bytes(model: Model) -> int:
     """Return the bytes of the variables of a model and of its optimizers, if any."""
     slots = [v for optimizer in optimizers(model) for v in optimizer.variables]
     variables = [*model.variables, *slots]
     return sum(map(nbytes, {id(variable): variable for variable in variables}.values()))
 
 
-def optimizers(model: Any) -> list[Any]:
+def optimizers(model: Model) -> list[Any]:
     """Return the optimizer of a compiled model, and those of a custom `train_step`."""
     own_optimizer = [model.optimizer] if model.compiled and model.optimizer else []
     return [*own_optimizer, *other_optimizers(model).values()]
 
 
-def other_optimizers(model: Any) -> dict[str, Any]:
+def other_optimizers(model: Model) -> dict[str, Any]:
     """Return the optimizers in attributes of a model besides `model.optimizer`."""
     own = getattr(model, "optimizer", None)  # missing if it was never compiled
     values: dict[str, Any] = {}
@@ -66,7 +67,7 @@ def other_optimizers(model: Any) -> dict[str, Any]:
     }
 
 
-def represents(variable: Any, weight: Any | None) -> None:
+def represents(variable: Variable, weight: Any | None) -> None:
     """Note that a variable holds a weight in fewer bits, or is a mere scale of one.
 
     Args:
@@ -78,7 +79,7 @@ def represents(variable: Any, weight: Any | None) -> None:
     object.__setattr__(variable, _REPRESENTED, weight)
 
 
-def is_scale(variable: Any) -> bool:
+def is_scale(variable: Variable) -> bool:
     """Return True for the scales of quantized weights, ours and Keras's own.
 
     They take bytes, but are no parameters of the model.
@@ -87,14 +88,14 @@ def is_scale(variable: Any) -> bool:
     return ours or variable.name.endswith(("kernel_scale", "embeddings_scale"))
 
 
-def parameters(variable: Any) -> int:
+def parameters(variable: Variable) -> int:
     """Return the number of a model's parameters that a variable holds."""
     if is_scale(variable):
         return 0
     return math.prod(_represented(variable).shape)
 
 
-def nonzero(variable: Any) -> int:
+def nonzero(variable: Variable) -> int:
     """Return how many of the parameters that a variable holds are not zero."""
     if is_scale(variable):
         return 0
@@ -113,7 +114,7 @@ def nonzero(variable: Any) -> int:
     return sum(int(np.count_nonzero(to_numpy(part))) for part in parts)
 
 
-def _represented(variable: Any) -> Any:
+def _represented(variable: Variable) -> Any:
     return vars(variable).get(_REPRESENTED, variable)
 
 
@@ -122,7 +123,7 @@ _PART = 1 << 20
 """Entries of codes that are float at a time."""
 
 
-def check_finite(model: Any, before: Any) -> None:
+def check_finite(model: Model, before: Any) -> None:
     """Raise if training left NaN or infinity in a model that had none.
 
     Args:
@@ -145,7 +146,7 @@ def check_finite(model: Any, before: Any) -> None:
             )
 
 
-def not_finite(layer: Any) -> DataError:
+def not_finite(layer: Layer) -> DataError:
     """Return the error of a layer that makes something which is not finite."""
     return DataError(
         f"The layer {layer.name!r} makes NaN or infinity of the samples. Next: look at "
@@ -160,7 +161,7 @@ def _floats(variables: Iterable[Any]) -> Iterable[Any]:
 _DIGEST_BYTES = 16
 
 
-def model_digest(model: Any, what: Sequence[str]) -> str:
+def model_digest(model: Model, what: Sequence[str]) -> str:
     """Return a digest of a model's config, attributes and weights.
 
     Args:
@@ -180,15 +181,14 @@ def model_digest(model: Any, what: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _config(model: Any) -> Any:
+def _config(model: Model) -> Any:
     try:
         return json.loads(json.dumps(model.get_config(), default=_name))
     except Exception:  # noqa: BLE001 - `get_config` of the user's layers may raise any.
         return type(model).__qualname__
 
 
-def _plain_attributes(layer: Any) -> dict[str, Any]:
-    """Returns numbers and texts that a layer of the user's may compute with."""
+def _plain_attributes(layer: Layer) -> dict[str, Any]:
     if type(layer).__module__.partition(".")[0] in ("keras", "keras_hub", "kerasmem"):
         return {}
     kinds = (bool, int, float, str)

@@ -155,12 +155,12 @@ _MOST_AT_A_TIME = 16
 _MOST_SECONDS = 1.0
 
 
-class _Step:
+class _Holder:
     """One object on the way up, and what it holds on the way down."""
 
     __slots__ = ("below", "one")
 
-    def __init__(self, one: Any, below: "_Step | None") -> None:
+    def __init__(self, one: Any, below: "_Holder | None") -> None:
         self.one, self.below = one, below
 
 
@@ -181,7 +181,7 @@ def holder(sample: Any) -> str | None:
         'the callback Callback, in .kept[...][...]'
     """
     deadline = time.thread_time() + _MOST_SECONDS
-    level = [_Step(sample, None)]
+    level = [_Holder(sample, None)]
     visited_ids = {id(sample)}
     for _ in range(_MOST_STEPS):
         above = [step for step in _above(level) if id(step.one) not in visited_ids]
@@ -198,8 +198,7 @@ def holder(sample: Any) -> str | None:
     return None
 
 
-def _above(level: Sequence[_Step]) -> list[_Step]:
-    """Return what refers to the objects of a level, but for the search itself."""
+def _above(level: Sequence[_Holder]) -> list[_Holder]:
     steps = {id(step.one): step for step in level}
     referrers = gc.get_referrers(*(step.one for step in level))
     holders = list(_holding(referrers, steps))
@@ -212,14 +211,16 @@ def _above(level: Sequence[_Step]) -> list[_Step]:
     return holders
 
 
-def _holding(candidates: Iterable[Any], steps: Mapping[int, _Step]) -> Iterator[_Step]:
+def _holding(
+    candidates: Iterable[Any], steps: Mapping[int, _Holder]
+) -> Iterator[_Holder]:
     for one in candidates:
         if isinstance(one, FrameType) or is_own(type(one)):
             continue
         below = (id(each) for each in gc.get_referents(one) if id(each) in steps)
         target = next(below, None)
         if target is not None:
-            yield _Step(one, steps[target])
+            yield _Holder(one, steps[target])
 
 
 def _is_module(one: Any) -> bool:
@@ -249,13 +250,12 @@ _PLACES: tuple[tuple[Callable[[Any], bool], Callable[[Any], str]], ...] = (
 )
 
 
-def _words(place: str, step: _Step) -> str:
+def _words(place: str, step: _Holder) -> str:
     path = "".join(_links(step))
     return f"{place}, in {path}" if path else place
 
 
-def _links(step: _Step | None) -> Iterator[str]:
-    """Yield how each object on the way down is reached from the one above."""
+def _links(step: _Holder | None) -> Iterator[str]:
     while step is not None and step.below is not None:
         above, below = step.one, step.below.one
         yield _link(above, below)

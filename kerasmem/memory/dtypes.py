@@ -20,6 +20,7 @@ from kerasmem.graph.clone import clone, live_objects
 from kerasmem.graph.kernels import is_embedding
 from kerasmem.graph.layers import check_built, weights
 from kerasmem.records import WideType
+from kerasmem.types import Dataset, Model
 
 _CHUNK = 2**22  # entries looked at in one go
 _INTEGERS = ("uint8", "int16", "int32")
@@ -73,7 +74,7 @@ class DtypeReport:
                 )
 
 
-def inspect_dtypes(model: Any = None, data: Any = None) -> DtypeReport:
+def inspect_dtypes(model: Model = None, data: Dataset = None) -> DtypeReport:
     """Find the weights and arrays that a narrower dtype would hold as well.
 
     | dtype | reason | narrower dtype |
@@ -118,7 +119,7 @@ def inspect_dtypes(model: Any = None, data: Any = None) -> DtypeReport:
     return DtypeReport(tuple(wide), model)
 
 
-def _of_weights(model: Any) -> Iterator[WideType]:
+def _of_weights(model: Model) -> Iterator[WideType]:
     check_built(model)
     for weight in weights(model):
         if str(weight.variable.dtype) == "float64":
@@ -131,7 +132,7 @@ def _of_weights(model: Any) -> Iterator[WideType]:
             )
 
 
-def _of_inputs(model: Any) -> list[WideType]:
+def _of_inputs(model: Model) -> list[WideType]:
     rows = [w.variable.shape[0] for w in weights(model) if is_embedding(w)]
     wide = [t for t in getattr(model, "inputs", ()) if str(t.dtype) == "int64"]
     if not rows or max(rows) > np.iinfo("int32").max:
@@ -149,7 +150,7 @@ def _of_inputs(model: Any) -> list[WideType]:
     ]
 
 
-def _of_data(data: Any) -> Iterator[WideType]:
+def _of_data(data: Dataset) -> Iterator[WideType]:
     scope = "" if is_array_data(data) else " (in the first batch)"
     for role, part in first_samples(data).items():
         for name, leaf in named_leaves(part).items():
@@ -172,7 +173,6 @@ def _as_numpy(leaf: Any) -> np.ndarray:
 
 
 def _enough(array: np.ndarray) -> tuple[str, str] | None:
-    """Return the type that holds every entry, and why, or None for the own one."""
     if array.size == 0 or array.dtype.kind not in "fiu" or array.dtype.itemsize < 4:
         return None
     integers = _integers_for(array, scale=1)
@@ -194,7 +194,6 @@ def _enough(array: np.ndarray) -> tuple[str, str] | None:
 
 
 def _integers_for(array: np.ndarray, scale: int) -> str | None:
-    """Return the narrowest integer type of all entries times `scale`, or None."""
     low, high = np.inf, -np.inf
     flat = array.reshape(-1)
     for start in range(0, flat.size, _CHUNK):

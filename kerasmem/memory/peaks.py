@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from kerasmem import backends
-from kerasmem.memory.card import read_card
+from kerasmem.memory.nvidia import read_card
 from kerasmem.processes.host import HostPeak
 from kerasmem.records import DeviceReading, HostReading, MemoryRecord
 

@@ -24,6 +24,7 @@ from kerasmem.files.data.source import check_ends
 from kerasmem.graph.values import model_digest
 from kerasmem.memory.fit.notices import stateful_layers
 from kerasmem.records.regular import open_regular
+from kerasmem.types import Dataset, Model, Tensors
 
 _MANIFEST, _NEW_MANIFEST, _JOURNAL = "outputs.json", "new.json", "batches.bin"
 _MOST_MANIFEST = 1 << 20
@@ -38,7 +39,7 @@ _ROUNDING = 64
 
 def predict(
     model: keras.Model,
-    data: Any,
+    data: Dataset,
     *,
     output: str | os.PathLike[str],
     batch_size: int = 32,
@@ -88,14 +89,14 @@ def predict(
     batch_size = Whole(1).check("predict", "batch_size", batch_size)
     check_ends(data, "the prediction")
     with ExitStack() as stack:
-        part = _Part(model, Path(output), stack)
+        part = _PartialRows(model, Path(output), stack)
         for x in inputs_from(data, 0, batch_size):
             if not part.skip(x):
                 part.append(x, model.predict_on_batch(x))
         return part.finish()
 
 
-class _Part:
+class _PartialRows:
     """The rows of an unfinished run, in a folder next to the output.
 
     The folder contains a file of rows per output, a journal with an entry per batch,
@@ -107,7 +108,7 @@ class _Part:
         stack: Closes the files and unlocks the folder.
     """
 
-    def __init__(self, model: Any, target: Path, stack: ExitStack) -> None:
+    def __init__(self, model: Model, target: Path, stack: ExitStack) -> None:
         self._model, self._target, self._stack = model, target, stack
         self._folder = target.parent / f"{target.name}.part"
         self._files: list[Any] = []  # One per output, and the journal.
@@ -116,7 +117,6 @@ class _Part:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Name the output in the error of a failed write, and keep own errors."""
         refusal = None
         outcome = (
             f"Finished rows are kept in {str(self._folder)!r}. Next: free disk space "
@@ -130,7 +130,7 @@ class _Part:
         if refusal is not None:
             raise refusal
 
-    def skip(self, x: Any) -> bool:
+    def skip(self, x: Dataset) -> bool:
         """Return whether the next batch is saved. If not, remove all later rows.
 
         Args:
@@ -152,7 +152,7 @@ class _Part:
         self._cut()
         return False
 
-    def append(self, x: Any, outputs: Any) -> None:
+    def append(self, x: Dataset, outputs: Tensors) -> None:
         """Write the outputs of a batch, then its entry in the journal.
 
         Args:
@@ -208,8 +208,7 @@ class _Part:
         ]
         return keras.tree.pack_sequence_as(self._structure, arrays)
 
-    def _open(self, outputs: Any, arrays: list[np.ndarray]) -> None:
-        """Open the files of an interrupted run of the same model, or create them."""
+    def _open(self, outputs: Tensors, arrays: list[np.ndarray]) -> None:
         _check_output(self._target, is_folder=len(arrays) > 1)
         if not os.path.lexists(self._folder):
             self._folder.mkdir()
@@ -240,7 +239,6 @@ class _Part:
         self._ends = [file.tell() for file in self._files]
 
     def _cut(self) -> None:
-        """Remove all bytes after the last intact batch."""
         for file, end in zip(self._files, self._ends, strict=True):
             file.truncate(end)
             file.seek(end)
@@ -259,7 +257,6 @@ def _check_output(target: Path, *, is_folder: bool) -> None:
 
 
 def _check_own(folder: Path) -> None:
-    """Raise unless a folder is empty or of an interrupted run."""
     is_folder = folder.is_dir() and not folder.is_symlink()
     paths = list(folder.iterdir()) if is_folder else []
     if not (is_folder and all(map(_is_plain, paths))):
@@ -279,7 +276,6 @@ def _not_own(folder: Path) -> OutputError:
 
 
 def _outputs_in(folder: Path) -> int:
-    """Returns the number of outputs in a manifest. Raises `OutputError` without one."""
     content = _head(folder / _MANIFEST, _MOST_MANIFEST)
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         if content.startswith(_MAGIC):
@@ -312,7 +308,6 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 
 def _agrees(file: Any, start: int, array: np.ndarray) -> bool:
-    """Return whether the array at `start` of a file equals `array` up to rounding."""
     file.seek(start)
     saved_array = np.fromfile(file, array.dtype, array.size).reshape(array.shape)
     if array.dtype.kind not in "fc":
@@ -322,8 +317,7 @@ def _agrees(file: Any, start: int, array: np.ndarray) -> bool:
     return np.allclose(saved_array, array, most, most * scale, equal_nan=True)
 
 
-def _checked(checksum: int, rows: int, x: Any, contents: Iterable[Any]) -> int:
-    """Return the checksum of a batch and all batches before it."""
+def _checked(checksum: int, rows: int, x: Dataset, contents: Iterable[Any]) -> int:
     checksum = zlib.crc32(b"%d" % rows, checksum)
     inputs = chain.from_iterable(map(_input_bytes, keras.tree.flatten(x)))
     for content in chain(inputs, contents):
@@ -344,8 +338,7 @@ def _bytes(array: np.ndarray) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _manifest(model: Any, structure: Any, like: list[np.ndarray]) -> bytes:
-    """Return the names of the outputs, and a digest of the model, as JSON."""
+def _manifest(model: Model, structure: Any, like: list[np.ndarray]) -> bytes:
     key = model_digest(model, [keras.__version__, keras.backend.backend()])
     if stateful_layers(model):
         key = os.urandom(16).hex()  # Saved rows are not reused: states are not saved.
@@ -354,7 +347,7 @@ def _manifest(model: Any, structure: Any, like: list[np.ndarray]) -> bytes:
     return _MAGIC + content[1:].encode()
 
 
-def _arrays(outputs: Any, like: list[np.ndarray]) -> list[np.ndarray]:
+def _arrays(outputs: Tensors, like: list[np.ndarray]) -> list[np.ndarray]:
     """Return the outputs of a batch as arrays of numbers.
 
     Args:
@@ -380,7 +373,6 @@ def _forms(arrays: list[np.ndarray]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _write_header(file: Any, array: np.ndarray, rows: int) -> None:
-    """Write the header of an `.npy` file. Its length is the same for all `rows`."""
     form = {"descr": array.dtype.str, "fortran_order": False}
     form |= {"shape": (rows, *array.shape[1:])}
     file.seek(0)

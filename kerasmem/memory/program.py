@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
-from kerasmem.memory.allocator.caching import Allocator, RoundingAllocator
+from kerasmem.memory.allocator.torch_allocator import Allocator, RoundingAllocator
 from kerasmem.records import EstimatePart
 
 _SMALL = 64
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(eq=False, slots=True)
-class Tensor:
+class ProgramTensor:
     """A value in memory.
 
     Args:
@@ -38,7 +38,7 @@ class Tensor:
     shape: Shape
     width: int
     layer: str | None = None
-    base: "Tensor | None" = None
+    base: "ProgramTensor | None" = None
     kind: str = "value"
     differentiable: bool = False
     layout: str = "last"
@@ -49,7 +49,7 @@ class Tensor:
         return math.prod(self.shape) * self.width
 
     @property
-    def root(self) -> "Tensor":
+    def root(self) -> "ProgramTensor":
         """The tensor that owns the memory."""
         return self if self.base is None else self.base
 
@@ -75,9 +75,9 @@ class Op:
     name: str
     layer: str | None
     phase: str
-    reads: tuple[Tensor, ...]
-    writes: tuple[Tensor, ...]
-    over: tuple[Tensor, ...] = ()
+    reads: tuple[ProgramTensor, ...]
+    writes: tuple[ProgramTensor, ...]
+    over: tuple[ProgramTensor, ...] = ()
     workspace: int = 0
     trial: int = 0
     fusible: bool = False
@@ -85,7 +85,7 @@ class Op:
     call: int | None = None
 
 
-Block = Tensor | Op
+Block = ProgramTensor | Op
 """What memory is for: an owner of memory, or an operation for its scratch space."""
 
 
@@ -102,18 +102,20 @@ class Program:
     """
 
     ops: tuple[Op, ...]
-    results: tuple[Tensor, ...] = ()
-    present: tuple[Tensor, ...] = ()
-    successors: Mapping[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
+    results: tuple[ProgramTensor, ...] = ()
+    present: tuple[ProgramTensor, ...] = ()
+    successors: Mapping[ProgramTensor, ProgramTensor] = field(
+        default_factory=dict[ProgramTensor, ProgramTensor]
+    )
     unknown: frozenset[str] = frozenset()
 
 
-def as_written(ops: Sequence[Op], _results: Sequence[Tensor]) -> list[Op]:
+def as_written(ops: Sequence[Op], _results: Sequence[ProgramTensor]) -> list[Op]:
     """Return the operations one after another, as an eager framework runs them."""
     return list(ops)
 
 
-def as_ready(ops: Sequence[Op], _results: Sequence[Tensor]) -> list[Op]:
+def as_ready(ops: Sequence[Op], _results: Sequence[ProgramTensor]) -> list[Op]:
     """Return the operations in the order of TensorFlow's executor on a GPU."""
     maker = {y: number for number, op in enumerate(ops) for y in op.writes}
     before = [{maker[x.root] for x in op.reads if x.root in maker} for op in ops]
@@ -165,7 +167,7 @@ class Event:
     op: Op
 
 
-class Plan:
+class AllocationPlan:
     """What a step asks of its allocator.
 
     What an operation made is freed after its last reader, at once if it has none.
@@ -188,17 +190,17 @@ class Plan:
         self.program = program
         self._is_first = is_first
         self.events: list[Event] = []
-        self.owner: dict[Tensor, Tensor] = {}
+        self.owner: dict[ProgramTensor, ProgramTensor] = {}
         self._live = set(program.present)
         read = [x.root for op in program.ops for x in op.reads]
         self._readers = Counter([*read, *(x.root for x in program.results)])
         for op in program.ops:
             self._play(op, in_place=in_place)
 
-    def residuals(self) -> set[Tensor]:
+    def residuals(self) -> set[ProgramTensor]:
         """Return the memory that the forward pass fills and a later phase reads."""
-        forward_tensors: set[Tensor] = set()
-        later: set[Tensor] = set()
+        forward_tensors: set[ProgramTensor] = set()
+        later: set[ProgramTensor] = set()
         for op in self.program.ops:
             if op.phase == "forward":
                 forward_tensors.update(op.writes)
@@ -223,10 +225,10 @@ class Plan:
         for y in op.writes:
             self._free_if_unread(self._memory(y), op)
 
-    def _memory(self, x: Tensor) -> Tensor:
+    def _memory(self, x: ProgramTensor) -> ProgramTensor:
         return self.owner.get(x.root, x.root)
 
-    def _takes_over(self, op: Op, y: Tensor) -> bool:
+    def _takes_over(self, op: Op, y: ProgramTensor) -> bool:
         for x in op.over:
             memory = self._memory(x)
             here = sum(self._memory(read) is memory for read in op.reads)
@@ -243,14 +245,14 @@ class Plan:
                 return True
         return False
 
-    def _free_if_unread(self, memory: Tensor, op: Op) -> None:
+    def _free_if_unread(self, memory: ProgramTensor, op: Op) -> None:
         if memory in self._live and not self._readers[memory]:
             self._live.remove(memory)
             self._ask(memory, 0, op)
 
     def _ask(self, block: Block, nbytes: int, op: Op) -> None:
         # An allocator gives nothing for nothing.
-        if nbytes or not isinstance(block, Tensor) or block.nbytes:
+        if nbytes or not isinstance(block, ProgramTensor) or block.nbytes:
             self.events.append(Event(block, nbytes, op))
 
 
@@ -273,7 +275,7 @@ class Peak:
 
 
 def peak_of(
-    events: Sequence[Event], rounding: int, present: Sequence[Tensor] = ()
+    events: Sequence[Event], rounding: int, present: Sequence[ProgramTensor] = ()
 ) -> Peak:
     """Return the peak of a step whose blocks are rounded up to a multiple."""
     memory = RoundingAllocator(rounding)
@@ -286,7 +288,7 @@ def unlimited_bfc() -> BFCAllocator:
     return BFCAllocator(PoolPolicy(limit_bytes=1 << 62))
 
 
-def live(plans: Sequence[Plan], memory: Allocator) -> tuple[list[Peak], int]:
+def live(plans: Sequence[AllocationPlan], memory: Allocator) -> tuple[list[Peak], int]:
     """Run steps one after another in an allocator, once it has made the variables.
 
     Args:
@@ -309,8 +311,7 @@ def live(plans: Sequence[Plan], memory: Allocator) -> tuple[list[Peak], int]:
     return peaks, memory.pool_bytes
 
 
-def _initialized(memory: Allocator, x: Tensor) -> int:
-    """Make what is there before: a weight of random numbers by way of two arrays."""
+def _initialized(memory: Allocator, x: ProgramTensor) -> int:
     is_drawn = x.kind == "parameter" and x.nbytes > _SMALL
     *temporaries, address = (
         _taken(memory, x.nbytes) for _ in range(3 if is_drawn else 1)
@@ -348,7 +349,7 @@ def _run(
 
 
 def parts_of(
-    planned: Plan,
+    planned: AllocationPlan,
     peak: Peak,
     stored: Sequence[EstimatePart] = (),
     **extra: int,

@@ -8,7 +8,7 @@ from kerasmem import backends
 from kerasmem.backends.device import ALLOCATORS, Settings
 from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, KerasMemWarning
-from kerasmem.memory.card import count_cards, own_bytes, read_card
+from kerasmem.memory.nvidia import count_cards, own_bytes, read_card
 from kerasmem.records import CardStatus, DeviceStatus
 from kerasmem.units import MIB, format_bytes, parse_bytes
 
@@ -60,7 +60,6 @@ def _checked_devices(devices: Any) -> tuple[int, ...]:
 
 
 def _to_text(wanted: Settings, names: Collection[str] = ()) -> str:
-    """Return the settings of these names, or all given ones, as `name=value`."""
     return ", ".join(
         f"{name.removesuffix('_bytes')}={getattr(wanted, name)!r}"
         for name in sorted(names or wanted.requested())

@@ -148,7 +148,6 @@ def answer_of_child(
 def _wait(
     process: subprocess.Popen[bytes], answer: Path, seconds: float | None
 ) -> None:
-    """Wait until a process has ended, or has answered and had time to end."""
     until = math.inf if seconds is None else time.monotonic() + seconds
     while not answer.exists():
         remaining = until - time.monotonic()

@@ -28,6 +28,7 @@ from kerasmem.graph.full_configs import cause_of, full_configs, kept_arguments
 from kerasmem.graph.layers import has_graph, sublayers
 from kerasmem.graph.lora import enable_lora_inside, lora_inside, note_lora_inside
 from kerasmem.graph.outputs import without_preprocessor
+from kerasmem.types import Model, Optimizer
 
 _PARTS = (keras.Model,)
 """Arguments of a constructor that are sent as models of their own."""
@@ -36,7 +37,9 @@ _DEFAULT_LOSS = "mean_squared_error"
 _SHARED = "shared_object_id"
 
 
-def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[str, Any]:
+def pack(
+    model: Model, optimizer: Optimizer | None, dtype_policy: str | None
+) -> dict[str, Any]:
     """Return what `unpack` makes an equal model of, with weights of its own.
 
     Args:
@@ -78,7 +81,7 @@ def pack(model: Any, optimizer: Any | None, dtype_policy: str | None) -> dict[st
     }
 
 
-def _config_of(model: Any) -> dict[str, Any] | None:
+def _config_of(model: Model) -> dict[str, Any] | None:
     """Returns the config of a model, None if its class has none and takes models.
 
     Raises:
@@ -103,7 +106,7 @@ def _config_of(model: Any) -> dict[str, Any] | None:
         ) from error
 
 
-def _arguments_of(model: Any) -> dict[str, Any]:
+def _arguments_of(model: Model) -> dict[str, Any]:
     """Returns the arguments of a constructor that takes models, such as a GAN's.
 
     Empty if one is neither a built model nor plain, or no attribute of its name.
@@ -177,15 +180,14 @@ def _model_of(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     return sent["class"](**arguments)
 
 
-def _with_state(model: Any) -> list[Any]:
-    """Returns the layers with files of their own, such as an adapted vocabulary."""
+def _with_state(model: Model) -> list[Any]:
     preprocessor = getattr(model, "preprocessor", None)  # stays here
     outside = [] if preprocessor is None else sublayers(preprocessor)
     layers = filter(has_assets, sublayers(model))
     return [layer for layer in layers if layer not in outside]
 
 
-def send(model: Any, path: Path) -> dict[str, Any]:
+def send(model: Model, path: Path) -> dict[str, Any]:
     """Write `model` to `path`, and return what `receive` opens it by there."""
     save_stored(model, path)
     return {"model": str(path), "objects": live_objects(model)}
@@ -221,13 +223,11 @@ def _with_modules(objects: Mapping[str, Any]) -> dict[str, Any]:
     return scope | dict(objects)
 
 
-def _or_analytic(model: Any) -> str:
-    """Return the other way out, which only a model with a graph has."""
+def _or_analytic(model: Model) -> str:
     return ", or use method='analytic'" if has_graph(model) else ""
 
 
 def _numbered(config: Any, numbers: dict[int, int]) -> Any:
-    """Return the config with numbers from 0 for shared objects, not their addresses."""
     if isinstance(config, (list, tuple)):
         return [_numbered(item, numbers) for item in config]
     if not isinstance(config, dict):
@@ -239,7 +239,6 @@ def _numbered(config: Any, numbers: dict[int, int]) -> Any:
 
 
 def _with_policy(config: Any, old: str, new: str) -> Any:
-    """Return the config with one dtype policy in the place of another."""
     if isinstance(config, list):
         return [_with_policy(item, old, new) for item in config]
     if not isinstance(config, dict):

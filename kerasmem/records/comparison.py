@@ -128,7 +128,6 @@ def _latency(figures: Sequence[ModelFigures]) -> _Row:
 
 
 def _time(figures: ModelFigures) -> str:
-    """Return a median, and below it what eight in ten times are between."""
     if figures.latency_ms is None:
         return MISSING
     low, high = figures.latency_low_ms, figures.latency_high_ms
@@ -148,7 +147,6 @@ def _metric(label: str, values: Sequence[float | None]) -> _Row:
 
 
 def _times_less(values: Sequence[float | None]) -> list[str]:
-    """Return how many times less than the first each value is, `""` if unknown."""
     first = values[0]
     ratios = [first / value if first and value else None for value in values]
     return ["" if r is None else f"{r:.{2 if r < 9.995 else 1}f}x" for r in ratios]

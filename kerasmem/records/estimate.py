@@ -263,7 +263,6 @@ def _text(buffer: EstimateBuffer) -> str:
 
 
 def _largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
-    """Return the sum of the sizes of each key, most first."""
     sums: dict[_Key, int] = {}
     for key, nbytes in items:
         sums[key] = sums.get(key, 0) + nbytes

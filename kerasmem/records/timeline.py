@@ -166,7 +166,6 @@ class Timeline:
         return timeline
 
     def _check(self) -> None:
-        """Raise unless every event has its figures, and no block is of another."""
         events = len(self.in_use_bytes)
         series = (self.reserved_bytes, self.fragmentation)
         moments = (m for b in self.blocks for m in (b.allocated_at, b.freed_at))
@@ -181,7 +180,6 @@ class Timeline:
 
 
 def _blocks(texts: list[Any], columns: dict[str, Any]) -> tuple[Block, ...]:
-    """Return the blocks that columns of plain data tell of."""
     read: list[Iterator[Any]] = []
     for name, rule in rules_of(Block).items():
         column = columns[name]

@@ -87,7 +87,6 @@ class Plot:
         return f"<Plot: {self._words}>"
 
     def _repr_svg_(self) -> str:
-        """Return the picture for a notebook."""
         return self._drawn("svg").decode()
 
     def save(self, path: str | Path) -> None:

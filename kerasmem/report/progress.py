@@ -18,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from kerasmem.types import Logs
+
 
 class FitProgress(keras.callbacks.Callback):
     """Shows each epoch and its batches while `fit` runs.
@@ -58,24 +60,24 @@ class FitProgress(keras.callbacks.Callback):
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Show the bars."""
         self._bar.start()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Start the epoch's bar."""
         self._done = 0
         self._task = self._bar.add_task(
             self._title(epoch), total=self._parameter("steps"), figures=""
         )
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Move the epoch's bar."""
         with self._lock:
             self._done = max(self._done, batch + 1)  # they may come out of order
             self._bar.update(self._task, completed=self._done)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Put the epoch's figures beside its bar, or print them on a line."""
         figures = ", ".join(f"{k} {v:.4g}" for k, v in sorted((logs or {}).items()))
         # A generator tells no total before its end.
@@ -83,7 +85,7 @@ class FitProgress(keras.callbacks.Callback):
         if not self._console.is_terminal:
             _print_line(self._console, f"{self._title(epoch)}: {figures}")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Leave the bars as they are."""
         self._bar.stop()
 
@@ -144,7 +146,6 @@ class StageProgress:
             self._bar.update(task, completed=done, total=total or None)
 
     def _end(self) -> None:
-        """Take the line away: what follows may show itself."""
         self._bar.stop()
         for task in self._bar.task_ids:
             self._bar.remove_task(task)

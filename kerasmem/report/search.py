@@ -41,7 +41,6 @@ def search_table(report: SearchReport) -> rich.table.Table:
 
 
 def _about(report: SearchReport) -> str:
-    """Return what was searched for, and what the trials were judged by."""
     limits = [
         f"{name} up to {cost_value(name, n)}" for name, n in report.target.items()
     ]

@@ -11,7 +11,7 @@ from keras import ops
 
 from kerasmem import backends
 from kerasmem.errors import ConfigError
-from kerasmem.memory.card import read_card
+from kerasmem.memory.nvidia import read_card
 
 
 @pytest.fixture

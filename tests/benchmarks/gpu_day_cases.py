@@ -20,7 +20,7 @@ import pytest
 import kerasmem as km
 from kerasmem import backends
 from kerasmem.errors import KerasMemError, OutOfMemoryError
-from kerasmem.memory.estimate.cards import CARDS
+from kerasmem.memory.estimate.device_specs import CARDS
 from kerasmem.records import PostMortem
 from kerasmem.stats.timing import in_turns, spread
 from tests.benchmarks import bench_monitors

@@ -11,7 +11,7 @@ import kerasmem as km
 from kerasmem.compression.quantize import apply
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.extras.chunked.chunks import Table, crossentropy
+from kerasmem.extras.chunked.chunks import VocabularyTable, crossentropy
 from kerasmem.graph.values import to_numpy
 from tests.compression.aware.gradient import gradient_of
 from tests.models import L
@@ -211,7 +211,7 @@ def test_gradients_of_states_are_summed_up_in_float32():
     ones = np.ones(64, "float32")
 
     def total(x):
-        head = Table(own, False, "bfloat16", trained=False)
+        head = VocabularyTable(own, False, "bfloat16", trained=False)
         return crossentropy(keras.ops.cast(x, "bfloat16"), head, labels, ones, ones, 0)[
             0
         ]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import kerasmem as km
-from kerasmem.extras.language.card import model_card
+from kerasmem.extras.language.model_card import model_card
 from kerasmem.records import CompressionReport, ModelFigures, WeightChange
 
 pytestmark = pytest.mark.one_backend

@@ -15,7 +15,7 @@ from kerasmem.errors import ConfigError, ModelError
 from kerasmem.extras.litert import interpreters, options
 from kerasmem.extras.litert import verified as room
 from kerasmem.extras.litert.convert import ONNX
-from kerasmem.extras.litert.judge import relative_error
+from kerasmem.extras.litert.file_loss import relative_error
 from tests.models import KINDS, chain
 
 L = keras.layers

@@ -21,9 +21,15 @@ from kerasmem.extras.litert.file_graph import (
     INT8,
     INT16,
     WEIGHT_ONLY,
-    Graph,
-    Operation,
+    FileGraph,
+    FileOperation,
     Seen,
+)
+from kerasmem.extras.litert.file_loss import (
+    Judge,
+    check_labels,
+    classifiers,
+    relative_error,
 )
 from kerasmem.extras.litert.interpreters import (
     LiteRT,
@@ -31,15 +37,14 @@ from kerasmem.extras.litert.interpreters import (
     encoded,
     litert_module,
 )
-from kerasmem.extras.litert.judge import (
-    Judge,
-    check_labels,
-    classifiers,
-    relative_error,
-)
 from kerasmem.extras.litert.litert_writer import steps_of
 from kerasmem.extras.litert.options import judged_samples
-from kerasmem.extras.litert.precisions import Candidates, Search, Tried, integer_share
+from kerasmem.extras.litert.precisions import (
+    Candidates,
+    PrecisionSearch,
+    Tried,
+    integer_share,
+)
 from tests.models import KINDS, chain
 
 L = keras.layers
@@ -319,8 +324,8 @@ def test_what_lacks_is_told_before_the_work(tmp_path, monkeypatch):
 
 def graph(count):
     names = [f"t{n}" for n in range(count + 1)]
-    operations = [Operation("ADD", (a,), (), (b,)) for a, b in pairwise(names)]
-    return Graph(b"", operations, {}), names
+    operations = [FileOperation("ADD", (a,), (), (b,)) for a, b in pairwise(names)]
+    return FileGraph(b"", operations, {}), names
 
 
 def candidates(count, supports=lambda kind, precision: True):
@@ -345,7 +350,7 @@ def test_as_few_operations_as_are_enough_are_protected(count, data):
         return Tried(b"", [], 0.0 if first else 1.0)
 
     judge = Judge([], [True], tolerance=0.5)
-    found = Search(made, attempt, judge).run(INT8)
+    found = PrecisionSearch(made, attempt, judge).run(INT8)
     assert found.file.loss == 0.0
     protected = [c for c in found.choices if c.precision != INT8]
     assert needed <= len(protected)
@@ -360,24 +365,24 @@ def test_the_last_resort_is_float():
     def attempt(precisions):
         return Tried(b"", [], float(INT8 in precisions.values()))
 
-    found = Search(made, attempt, Judge([], [True], tolerance=0.5)).run(INT8)
+    found = PrecisionSearch(made, attempt, Judge([], [True], tolerance=0.5)).run(INT8)
     assert {choice.precision for choice in found.choices} == {FLOAT}
 
 
 def test_a_file_that_cannot_be_made_is_one_that_loses_all(tmp_path, monkeypatch):
     path, model = tmp_path / "m.tflite", chain((40,), L.Dense(64), L.Dense(4))
     x = random.normal(size=(40, 40)).astype("float32")
-    write = litert_writer.Writer.write
+    write = litert_writer.LitertWriter.write
 
     def refuse(self, precisions):
         if any(precisions[each] == INT8 for each in precisions):
             raise ModelError("no int8 today")
         return write(self, precisions)
 
-    monkeypatch.setattr(litert_writer.Writer, "write", refuse)
+    monkeypatch.setattr(litert_writer.LitertWriter, "write", refuse)
     report = km.export(model, path, scheme="int8-static", samples=x)
     assert {each.precision for each in report.operations} == {INT16, FLOAT}  # the ends
-    monkeypatch.setattr(litert_writer.Writer, "write", failing)
+    monkeypatch.setattr(litert_writer.LitertWriter, "write", failing)
     with pytest.raises(ModelError, match="no file today"):
         km.export(model, path, scheme="int8-static", samples=x)
 

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 import kerasmem as km
-from kerasmem.files.coding.stream import Writer
+from kerasmem.files.coding.stream import StreamWriter
 from kerasmem.files.run_dir import add_timelines
 from tests.report.runs import small_run
 
@@ -165,7 +165,7 @@ def in_weights(source, change):
 
 def alike(dtype, *shape):
     """Return the code of an array whose entries are all alike."""
-    out = Writer()
+    out = StreamWriter()
     out.block(dtype)
     for number in (len(shape), *shape, 2):
         out.number(number)

@@ -133,7 +133,7 @@ def test_slopes_are_those_of_numpy_to_five_digits(by_columns, smoothing):
     labels32, weights32 = labels.astype("int32"), weights.astype("float32")
 
     def total(states, table):
-        whole = chunks.Table(table, by_columns, "float32")
+        whole = chunks.VocabularyTable(table, by_columns, "float32")
         return chunks.crossentropy(
             states, whole, labels32, weights32, weights32, smoothing
         )[0]

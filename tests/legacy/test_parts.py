@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from kerasmem.extras.legacy.file import clustered, masked
-from kerasmem.extras.legacy.keras_archive import Part, snake_case
+from kerasmem.extras.legacy.keras_archive import ArchiveObject, snake_case
 from kerasmem.extras.legacy.layers import _NAMES, operator
 from kerasmem.files.load import hard_sigmoid_of_keras_2
 from kerasmem.graph.values import to_numpy
@@ -120,7 +120,9 @@ def test_names_are_those_that_keras_2_makes_of_classes(name, expected):
 
 @pytest.mark.one_backend
 def test_a_list_is_counted_by_class_or_as_a_whole():
-    by_class = Part(parts={"dense": Part({"0": X}), "dense_1": Part({"0": Y})})
+    by_class = ArchiveObject(
+        parts={"dense": ArchiveObject({"0": X}), "dense_1": ArchiveObject({"0": Y})}
+    )
     found = by_class.listed(["Dense", "ReLU", "Dense"])
     assert [len(part.arrays) for part in found] == [1, 0, 1]
     assert found[2].arrays["0"] is Y

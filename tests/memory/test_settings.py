@@ -11,7 +11,7 @@ import pytest
 from kerasmem import memory
 from kerasmem.backends import current
 from kerasmem.errors import ConfigError, KerasMemWarning
-from kerasmem.memory import card
+from kerasmem.memory import nvidia
 from kerasmem.memory.batch_size.trial import set_limit
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.records import CardStatus, DeviceStatus
@@ -30,7 +30,7 @@ READ = (
 @pytest.fixture
 def driver(monkeypatch):
     """NVIDIA's driver: two cards of 16 GiB, 3 GiB in use, 2 of them this process's."""
-    card._handle.cache_clear()
+    nvidia._handle.cache_clear()
 
     def by_index(index):
         if index >= 2:
@@ -54,7 +54,7 @@ def driver(monkeypatch):
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
     yield processes
-    card._handle.cache_clear()
+    nvidia._handle.cache_clear()
 
 
 @pytest.fixture

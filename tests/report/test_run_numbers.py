@@ -15,7 +15,7 @@ from kerasmem.records import (
     Run,
     Timeline,
 )
-from kerasmem.report.page.panels import Line, Packer, thinned
+from kerasmem.report.page.panels import Packer, Series, thinned
 from kerasmem.report.run.epochs import continued, later_fits, numbered, placed
 from kerasmem.report.run.gradients import gradient_flow
 from kerasmem.report.run.headline import headline
@@ -280,7 +280,7 @@ def test_validation_has_a_line_of_its_own():
 def test_a_long_line_keeps_its_lows_and_highs():
     y = list(range(100_000))
     y[12_345], y[54_321] = 10**6, -(10**6)
-    short = thinned(Line("in use", "within", [float(i) for i in y], y))
+    short = thinned(Series("in use", "within", [float(i) for i in y], y))
     assert len(short.y) <= 5000
     assert (max(short.y), min(short.y)) == (10**6, -(10**6))
     assert short.y[-1] == 99_999

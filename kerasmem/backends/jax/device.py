@@ -20,6 +20,7 @@ from kerasmem.backends.device import (
 )
 from kerasmem.errors import ConfigError
 from kerasmem.records import DeviceReading
+from kerasmem.types import Model
 
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
@@ -126,7 +127,7 @@ class JaxDevice(DeviceBackend):
             if device.platform == "gpu"
         }
 
-    def processes(self, model: Any) -> tuple[int, int]:
+    def processes(self, model: Model) -> tuple[int, int]:
         """Return the index of this process and the number that train together."""
         return jax.process_index(), jax.process_count()
 

@@ -1,19 +1,18 @@
 """The gradients of a JAX step."""
 
-from typing import Any
-
 import jax
 
 from kerasmem.backends.gradients import (
     GradientBackend,
     innermost,
 )
+from kerasmem.types import Optimizer
 
 
 class JaxGradients(GradientBackend):
     """The gradients of a JAX step, all of them dense."""
 
-    def check_optimizer(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: Optimizer) -> None:
         """Check that the optimizer's `stateless_apply` is one of Keras."""
         kind = type(innermost(optimizer))
         if not kind.stateless_apply.__module__.startswith("keras."):

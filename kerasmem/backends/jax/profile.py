@@ -10,6 +10,7 @@ import jax
 from kerasmem.backends.profile import Followed, Profile, ProfilerUnavailableError
 from kerasmem.backends.xla.hlo import Instruction, read_buffers
 from kerasmem.backends.xla.plan import step_plan
+from kerasmem.types import Model
 
 
 class JaxProfiler:
@@ -98,7 +99,7 @@ class JaxProfiler:
 _STATE = re.compile(r"state\[(\d+)\]\[(\d+)\]")
 
 
-def _state_of(model: Any) -> tuple[list[Any], ...]:
+def _state_of(model: Model) -> tuple[list[Any], ...]:
     return (
         model.trainable_variables,
         model.non_trainable_variables,
@@ -108,7 +109,6 @@ def _state_of(model: Any) -> tuple[list[Any], ...]:
 
 
 def _compiled_step(train_function: Any) -> Any:
-    """Return what `jax.jit` made of the training step, None if it is not compiled."""
     # Private: Keras keeps it only inside the function that takes the next batch.
     inside = inspect.getclosurevars(train_function).nonlocals.get("step_function")
     return inside if isinstance(inside, jax.stages.Wrapped) else None

@@ -9,20 +9,25 @@ import jax
 from jax.core import Tracer
 
 from kerasmem.backends.recompute import (
+    ArgumentStore,
     Function,
     Linear,
     RecomputeBackend,
-    Store,
     add_dependency,
     save_arguments,
 )
+from kerasmem.types import Tensors
 
 
 class JaxRecompute(RecomputeBackend):
     """Functions that JAX computes a second time for their gradient."""
 
     def recomputed(
-        self, function: Function, store: Store | None = None, *, compiled: bool = False
+        self,
+        function: Function,
+        store: ArgumentStore | None = None,
+        *,
+        compiled: bool = False,
     ) -> Function:
         """Return `function` with a backward pass that keeps only the arguments."""
         if store is None and not _forgets_barriers():
@@ -30,7 +35,7 @@ class JaxRecompute(RecomputeBackend):
         return _with_own_gradient(function, store)
 
     def linear(
-        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+        self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
         if not isinstance(inputs, jax.Array):  # such as a sparse one
@@ -75,7 +80,7 @@ def _forgets_barriers() -> bool:
     return (_PLATFORM.get() or jax.default_backend()) == "cpu"
 
 
-def _with_own_gradient(function: Function, store: Store | None) -> Function:
+def _with_own_gradient(function: Function, store: ArgumentStore | None) -> Function:
     def forward(*tensors: Any) -> tuple[Any, Any]:
         parts, restore = save_arguments(store, tensors)
         outputs, parts = _packed_first(function(*tensors), parts, tensors)
@@ -107,7 +112,6 @@ def _packed_first(
 
 
 def _after(parts: tuple[Any, ...], upstream: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return both, where nothing made of the parts is made before the gradients."""
     # The gradient of an output that is no float has a type that XLA does not know.
     real = [dy for dy in upstream if dy.dtype != jax.dtypes.float0]
     parts, real = jax.lax.optimization_barrier((parts, real))

@@ -10,14 +10,15 @@ import numpy as np
 
 from kerasmem.backends.patching import patch_method
 from kerasmem.backends.steps import (
+    BatchPart,
     Count,
     GradientSum,
-    Part,
     Step,
     StepBackend,
     Steps,
     count_traces,
 )
+from kerasmem.types import Logs, Model, Tensors, Variable
 
 _OPTIMIZER = "optimizer_variables"
 _LAYERS = ("trainable_variables", "non_trainable_variables")
@@ -41,7 +42,7 @@ class JaxSteps(Steps):
         kind: `"train"` or `"test"`, as Keras names its functions.
     """
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model, kind)
         slots = (_OPTIMIZER,) if kind == "train" else ()
         self._parts = (*_LAYERS, *slots, _METRICS)
@@ -51,15 +52,15 @@ class JaxSteps(Steps):
         state, batches = arguments
         return state, batches
 
-    def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
+    def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
         """Return logs and state after `function` had one batch."""
         return function(state, iter([batch]))
 
-    def pack(self, logs: Any, state: Any) -> Any:
+    def pack(self, logs: Logs, state: Any) -> Any:
         """Return what Keras expects of its function."""
         return logs, state
 
-    def wait(self, logs: Any, state: Any) -> None:
+    def wait(self, logs: Logs, state: Any) -> None:
         """Wait until the device has done what it was told."""
         jax.block_until_ready((logs, state))
 
@@ -136,7 +137,7 @@ class JaxSteps(Steps):
         """Return a function of state and batch that calls `count`, compiled."""
         named = [place for place, part in enumerate(self._parts) if part != _OPTIMIZER]
 
-        def counted(state: Sequence[Any], batch: Any) -> Any:
+        def counted(state: Sequence[Any], batch: Tensors) -> Any:
             pairs = zip(named, state, strict=True)
             variables = [(self._variables(self._parts[n]), part) for n, part in pairs]
             mapping = [pair for each in variables for pair in zip(*each, strict=True)]
@@ -146,7 +147,7 @@ class JaxSteps(Steps):
         return lambda state, batch: function([state[n] for n in named], batch)
 
     def replace_update(
-        self, sums: Mapping[int, GradientSum], part: Callable[[], Part | None]
+        self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
     ) -> Callable[[], None]:
         """Have the optimizer add up gradients in steps that run a part of a batch."""
         optimizer = self._model.optimizer
@@ -155,7 +156,7 @@ class JaxSteps(Steps):
         places = [own.index(id(state.variable)) for state in states]
 
         def update(
-            original: Any, variables: Any, gradients: Any, trainable: Any
+            original: Model, variables: Any, gradients: Any, trainable: Any
         ) -> tuple[list[Any], list[Any]]:
             now = part()
             if now is None:
@@ -194,8 +195,7 @@ class JaxSteps(Steps):
         return getattr(self._model, part)
 
 
-def _taken(variable: Any) -> Any:
-    """Return a variable's value, which from now on is in the state alone."""
+def _taken(variable: Variable) -> Any:
     # Private: as Keras does it in `fit`, so that there are not two of each.
     value, variable._value = variable._value, None
     return value
@@ -206,11 +206,11 @@ class JaxStepping(StepBackend):
 
     steps = JaxSteps
 
-    def compiles_with_xla(self, model: Any) -> bool:
+    def compiles_with_xla(self, model: Model) -> bool:
         """Return True: a step that runs eagerly calls compiled operations."""
         return True
 
-    def traces(self, model: Any) -> int | None:
+    def traces(self, model: Model) -> int | None:
         """Return how many traces the training step has, None where JAX does not tell.
 
         It does not before the first step, nor for a step that found the 8,192 places

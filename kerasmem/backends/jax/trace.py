@@ -11,15 +11,16 @@ import keras
 from kerasmem.backends.jax.recompute import traced_for
 from kerasmem.backends.profile import Followed
 from kerasmem.backends.trace import STOP_TOKEN, Step
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 
-def step_module(followed: Followed, batch: Any, *, step: Step) -> bytes:
+def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
     """Return the serialized `HloModuleProto` of a step, not optimized."""
     lowered = _lowered(followed, batch, step)
     return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
-def gpu_program(followed: Followed, batch: Any, *, step: Step) -> tuple[str, bytes]:
+def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
     """Return the kind and the bytes of a step that is lowered for a GPU.
 
     Returns:
@@ -31,14 +32,14 @@ def gpu_program(followed: Followed, batch: Any, *, step: Step) -> tuple[str, byt
     return "stablehlo", code.getvalue()
 
 
-def compiled_bytes(followed: Followed, batch: Any, *, step: Step) -> int:
+def compiled_bytes(followed: Followed, batch: Tensors, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine."""
     compiled = _lowered(followed, batch, step).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 
 def _lowered(
-    followed: Followed, batch: Any, step: Step, *, platform: str | None = None
+    followed: Followed, batch: Tensors, step: Step, *, platform: str | None = None
 ) -> Any:
     model = followed.model
     training = step == "train"
@@ -67,15 +68,14 @@ def _lowered(
     return traced.lower(lowering_platforms=(platform,) if platform else None)
 
 
-def _generate_step(model: Any) -> Callable[[Any, Any], Any]:
-    """Return what generates, as KerasHub compiles it: weights and seeds go in."""
+def _generate_step(model: Model) -> Callable[[Any, Any], Any]:
     groups = (
         model.sampler.variables,
         model.trainable_variables,
         model.non_trainable_variables,
     )
 
-    def generate(state: Any, data: Any) -> Any:
+    def generate(state: Any, data: Dataset) -> Any:
         pairs = (zip(*both, strict=True) for both in zip(groups, state, strict=True))
         with keras.StatelessScope(state_mapping=chain(*pairs)) as scope:
             tokens = model.generate_step(*data, (STOP_TOKEN,))
@@ -93,8 +93,7 @@ def _spec(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
 
-def _part(x: Any) -> jax.ShapeDtypeStruct:
-    """Return an array of a batch, which devices share as `fit` would lay it out."""
+def _part(x: Tensor) -> jax.ShapeDtypeStruct:
     distribution = keras.distribution.distribution()
     layout = distribution and distribution.get_data_layout(x.shape).backend_layout
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)

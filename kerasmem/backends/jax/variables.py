@@ -14,6 +14,7 @@ from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.patching import patch_method
 from kerasmem.backends.variables import StepState, VariableBackend
 from kerasmem.errors import ConfigError
+from kerasmem.types import Model, Optimizer, Variable
 
 
 class JaxLazyValues(LazyValues):
@@ -36,7 +37,7 @@ class OptimizerState(StepState):
     """A `StepState` among the optimizer's variables, hidden from checkpoints."""
 
     def __init__(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+        self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> None:
         # A loss scaling optimizer takes its own variables from before the update,
         # so the state rides in the optimizer that updates.
@@ -64,7 +65,7 @@ class OptimizerState(StepState):
         _remove(_tracked(self._optimizer), self.variable)
         self._optimizer._untrack_variable(self.variable)
 
-    def _without(self, original: Any, store: Any) -> Any:
+    def _without(self, original: Model, store: Any) -> Any:
         variables = _tracked(self._optimizer)
         place = _place(variables, self.variable)
         if place is None:
@@ -87,7 +88,7 @@ class JaxVariables(VariableBackend):
     lazy_values = JaxLazyValues
 
     def step_state(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+        self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> StepState:
         """Return a state among the optimizer's variables."""
         return OptimizerState(optimizer, value, name, like)
@@ -108,7 +109,7 @@ class JaxVariables(VariableBackend):
         lengths = dict(zip(mesh.axis_names, mesh.shape, strict=True))
         return math.prod(mesh.shape), lengths[distribution.batch_dim_name]
 
-    def layout_of(self, variable: Any) -> Any | None:
+    def layout_of(self, variable: Variable) -> Any | None:
         """Return the sharding of a variable under the distribution that is set."""
         distribution = keras.distribution.distribution()
         if distribution is None:
@@ -160,16 +161,16 @@ class JaxVariables(VariableBackend):
         return made.ModelParallel(layout_map=layouts, batch_dim_name=batch_axis).scope()
 
 
-def _tracked(optimizer: Any) -> list[Any]:
+def _tracked(optimizer: Optimizer) -> list[Any]:
     # Private: `optimizer.variables` is a copy, and there is no public way to take a
     # variable out again or to leave one out of a checkpoint.
     return optimizer._variables
 
 
 # By identity: `list.index` and `list.remove` would compare the values of JAX arrays.
-def _place(variables: list[Any], variable: Any) -> int | None:
+def _place(variables: list[Any], variable: Variable) -> int | None:
     return next((i for i, kept in enumerate(variables) if kept is variable), None)
 
 
-def _remove(variables: list[Any], variable: Any) -> None:
+def _remove(variables: list[Any], variable: Variable) -> None:
     variables[:] = [kept for kept in variables if kept is not variable]

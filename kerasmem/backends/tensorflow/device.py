@@ -26,6 +26,7 @@ from kerasmem.backends.exhaustion import PoolState, RefusalLog
 from kerasmem.backends.patching import call_before
 from kerasmem.backends.tensorflow import gradient_registry
 from kerasmem.records import DeviceReading
+from kerasmem.types import Model, Tensors
 from kerasmem.units import MIB
 
 _TRAINING_JOBS = ("chief", "worker")
@@ -132,7 +133,7 @@ class TensorFlowOptions(StepOptions):
         names = [device.name for device in tf.config.list_logical_devices(kind)]
         return tf.distribute.MirroredStrategy(names).scope()
 
-    def repeated(self, batch: Any) -> Any:
+    def repeated(self, batch: Tensors) -> Any:
         """Return a dataset of the same batch.
 
         Keras would copy what a generator gives ahead of its use, and the allocator
@@ -226,7 +227,7 @@ class TensorFlowDevice(DeviceBackend):
         ]
         return dict(zip(_names("GPU"), ordinals, strict=True))
 
-    def processes(self, model: Any) -> tuple[int, int]:
+    def processes(self, model: Model) -> tuple[int, int]:
         """Return the index of this process and the number that train together."""
         strategy = model.distribute_strategy
         resolver = (

@@ -56,7 +56,6 @@ def release_graphs() -> None:
 
 
 def _outermost(graph: FuncGraph) -> FuncGraph:
-    """Return the graph around others; a loop's body may be made anew for a gradient."""
     while isinstance(graph.outer_graph, FuncGraph):
         graph = graph.outer_graph
     return graph
@@ -85,7 +84,6 @@ def _entries() -> Iterator[tuple[dict[str, Any], FunctionType, FuncGraph]]:
 
 
 def _graphs(gradient: FunctionType) -> Iterator[FuncGraph]:
-    """Yield the graphs of the symbolic tensors in a function's closure."""
     for cell in gradient.__closure__ or ():
         inside = cell.cell_contents
         if isinstance(inside, FunctionType):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from kerasmem.backends.gradients import GradientBackend
+from kerasmem.types import Tensor, Variable
 
 Gradient = tf.Tensor | tf.IndexedSlices
 
@@ -67,13 +68,13 @@ class TensorFlowGradients(GradientBackend):
             )
         return both.loss, both.backprop, best
 
-    def dense(self, gradient: Any) -> tf.Tensor:
+    def dense(self, gradient: Tensor) -> tf.Tensor:
         """Return a gradient as a tensor, the rows of a sparse one summed up."""
         return tf.convert_to_tensor(gradient)
 
     @contextmanager
     def in_turn(
-        self, gradient: Any, variable: Any
+        self, gradient: Tensor, variable: Variable
     ) -> Iterator[Callable[[Sequence[tf.Tensor]], None]]:
         """Return a scope whose operations wait for `gradient` and the scope before.
 

@@ -28,6 +28,7 @@ from kerasmem.backends.xla.hlo import Buffers, read_buffers
 from kerasmem.backends.xla.plan import StepPlan
 from kerasmem.backends.xla.plan import step_plan as planned_step
 from kerasmem.records import DeviceReading
+from kerasmem.types import Model, Tensor
 
 _ROUNDING_BYTES = 256
 _POINTER_IN = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -117,7 +118,6 @@ class TensorFlowProfiler:
         return self._with_plan(profile, raw.programs)
 
     def _with_plan(self, profile: Profile, programs: Sequence[bytes]) -> Profile:
-        """Return the profile and the plan of the step, if XLA compiled it."""
         requested = {e.requested_bytes for t in profile.traces for e in t.events}
         try:
             plan = step_plan(programs, self._followed, requested)
@@ -133,7 +133,6 @@ class TensorFlowProfiler:
         )
 
     def _storages(self) -> list[Storage]:
-        """Return where the variables lie, per device, and the tensors of Python."""
         found = [
             storage
             for index, variable in enumerate(self._followed.variables)
@@ -153,7 +152,7 @@ def _tensors_of_python() -> Iterator[Any]:
     return (thing for thing in gc.get_objects() if type(thing) is kind)
 
 
-def _storages(tensor: Any, variable: int | None) -> Iterator[Storage]:
+def _storages(tensor: Tensor, variable: int | None) -> Iterator[Storage]:
     if tensor.dtype in _PLAIN:
         nbytes = tensor.dtype.size * tensor.shape.num_elements()
         if nbytes:
@@ -168,7 +167,7 @@ def _place(device: str) -> str:
     return f"GPU:{spec.device_index}" if kind == "GPU" else kind or ""
 
 
-def _address(tensor: Any) -> int:
+def _address(tensor: Tensor) -> int:
     # TensorFlow shows no address but through DLPack, whose first field it is. The
     # capsule frees what it holds, so no reference is left behind.
     capsule = tf.experimental.dlpack.to_dlpack(tensor)
@@ -247,7 +246,6 @@ def _programs(plane: list[tuple[int, Any]]) -> Iterator[bytes]:
 
 
 def _names(plane: list[tuple[int, Any]], number: int) -> dict[int, str]:
-    """Return the names in a map from identifiers to their descriptions."""
     names = {}
     for key, entry in plane:
         if key == number:
@@ -307,7 +305,7 @@ def step_plan(
     )
 
 
-def _programs_of_step(programs: Sequence[bytes], model: Any) -> Iterator[_Program]:
+def _programs_of_step(programs: Sequence[bytes], model: Model) -> Iterator[_Program]:
     traces = _traces(model)
     for program in programs:
         content = Message(program)
@@ -319,7 +317,7 @@ def _programs_of_step(programs: Sequence[bytes], model: Any) -> Iterator[_Progra
                 yield _Program(module, read_buffers(content.last(3)), trace)
 
 
-def _traces(model: Any) -> list[Any]:
+def _traces(model: Model) -> list[Any]:
     # Private: a compiled function shows its traces only to one who has the batch.
     name = "_list_all_concrete_functions"
     functions = compiled_functions(model.train_function, name)

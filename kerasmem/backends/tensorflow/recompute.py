@@ -6,14 +6,15 @@ from typing import Any
 import tensorflow as tf
 
 from kerasmem.backends.recompute import (
+    ArgumentStore,
     Function,
     Linear,
     RecomputeBackend,
-    Store,
     add_dependency,
     save_arguments,
 )
 from kerasmem.backends.tensorflow.gradient_registry import release_graphs
+from kerasmem.types import Tensor, Tensors
 
 _MOVES = (
     *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),
@@ -26,7 +27,11 @@ class TensorFlowRecompute(RecomputeBackend):
     """Functions that TensorFlow computes a second time for their gradient."""
 
     def recomputed(
-        self, function: Function, store: Store | None = None, *, compiled: bool = False
+        self,
+        function: Function,
+        store: ArgumentStore | None = None,
+        *,
+        compiled: bool = False,
     ) -> Function:
         """Return `function` with a backward pass that keeps only the arguments."""
         late = _after_in_xla if compiled else _after
@@ -47,14 +52,14 @@ class TensorFlowRecompute(RecomputeBackend):
         return lambda *tensors: tuple(_released(run(*tensors)))
 
     def linear(
-        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+        self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
         if not isinstance(inputs, tf.Tensor):  # such as a sparse one
             return forward(inputs, *held)
 
         @tf.custom_gradient
-        def run(inputs: Any, *held: Any) -> Any:
+        def run(inputs: Tensors, *held: Any) -> Any:
             def gradient(dy: Any) -> tuple[Any, ...]:
                 dy = _dense(dy)
                 # Whether XLA compiles the step is not known here.
@@ -83,8 +88,7 @@ class TensorFlowRecompute(RecomputeBackend):
         return taken(held)
 
 
-def _released(outputs: Any) -> Any:
-    """Return outputs of what has its own gradient, which the graph alone holds now."""
+def _released(outputs: Tensors) -> Any:
     if tf.is_symbolic_tensor(tf.nest.flatten(outputs)[0]):
         release_graphs()
     return outputs
@@ -122,7 +126,7 @@ def _gradients(
     return _together(each)
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: Tensor) -> Any:
     # A custom gradient takes the values of slices for the whole.
     if isinstance(gradient, tf.IndexedSlices):
         return tf.convert_to_tensor(gradient)
@@ -141,12 +145,10 @@ def _together(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _after(parts: Sequence[Any], upstream: Sequence[Any]) -> tuple[Any, Any]:
-    """Return what is kept, as it is once the gradients of the outputs are there."""
     with tf.control_dependencies([dy for dy in upstream if dy is not None]):
         return [tf.identity(x) for x in parts], upstream
 
 
 def _after_in_xla(parts: Sequence[Any], upstream: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the same where control dependencies count for nothing."""
     first = next(dy for dy in upstream if dy is not None and dy.dtype.is_floating)
     return add_dependency(parts, first), upstream

@@ -12,13 +12,14 @@ import tensorflow as tf
 from kerasmem.backends import splitting
 from kerasmem.backends.in_place import InPlaceSteps
 from kerasmem.backends.steps import (
+    BatchPart,
     Count,
     GradientSum,
-    Part,
     Step,
     StepBackend,
     count_traces,
 )
+from kerasmem.types import Logs, Model, Tensors, Variable
 
 
 def _rows(array: Any, begin: int, end: int) -> Any:
@@ -38,18 +39,18 @@ class TensorFlowSteps(InPlaceSteps):
 
     take_rows = staticmethod(_rows)
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model, kind)
         self._strategy = model.distribute_strategy
         # TensorFlow 2.21 frees the variables that a failed XLA step was given, and
         # ends the process when they are written. They still can be read, for a while.
         self.survives_failure = model.jit_compile is not True
 
-    def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
+    def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
         """Return logs after `function` had one batch."""
         return function(iter([batch])), state
 
-    def wait(self, logs: Any, state: Any) -> None:
+    def wait(self, logs: Logs, state: Any) -> None:
         """Wait until the device has done what it was told."""
         for value in keras.tree.flatten(logs):
             np.asarray(value)
@@ -86,10 +87,10 @@ class TensorFlowSteps(InPlaceSteps):
             lambda context: by_replica[context.replica_id_in_sync_group]
         )
 
-    def _to_host(self, variable: Any) -> np.ndarray:
+    def _to_host(self, variable: Variable) -> np.ndarray:
         return np.array(variable.numpy())
 
-    def _put_back(self, variable: Any, value: np.ndarray) -> None:
+    def _put_back(self, variable: Variable, value: np.ndarray) -> None:
         variable.assign(value)
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -102,7 +103,7 @@ class TensorFlowSteps(InPlaceSteps):
         return self._model._make_function(step)
 
     def _add(
-        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
+        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: BatchPart
     ) -> Sequence[Any]:
         scaled = self._scaled(gradients, part.share)
         for total, more in zip(totals, scaled, strict=True):
@@ -123,7 +124,6 @@ class TensorFlowSteps(InPlaceSteps):
         total.variable.assign(tf.zeros_like(total.value))
 
     def _scaled(self, gradients: Sequence[Any], share: Any) -> list[Any]:
-        """Return dense gradients, scaled, in float32, summed over the replicas."""
         present = [
             share * tf.cast(tf.convert_to_tensor(gradient), tf.float32)
             for gradient in gradients
@@ -154,10 +154,10 @@ class TensorFlowStepping(StepBackend):
 
     steps = TensorFlowSteps
 
-    def weighs_batches_alike(self, model: Any) -> bool:
+    def weighs_batches_alike(self, model: Model) -> bool:
         """Return whether steps run as graphs, which know no number of samples."""
         return not model.run_eagerly
 
-    def traces(self, model: Any) -> int | None:
+    def traces(self, model: Model) -> int | None:
         """Return how many traces the training step has, None before the first."""
         return count_traces(model, "experimental_get_tracing_count")

@@ -18,8 +18,9 @@ from tensorflow.core.protobuf import (
 )
 
 from kerasmem.backends.profile import Followed
-from kerasmem.backends.trace import STOP_TOKEN, Graph, Operation, Output, Step
+from kerasmem.backends.trace import STOP_TOKEN, Graph, Operation, OperationOutput, Step
 from kerasmem.errors import ConfigError
+from kerasmem.types import Model, Node, Tensor, Tensors
 
 _ATTRIBUTES = ("equation", "data_format", "rnn_mode")
 _ON_THE_HOST = 16  # int32 tensors of so few entries, such as shapes, stay there
@@ -29,7 +30,9 @@ _GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 _GPU_ENVIRONMENT = {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"}
 
 
-def step_graph(followed: Followed, batch: Any, *, step: Step, on_gpu: bool) -> Graph:
+def step_graph(
+    followed: Followed, batch: Tensors, *, step: Step, on_gpu: bool
+) -> Graph:
     """Return the optimized graph of a step; nothing is computed.
 
     Args:
@@ -62,7 +65,6 @@ def compiles_on_gpu(layers: Iterable[Any]) -> bool:
 
 @contextmanager
 def _gpu_listed() -> Iterator[None]:
-    """Have TensorFlow list a GPU, so that Keras chooses cuDNN's layers."""
     listed = tf.config.list_logical_devices
     gpu = tf.config.LogicalDevice("/device:GPU:0", "GPU")
 
@@ -131,8 +133,7 @@ def _meta_graph(traced: Any, device: str) -> meta_graph_pb2.MetaGraphDef:
     return meta
 
 
-def _make_variable(node: Any, handle: Any) -> None:
-    """Turn an argument of the function into a variable, whose shape is known."""
+def _make_variable(node: Node, handle: Any) -> None:
     name = node.name
     node.Clear()
     node.name, node.op = name, "VarHandleOp"
@@ -174,7 +175,7 @@ def _in_order(nodes: list[Any], positions: dict[str, int]) -> list[Any]:
     return sorted(nodes, key=lambda node: place[node.name])
 
 
-def _operation(node: Any, index: dict[str, int], variable: int | None) -> Operation:
+def _operation(node: Node, index: dict[str, int], variable: int | None) -> Operation:
     attributes: dict[str, Any] = {} if variable is None else {"variable": variable}
     for name in _ATTRIBUTES:
         if name in node.node_def.attr:
@@ -190,32 +191,32 @@ def _operation(node: Any, index: dict[str, int], variable: int | None) -> Operat
     )
 
 
-def _outputs(node: Any) -> tuple[Output, ...]:
+def _outputs(node: Node) -> tuple[OperationOutput, ...]:
     if node.type == "VarHandleOp":
         shape = tuple(size.size for size in node.get_attr("shape").dim)
-        return (Output(shape, tf.as_dtype(node.get_attr("dtype")).size),)
+        return (OperationOutput(shape, tf.as_dtype(node.get_attr("dtype")).size),)
     return tuple(_output(tensor) for tensor in node.outputs)
 
 
-def _output(tensor: Any) -> Output:
+def _output(tensor: Tensor) -> OperationOutput:
     shape = tuple(tensor.shape) if tensor.shape.is_fully_defined() else None
     if tensor.dtype in {tf.resource, tf.variant, tf.string}:
-        return Output(shape, 0)
-    output = Output(shape, tensor.dtype.size)
+        return OperationOutput(shape, 0)
+    output = OperationOutput(shape, tensor.dtype.size)
     is_shape = tensor.dtype == tf.int32 and 0 < output.entries <= _ON_THE_HOST
-    return Output(shape, 0) if is_shape else output
+    return OperationOutput(shape, 0) if is_shape else output
 
 
 _DUMP = re.compile(r"--xla_dump_to=(\S+)")
 _TEMPORARY = re.compile(r"size (\d+), preallocated-temp")
 
 
-def step_module(followed: Followed, batch: Any, *, step: Step) -> bytes:
+def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
     """Return the serialized `HloModuleProto` of a step, not optimized."""
     return _ir(followed, batch, step)(stage="hlo_serialized")
 
 
-def gpu_program(followed: Followed, batch: Any, *, step: Step) -> tuple[str, bytes]:
+def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
     """Return the kind and the bytes of a step as XLA gets it, whatever the device.
 
     Returns:
@@ -224,7 +225,7 @@ def gpu_program(followed: Followed, batch: Any, *, step: Step) -> tuple[str, byt
     return "hlo", step_module(followed, batch, step=step)
 
 
-def compiled_bytes(followed: Followed, batch: Any, *, step: Step) -> int:
+def compiled_bytes(followed: Followed, batch: Tensors, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine.
 
     Raises:
@@ -251,13 +252,13 @@ def _plans(folder: str) -> list[Path]:
     return list(Path(folder).glob("*buffer-assignment.txt"))
 
 
-def _step_of(model: Any, step: Step) -> Callable[[Any], Any]:
+def _step_of(model: Model, step: Step) -> Callable[[Any], Any]:
     if step == "generate":
         return lambda batch: model.generate_step(*batch, (STOP_TOKEN,))
     return model.train_step if step == "train" else model.predict_step
 
 
-def _ir(followed: Followed, batch: Any, step: Step) -> Any:
+def _ir(followed: Followed, batch: Tensors, step: Step) -> Any:
     function = _step_of(followed.model, step)
 
     # What is asked for the program takes tensors, and no nests of them.

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.variables import StepState, VariableBackend, hidden_variable
+from kerasmem.types import Model, Optimizer, Tensor, Variable
 
 
 class TensorFlowLazyValues(LazyValues):
@@ -21,7 +22,7 @@ class TensorFlowLazyValues(LazyValues):
         """Return a scope that leaves every graph."""
         return tf.init_scope()
 
-    def fill(self, variable: Any, value: Any) -> None:
+    def fill(self, variable: Variable, value: Any) -> None:
         """Make the variable of TensorFlow below."""
         # Keras's own conversion returns a variable of TensorFlow as it is, and two
         # variables of Keras would share it.
@@ -42,7 +43,7 @@ class TensorFlowVariables(VariableBackend):
     lazy_values = TensorFlowLazyValues
 
     def step_state(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+        self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> StepState:
         """Return a variable outside of the model, also while a step is traced."""
         # init_scope lifts the variable out of the graph that is being traced. Under
@@ -50,11 +51,11 @@ class TensorFlowVariables(VariableBackend):
         with tf.init_scope():
             return StepState(hidden_variable(value, name), lambda v: v.numpy())
 
-    def read_only_array(self, tensor: Any) -> np.ndarray:
+    def read_only_array(self, tensor: Tensor) -> np.ndarray:
         """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
         return np.asarray(tf.convert_to_tensor(tensor))  # `numpy` makes a copy
 
-    def replicating(self, model: Any) -> AbstractContextManager[Any]:
+    def replicating(self, model: Model) -> AbstractContextManager[Any]:
         """Return a scope in which a variable has a copy for each replica.
 
         Where a scope is open already, it is the caller's choice.

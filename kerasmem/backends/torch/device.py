@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from kerasmem.backends.device import (
 from kerasmem.backends.patching import call_before
 from kerasmem.errors import ConfigError
 from kerasmem.records import DeviceReading
+from kerasmem.types import Model
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NAMES = {"cudaMallocAsync": CUDA_MALLOC_ASYNC}
@@ -135,7 +135,7 @@ class TorchDevice(DeviceBackend):
         """Return CUDA's number of the card below each device."""
         return {_name(index): index for index in range(torch.cuda.device_count())}
 
-    def processes(self, model: Any) -> tuple[int, int]:
+    def processes(self, model: Model) -> tuple[int, int]:
         """Return the index of this process and the number that train together."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()

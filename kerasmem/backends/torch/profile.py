@@ -21,6 +21,7 @@ from kerasmem.backends.profile import (
     Storage,
     with_requests,
 )
+from kerasmem.types import Model, Node
 
 _MARK = "kerasmem|"
 _CUDA_ROUNDING_BYTES = 512
@@ -102,7 +103,6 @@ class TorchProfiler:
         return {s.address or 0: s.nbytes for s in self._opening if s.device == device}
 
     def _storages(self) -> list[Storage]:
-        """Return where the variables lie."""
         return [
             Storage(
                 variable=index,
@@ -158,7 +158,6 @@ def _events(profile: Any) -> Iterator[tuple[str, MemoryEvent]]:
 
 
 def _walk(roots: Sequence[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield every node with the name of the one that it is in."""
     waiting = [(root, "") for root in roots]
     while waiting:
         node, inside = waiting.pop()
@@ -167,7 +166,7 @@ def _walk(roots: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _event(
-    node: Any, operation: str, phase: str, layer: str | None
+    node: Node, operation: str, phase: str, layer: str | None
 ) -> tuple[str, MemoryEvent]:
     fields = node.extra_fields
     return str(fields.device), MemoryEvent(
@@ -242,7 +241,7 @@ class _Scopes:
         self._hook(call.outputs, path)
         return call
 
-    def around_update(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def around_update(self, original: Model, *args: Any, **kwargs: Any) -> Any:
         self._say("optimizer", None)
         try:
             return original(*args, **kwargs)
@@ -250,7 +249,6 @@ class _Scopes:
             self._say("input", None)
 
     def _hook(self, nest: Any, layer: str | None) -> None:
-        """Say `layer` when the backward phase comes to a tensor in `nest`."""
         for tensor, node in _with_gradient(nest):
             # The innermost layer comes first, and is the one to be told. Private:
             # tensors of one operation share nothing else that can be kept.

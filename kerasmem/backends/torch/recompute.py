@@ -11,19 +11,24 @@ from torch.utils.checkpoint import (
 )
 
 from kerasmem.backends.recompute import (
+    ArgumentStore,
     Function,
     Linear,
     RecomputeBackend,
-    Store,
     save_arguments,
 )
+from kerasmem.types import Tensor, Tensors
 
 
 class TorchRecompute(RecomputeBackend):
     """Functions that torch computes a second time for their gradient."""
 
     def recomputed(
-        self, function: Function, store: Store | None = None, *, compiled: bool = False
+        self,
+        function: Function,
+        store: ArgumentStore | None = None,
+        *,
+        compiled: bool = False,
     ) -> Function:
         """Return `function` with a backward pass that keeps only the arguments."""
         if store is None:
@@ -32,7 +37,7 @@ class TorchRecompute(RecomputeBackend):
         return lambda *tensors: _Recomputed.apply(function, store, *tensors)
 
     def linear(
-        self, forward: Linear, transposed: Linear, inputs: Any, held: Sequence[Any]
+        self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
         return _Linear.apply(forward, transposed, inputs, *held)
@@ -44,14 +49,16 @@ class _Linear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(forward: Linear, transposed: Linear, inputs: Any, *held: Any) -> Any:
+    def forward(
+        forward: Linear, transposed: Linear, inputs: Tensors, *held: Any
+    ) -> Any:
         del transposed
         result = forward(inputs, *held)
         # A view that comes out of here could not be written over by whoever takes it.
         return result.clone() if result._is_view() else result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         del output
         _, ctx.transposed, _, *held = inputs
         ctx.save_for_backward(*held)
@@ -67,7 +74,9 @@ class _Recomputed(torch.autograd.Function):
     """A function with arguments that are kept in a store."""
 
     @staticmethod
-    def forward(ctx: Any, function: Function, store: Store, *tensors: Any) -> Any:
+    def forward(
+        ctx: Any, function: Function, store: ArgumentStore, *tensors: Any
+    ) -> Any:
         # Keras's dropout without a seed draws from torch's own generators.
         ctx.random = torch.get_rng_state(), *get_device_states(*tensors)
         outputs = tuple(function(*tensors))
@@ -105,7 +114,6 @@ class _Recomputed(torch.autograd.Function):
 def _rerun(
     function: Function, arguments: Any, state: Any, devices: Any, states: Any
 ) -> Any:
-    """Return what the function gives if it draws the same random numbers."""
     with torch.random.fork_rng(devices), torch.enable_grad():
         torch.set_rng_state(state)
         set_device_states(devices, states)

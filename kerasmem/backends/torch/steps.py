@@ -8,21 +8,22 @@ import torch
 
 from kerasmem.backends import splitting
 from kerasmem.backends.in_place import InPlaceSteps
-from kerasmem.backends.steps import Count, GradientSum, Part, Step, StepBackend
+from kerasmem.backends.steps import BatchPart, Count, GradientSum, Step, StepBackend
+from kerasmem.types import Dataset, Logs, Model, Tensors, Variable
 
 
 class TorchSteps(InPlaceSteps):
     """Steps of a model that torch runs."""
 
-    def run(self, function: Step, state: Any, batch: Any) -> tuple[Any, Any]:
+    def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
         """Return logs and state after `function` had one batch."""
         return function([splitting.copy_weights(batch)]), state
 
-    def split(self, batch: Any, parts: int) -> list[Any]:
+    def split(self, batch: Tensors, parts: int) -> list[Any]:
         """Return a batch in parts, with copies of the sample weights as in `run`."""
         return super().split(splitting.copy_weights(batch), parts)
 
-    def wait(self, logs: Any, state: Any) -> None:
+    def wait(self, logs: Logs, state: Any) -> None:
         """Wait until the device has done what it was told."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -30,7 +31,7 @@ class TorchSteps(InPlaceSteps):
     def function_of(self, step: Step) -> Step:
         """Return the step as Keras calls it; it is not compiled."""
 
-        def function(data: Any) -> Any:
+        def function(data: Dataset) -> Any:
             return step(data[0])
 
         return function if self._kind == "train" else torch.no_grad()(function)
@@ -38,7 +39,7 @@ class TorchSteps(InPlaceSteps):
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`."""
 
-        def counted(state: Any, batch: Any) -> Any:  # noqa: ARG001
+        def counted(state: Any, batch: Tensors) -> Any:  # noqa: ARG001
             with torch.no_grad():
                 return count([], batch)
 
@@ -52,11 +53,11 @@ class TorchSteps(InPlaceSteps):
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _to_host(self, variable: Any) -> torch.Tensor:
+    def _to_host(self, variable: Variable) -> torch.Tensor:
         # Not just `.cpu()`, which copies nothing that is there already.
         return variable.value.detach().to("cpu", copy=True)
 
-    def _put_back(self, variable: Any, value: torch.Tensor) -> None:
+    def _put_back(self, variable: Variable, value: torch.Tensor) -> None:
         with torch.no_grad():
             variable.value.copy_(value)
 
@@ -67,7 +68,7 @@ class TorchSteps(InPlaceSteps):
         return float(share), torch.from_numpy(factors)
 
     def _add(
-        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: Part
+        self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: BatchPart
     ) -> Sequence[Any]:
         for total, gradient in zip(totals, gradients, strict=True):
             if gradient is not None:
@@ -140,7 +141,7 @@ class TorchStepping(StepBackend):
     ops = TorchOps
     steps = TorchSteps
 
-    def traces(self, model: Any) -> int | None:
+    def traces(self, model: Model) -> int | None:
         """Return None: torch runs the step itself, or counts its traces nowhere."""
         return None
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from kerasmem.backends.profile import Followed, MemoryEvent, Storage
 from kerasmem.backends.torch.profile import follow
+from kerasmem.types import Model, Tensor
 
 _ROUNDING_BYTES = 512  # Torch's allocator for CUDA gives multiples of this.
 
@@ -61,7 +62,7 @@ class Life(TorchDispatchMode):
             if (address := self.address(variable.value)) is not None
         ]
 
-    def address(self, tensor: Any) -> int | None:
+    def address(self, tensor: Tensor) -> int | None:
         """Return where a tensor lies, as the events call it; None if it is empty."""
         return self._known.get(tensor.untyped_storage()._cdata)
 
@@ -69,11 +70,11 @@ class Life(TorchDispatchMode):
         """Return a tensor of a batch."""
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
-    def train_step(self, model: Any, batch: tuple[Any, ...]) -> None:
+    def train_step(self, model: Model, batch: tuple[Any, ...]) -> None:
         """Let one step of training happen."""
         model.train_step(batch)
 
-    def predict_step(self, model: Any, batch: tuple[Any, ...]) -> None:
+    def predict_step(self, model: Model, batch: tuple[Any, ...]) -> None:
         """Let one step of `predict` happen."""
         with torch.no_grad():
             model.predict_step(batch)

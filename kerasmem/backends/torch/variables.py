@@ -7,6 +7,7 @@ import torch
 
 from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.variables import StepState, VariableBackend, hidden_variable
+from kerasmem.types import Optimizer, Tensor, Variable
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -20,7 +21,7 @@ class TorchLazyValues(LazyValues):
 
     adopts = True
 
-    def placeholder(self, variable: Any) -> Any:
+    def placeholder(self, variable: Variable) -> Any:
         """Return one number, which is seen in all places."""
         dtype = getattr(torch, variable._dtype)
         return torch.zeros((), dtype=dtype).expand(variable._shape)
@@ -29,11 +30,11 @@ class TorchLazyValues(LazyValues):
         """Return a tensor without memory; the placeholder mostly takes its part."""
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
-    def fill(self, variable: Any, value: Any) -> None:
+    def fill(self, variable: Variable, value: Any) -> None:
         """Let the parameter have the value."""
         vars(variable)["_value"].data = self.lend(variable, value).data
 
-    def lend(self, variable: Any, array: Any) -> Any:
+    def lend(self, variable: Variable, array: Any) -> Any:
         """Return another parameter, over the file; it outlives what is lent next."""
         tensor = _shared(array) if isinstance(array, np.ndarray) else array.detach()
         own = vars(variable)["_value"]
@@ -47,12 +48,12 @@ class TorchVariables(VariableBackend):
     lazy_values = TorchLazyValues
 
     def step_state(
-        self, optimizer: Any, value: np.ndarray, name: str, like: Any = None
+        self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> StepState:
         """Return a variable outside of the model."""
         return StepState(hidden_variable(value, name), _to_numpy)
 
-    def masked(self, value: Any, mask: Any) -> Any:
+    def masked(self, value: Any, mask: Tensor) -> Any:
         """Overwrite `value` with zeros where `mask` is False, and return it."""
         # In place: a new tensor that the variable then copies takes several times as
         # long. By bits, because a product keeps NaN and makes -0.0.

@@ -55,7 +55,7 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Program:
+class HloProgram:
     """A scheduled program.
 
     Args:
@@ -70,7 +70,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferPlace:
     """A buffer in an allocation."""
 
     buffer: int
@@ -95,7 +95,7 @@ class Allocation:
     is_local: bool
     is_argument: bool
     is_result: bool
-    places: list[Place]
+    places: list[BufferPlace]
     is_constant: bool = False
 
     @property
@@ -123,7 +123,7 @@ class Buffers:
         return max((a.size for a in self.allocations if a.is_temporary), default=0)
 
 
-def read_program(module: bytes) -> Program:
+def read_program(module: bytes) -> HloProgram:
     """Return a serialized `HloModuleProto`."""
     content = Message(module)
     instructions: dict[int, dict[int, Instruction]] = {}
@@ -138,13 +138,12 @@ def read_program(module: bytes) -> Program:
         number: [inside[key] for key in order.get(number, inside)]
         for number, inside in instructions.items()
     }
-    return Program(content.number(6), _named(computations), roots)
+    return HloProgram(content.number(6), _named(computations), roots)
 
 
 def _named(
     computations: dict[int, list[Instruction]],
 ) -> dict[int, list[Instruction]]:
-    """Return the same with a name for every instruction."""
     inside = {
         number: next((i.name for i in reversed(found) if i.name), "")
         for number, found in computations.items()
@@ -211,7 +210,7 @@ def _shapes(
 
 def _allocation(content: Message) -> Allocation:
     places = [
-        Place(place.number(1), place.number(2), place.number(3))
+        BufferPlace(place.number(1), place.number(2), place.number(3))
         for place in map(Message, content.all(9))
     ]
     return Allocation(
@@ -277,7 +276,6 @@ class _Flattening:
         return Flat(self._values, list(_leaves(root)))
 
     def _open(self, computation: int, arguments: Sequence[Any] | None) -> Any:
-        """Return the root's value: an index, or a list for a tuple."""
         by_number: dict[int, Any] = {}
         for one in self._program.computations[computation]:
             by_number[one.number] = self._value(one, by_number, arguments)

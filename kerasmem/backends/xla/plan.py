@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Storage
 from kerasmem.backends.xla.hlo import (
+    BufferPlace,
     Buffers,
+    HloProgram,
     Instruction,
-    Place,
-    Program,
     read_program,
 )
 
@@ -52,7 +52,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompiledPlan:
     """The plan of a step.
 
     Args:
@@ -66,7 +66,7 @@ class Plan:
     reserved_bytes: int
 
 
-def plan(program: Program, buffers: Buffers) -> Plan:
+def plan(program: HloProgram, buffers: Buffers) -> CompiledPlan:
     """Return when which buffer of a compiled program is in use."""
     reserved = 0
     planned: list[Planned] = []
@@ -80,7 +80,7 @@ def plan(program: Program, buffers: Buffers) -> Plan:
                 planned.append(one)
         reserved += allocation.size
     arguments = [one for one in planned if one.begin < 0]
-    return Plan(list(_events(planned, reserved)), arguments, reserved)
+    return CompiledPlan(list(_events(planned, reserved)), arguments, reserved)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def step_plan(
 
 
 class _Lifetimes:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: HloProgram) -> None:
         self._instructions: dict[int, Instruction] = {}
         self._position: dict[int, int] = {}
         self._users: dict[int, list[Instruction]] = defaultdict(list)
@@ -134,7 +134,9 @@ class _Lifetimes:
         for position, instruction in enumerate(program.computations[program.entry]):
             self._add(instruction, position)
 
-    def planned(self, place: Place, buffers: Buffers, base: int) -> Planned | None:
+    def planned(
+        self, place: BufferPlace, buffers: Buffers, base: int
+    ) -> Planned | None:
         number, index = buffers.defined[place.buffer]
         instruction = self._instructions.get(number)
         if instruction is None or not place.size:
@@ -161,7 +163,6 @@ class _Lifetimes:
                 self._add(inner, position)
 
     def _end(self, number: int) -> int | None:
-        """Return the position of the last use, None if it is part of the result."""
         last = self._position[number]
         waiting, seen = [number], {number}
         while waiting:
@@ -240,7 +241,7 @@ def _overlap(one: Planned, other: Planned) -> bool:
 
 
 @dataclass(frozen=True)
-class Block:
+class PlannedBlock:
     """The memory that a step takes and gives back, and who is where in it.
 
     Args:
@@ -282,7 +283,7 @@ class Block:
         return max(begins, key=self.occupied, default=0)
 
 
-def temporary_block(program: Program, buffers: Buffers) -> Block:
+def temporary_block(program: HloProgram, buffers: Buffers) -> PlannedBlock:
     """Return the temporary memory of a compiled program."""
     lifetimes = _Lifetimes(program)
     placed: list[Planned] = []
@@ -292,4 +293,4 @@ def temporary_block(program: Program, buffers: Buffers) -> Block:
             found = (lifetimes.planned(x, buffers, base) for x in allocation.places)
             placed += [one for one in found if one is not None]
             base += allocation.size
-    return Block(base, placed, len(program.computations[program.entry]))
+    return PlannedBlock(base, placed, len(program.computations[program.entry]))

@@ -34,9 +34,10 @@ from kerasmem.graph.layers import Weight, check_built, listed_graph, own_graph, 
 from kerasmem.graph.rebuild import Rebuild, variable_pairs
 from kerasmem.graph.values import nbytes
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model
 
 
-def with_graph(model: Any) -> Any:
+def with_graph(model: Model) -> Any:
     """Return the model, or a Functional model of its layers if it is subclassed.
 
     Raises:
@@ -55,8 +56,7 @@ def with_graph(model: Any) -> Any:
     return inlined
 
 
-def _followed(model: Any) -> Any:
-    """Return the graph that a subclassed model's `call` draws."""
+def _followed(model: Model) -> Any:
     shape = (model.get_build_config() or {}).get("input_shape")
     if shape is None:
         raise _no_graph(model, "its input shape is not known")
@@ -68,7 +68,6 @@ def _followed(model: Any) -> Any:
 
 
 def _inputs(shape: Any, dtype: str) -> Any:
-    """Return inputs of a shape, or of a list or dict of shapes, with the batch axis."""
     if isinstance(shape, dict):
         return {name: _inputs(inner, dtype) for name, inner in shape.items()}
     if any(isinstance(size, list | tuple | dict) for size in shape):
@@ -76,7 +75,7 @@ def _inputs(shape: Any, dtype: str) -> Any:
     return keras.Input(batch_shape=(None, *shape[1:]), dtype=dtype)
 
 
-def _no_graph(model: Any, why: str) -> ModelError:
+def _no_graph(model: Model, why: str) -> ModelError:
     return ModelError(
         f"The channels of the subclassed model {model.name!r} cannot be followed: its "
         "`call` must be made of layers and keras.ops. "
@@ -104,7 +103,7 @@ class Pruned:
 
 
 def prune_in_rounds(
-    model: Any, config: PruneChannels, context: Context
+    model: Model, config: PruneChannels, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model with fewer channels, and every weight of every round.
 
@@ -129,9 +128,9 @@ def prune_in_rounds(
 
 
 def prune_channels(
-    model: Any,
+    model: Model,
     config: PruneChannels,
-    data: Any = None,
+    data: Dataset = None,
     this_round: Round | None = None,
 ) -> Pruned:
     """Return a model with fewer channels; the one handed in is not touched.
@@ -167,9 +166,8 @@ def prune_channels(
 
 
 def _labelled(
-    model: Any, units: Units | None, config: PruneChannels, data: Any
+    model: Model, units: Units | None, config: PruneChannels, data: Dataset
 ) -> tuple[Any, LabelledModel, Groups, np.ndarray]:
-    """Return the graph of a model, its labels, what can go, and the scores of that."""
     if units is not None:
         return model, units.labelled, units.groups, units.scores
     graph = with_graph(model)
@@ -182,9 +180,8 @@ def _labelled(
 
 
 def _written(
-    graph: Any, labelled: LabelledModel, units: Units | None, subset: Any, data: Any
+    graph: Any, labelled: LabelledModel, units: Units | None, subset: Any, data: Dataset
 ) -> tuple[Any, list[tuple[Any, Any]], ChannelSubset]:
-    """Return the smaller model, its weights behind those of the graph, what stays."""
     if units is None:
         rebuild = Rebuild(Narrow(labelled, subset))
         smaller = rebuild.run(graph)
@@ -196,13 +193,11 @@ def _written(
 
 
 def _ends_unchanged(this_round: Round, changes: list[WeightChange]) -> bool:
-    """Return whether the last round has changed nothing."""
     last = this_round.number == this_round.count
     return last and not any(change.changed for change in changes)
 
 
 def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> None:
-    """Warn if channels were to go and none has gone, in no round."""
     asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
     if asked:
         why = note or (
@@ -219,15 +214,14 @@ def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> Non
         )
 
 
-def _no_channels(model: Any, labelled: LabelledModel, groups: Groups) -> ModelError:
+def _no_channels(model: Model, labelled: LabelledModel, groups: Groups) -> ModelError:
     return ModelError(
         f"The model {model.name!r} has no channels that could be removed. "
         f"{_first_reasons(model, labelled, groups)}"
     )
 
 
-def _first_reasons(model: Any, labelled: LabelledModel, groups: Groups) -> str:
-    """Return why kernels stay, once a reason, those of whole layers first."""
+def _first_reasons(model: Model, labelled: LabelledModel, groups: Groups) -> str:
     paths = {id(weight.variable): weight.path for weight in weights(model)}
     uses = labelled.labels.uses
     makers = [use for use in uses if use.role == OUT]
@@ -265,12 +259,11 @@ def _reason(labels: np.ndarray, groups: Groups) -> str | None:
 
 
 def _first_of(notes: Mapping[int, str], classes: np.ndarray) -> str | None:
-    """Return the note on the first of some classes that has one."""
     return next((notes[n] for n in np.unique(classes).tolist() if n in notes), None)
 
 
 def _changes(
-    model: Any,
+    model: Model,
     pairs: list[tuple[Any, Any]],
     labelled: LabelledModel,
     groups: Groups,

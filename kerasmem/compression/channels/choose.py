@@ -15,26 +15,29 @@ from kerasmem.graph.channels.cost import all_channels, multiplications
 from kerasmem.graph.channels.narrow import Narrow
 from kerasmem.graph.rebuild import Rebuild
 from kerasmem.stats.bisection import bisect
+from kerasmem.types import Dataset, Model
 
 CostShare = Callable[[ChannelSubset], float]
 """Returns the share of a cost that is left."""
 
 
-def parameters_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+def parameters_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
     """Return what counts the entries of all weights."""
     del labelled, data
     weights, whole = model.weights, model.count_params()
     return lambda subset: sum(map(math.prod, map(subset.weight_shape, weights))) / whole
 
 
-def multiplications_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+def multiplications_left(
+    model: Model, labelled: LabelledModel, data: Dataset
+) -> CostShare:
     """Return what counts the multiplications with kernels."""
     del model, data
     whole = multiplications(labelled, all_channels(labelled))
     return lambda subset: multiplications(labelled, subset) / whole
 
 
-def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
     """Return what estimates the most bytes of layer outputs alive at once.
 
     Of one sample, in inference; see `kerasmem.graph.activations`.
@@ -68,7 +71,7 @@ def memory_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
     return cost_share
 
 
-def latency_left(model: Any, labelled: LabelledModel, data: Any) -> CostShare:
+def latency_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
     """Return what measures the time of a forward pass, of models that are really made.
 
     The smaller model and a copy of the whole one take turns.
@@ -106,12 +109,12 @@ _WHOLE_PERCENT = 0.01
 
 
 def kept_channels(
-    model: Any,
+    model: Model,
     labelled: LabelledModel,
     ranking: Ranking,
     config: PruneChannels,
     this_round: Round,
-    data: Any,
+    data: Dataset,
 ) -> ChannelSubset:
     """Return the channels that stay.
 

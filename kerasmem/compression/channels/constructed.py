@@ -17,6 +17,7 @@ from kerasmem.compression.channels.widths import LAYOUTS, Layout
 from kerasmem.errors import ModelError
 from kerasmem.graph.arguments import Pair, made_with
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Dataset, Model
 
 EXACT = 1e-5
 """Largest difference of outputs, relative to the largest, under the right layout."""
@@ -36,7 +37,7 @@ class Trial:
         subset: what stays of the weights.
     """
 
-    def __init__(self, original: Any, units: Units, removed: np.ndarray) -> None:
+    def __init__(self, original: Model, units: Units, removed: np.ndarray) -> None:
         self._original, self._units = original, units
         self.subset = units.subset(removed, {})
         changes = units.changes(removed)
@@ -48,7 +49,7 @@ class Trial:
         for weight, value in self._values(self.pairs):
             weight.assign(value)
 
-    def error(self, data: Any) -> float:
+    def error(self, data: Dataset) -> float:
         """Return how far it is from the original with the other units silenced.
 
         Raises:
@@ -68,7 +69,9 @@ class Trial:
             yield new, self.subset.gather(old, to_numpy(old))
 
 
-def remove_units(model: Any, units: Units, removed: np.ndarray, data: Any) -> Trial:
+def remove_units(
+    model: Model, units: Units, removed: np.ndarray, data: Dataset
+) -> Trial:
     """Return a model without some units; the original is not touched.
 
     Units that change what others do stay; why is noted in the reasons of the groups.
@@ -99,9 +102,8 @@ def remove_units(model: Any, units: Units, removed: np.ndarray, data: Any) -> Tr
 
 
 def _layout(
-    model: Any, units: Units, number: int, removed: np.ndarray, data: Any
+    model: Model, units: Units, number: int, removed: np.ndarray, data: Dataset
 ) -> Layout | None:
-    """Return the layout of a width under which its units can go, None if they stay."""
     width, trial = units.widths[number], Trial(model, units, removed)
     errors: dict[Layout, float] = {}
     for layout in LAYOUTS:

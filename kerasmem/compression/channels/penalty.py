@@ -18,6 +18,7 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.channels import Groups, label_channels
 from kerasmem.graph.channels.groups import find_groups
 from kerasmem.graph.channels.labels import OUT
+from kerasmem.types import Model
 
 PENALTIES = ("group_lasso", "batch_norm")
 
@@ -39,7 +40,7 @@ class ChannelPenalty:
         ModelError: if nothing could be removed, or no channel has a scale.
     """
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: Model, kind: str) -> None:
         labels = label_channels(with_graph(model)).labels
         groups = find_groups(labels)
         self._is_norm = kind == "group_lasso"
@@ -93,7 +94,6 @@ class ChannelPenalty:
 
 
 def _places(groups: Groups) -> np.ndarray:
-    """Return the place of every class that could go, one number for all others."""
     members = np.concatenate([np.zeros(0, np.int64), *groups.members])
     place = np.full(len(groups.classes), len(members), "int32")
     place[members] = np.arange(len(members))

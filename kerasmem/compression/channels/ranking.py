@@ -20,8 +20,8 @@ from kerasmem.compression.channels import PruneChannels
 from kerasmem.errors import ConfigError
 from kerasmem.graph.channels import ChannelSubset, Groups, LabelledModel
 from kerasmem.graph.channels.additions import WHY, added_otherwise
-from kerasmem.graph.channels.call import LabelledCall
 from kerasmem.graph.channels.groups import structures
+from kerasmem.graph.channels.labelled_calls import LabelledCall
 from kerasmem.graph.channels.labels import IN, OUT, Use
 
 
@@ -253,7 +253,6 @@ class Ranking:
         return self.select(self._round.share(self._config.ratio))
 
     def _together(self, labelled: LabelledModel) -> list[list[int]]:
-        """Return the groups that are ranked together, by their numbers."""
         free = [n for n, own in enumerate(self._own) if own is None]
         if self._config.scope == "layer":
             return []
@@ -286,7 +285,6 @@ class Ranking:
         return self._scores[n] if len(alike) == 1 else np.mean(relative, axis=0)
 
     def _even_out(self, counts: list[int]) -> None:
-        """Let groups lose equally many channels that must, or only one of several."""
         for tied in self._groups.tied:
             fewest = min(counts[n] for n in tied)
             for n in tied:
@@ -296,7 +294,6 @@ class Ranking:
                 counts[n] = 0
 
     def _count(self, n: int, ratio: float) -> int:
-        """Return how many classes one group loses by itself."""
         config, own = self._config, self._own[n]
         share = ratio if own is None else self._round.share(own)
         first = size = self._size(n)
@@ -336,7 +333,6 @@ def own_ratio(paths: Sequence[str], config: PruneChannels) -> float | None:
 
 
 def _makers(groups: Groups, uses: list[Use], paths: dict[int, str]) -> list[list[str]]:
-    """Return the paths of the weights that make the channels of each group."""
     found: dict[int, list[str]] = {int(m[0]): [] for m in groups.members}
     for use in uses:
         if use.role == OUT:

@@ -11,10 +11,11 @@ from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.ranking import distances, per_label
 from kerasmem.compression.evidence import observe_samples, sums_over_samples
 from kerasmem.graph.channels import LabelledModel
-from kerasmem.graph.channels.call import LabelledCall
+from kerasmem.graph.channels.labelled_calls import LabelledCall
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Use, varying
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Dataset, Model
 
 Entries = Iterator[tuple[np.ndarray, np.ndarray]]
 """Numbers for entries of a weight, and the classes that they count for."""
@@ -25,7 +26,7 @@ def class_scores(
     labelled: LabelledModel,
     classes: np.ndarray,
     config: PruneChannels,
-    data: Any = None,
+    data: Dataset = None,
 ) -> np.ndarray:
     """Return the score of every class; the smallest go first.
 
@@ -50,7 +51,11 @@ def class_scores(
 
 
 def weight_scores(
-    model: Any, uses: list[Use], classes: np.ndarray, config: PruneChannels, data: Any
+    model: Model,
+    uses: list[Use],
+    classes: np.ndarray,
+    config: PruneChannels,
+    data: Dataset,
 ) -> np.ndarray:
     """Return the score of every class by its weights; see `class_scores`.
 
@@ -76,7 +81,7 @@ def _added(entries: Entries, classes: np.ndarray) -> np.ndarray:
 
 
 def _of_gradients(
-    model: Any, uses: list[Use], classes: np.ndarray, data: Any
+    model: Model, uses: list[Use], classes: np.ndarray, data: Dataset
 ) -> Entries:
     makers = [use for use in uses if use.role == OUT]
     variables = {id(use.variable): use.variable for use in makers}
@@ -120,7 +125,7 @@ _SAMPLES = 512
 
 
 def mean_activations(
-    model: Any, labelled: LabelledModel, classes: np.ndarray, data: Any
+    model: Model, labelled: LabelledModel, classes: np.ndarray, data: Dataset
 ) -> np.ndarray:
     """Return the mean size of what each class hands to the weights that consume it.
 
@@ -165,7 +170,6 @@ def mean_activations(
 
 
 def _consuming(labelled: LabelledModel) -> list[LabelledCall]:
-    """Return one call of every layer with weights that consume channels."""
     consumed = {id(use.variable) for use in labelled.labels.uses if use.role == IN}
     layers = {
         id(call.operation): call

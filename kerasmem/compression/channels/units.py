@@ -7,7 +7,6 @@ labels are of one unit, and so what the classes are that the ranking of channels
 
 from collections.abc import Mapping
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from kerasmem.graph.arguments import Place
 from kerasmem.graph.channels import ChannelSubset, Groups, LabelledModel
 from kerasmem.graph.channels.labels import CHANNEL, OUT, Labels, Use, axis_of
 from kerasmem.graph.layers import weights
+from kerasmem.types import Dataset, Model
 
 _TAKEN = {
     "of": ("channels", "parameters"),
@@ -87,7 +87,7 @@ class Units:
     """
 
     def __init__(
-        self, model: Any, widths: Widths, config: PruneChannels, data: Any
+        self, model: Model, widths: Widths, config: PruneChannels, data: Dataset
     ) -> None:
         _check(config)
         ways, reasons = widths
@@ -137,7 +137,6 @@ class Units:
         return self._labels[number][0][: width.units // width.sections]
 
     def _classes(self, layouts: Layouts) -> np.ndarray:
-        """Return the class of every label."""
         classes = np.arange(self.labelled.labels.count)
         for number, width in enumerate(self.widths):
             layout = layouts.get(number, LAYOUTS[0])
@@ -153,7 +152,7 @@ class Units:
         return classes
 
 
-def units_of(model: Any, config: PruneChannels, data: Any) -> Units | None:
+def units_of(model: Model, config: PruneChannels, data: Dataset) -> Units | None:
     """Return the units of a model; see `Units`. None if its config has no widths.
 
     Raises:

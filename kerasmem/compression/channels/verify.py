@@ -16,6 +16,7 @@ from kerasmem.files.data import few_inputs
 from kerasmem.graph.channels import ChannelSubset
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Dataset, Model, Tensor, Tensors, Variable
 
 TOLERANCE = 1e-4
 """Largest difference of outputs, relative to the largest output."""
@@ -28,7 +29,7 @@ _LENGTHS = (64, 32, 8)
 
 
 def difference(
-    original: Any, smaller: Any, subset: ChannelSubset, data: Any = None
+    original: Model, smaller: Any, subset: ChannelSubset, data: Dataset = None
 ) -> float:
     """Return how far the smaller model is from the original without these channels.
 
@@ -62,7 +63,7 @@ def difference(
 
 
 def compared(
-    original: Any, smaller: Any, subset: ChannelSubset, data: Any
+    original: Model, smaller: Any, subset: ChannelSubset, data: Dataset
 ) -> tuple[float, list[np.ndarray], Any]:
     """Return the difference, what was expected, and of which inputs: None of none."""
     for inputs in _inputs(original, data):
@@ -80,11 +81,11 @@ def compared(
 
 
 def _silenced(
-    model: Any, subset: ChannelSubset, inputs: Any, nudge: float = 0.0
+    model: Model, subset: ChannelSubset, inputs: Tensors, nudge: float = 0.0
 ) -> list[np.ndarray]:
     random = np.random.default_rng(1)
 
-    def value_of(variable: Any) -> Any:
+    def value_of(variable: Variable) -> Any:
         silences = subset.silences(variable)
         if not (silences or nudge):
             return keras.ops.convert_to_tensor(variable)
@@ -119,15 +120,13 @@ def _apart(expected: list[np.ndarray], actual: list[np.ndarray]) -> float:
     return float(np.max(errors))
 
 
-def _rounding(model: Any) -> float:
-    """Return the largest relative error of rounding in the coarsest layer."""
+def _rounding(model: Model) -> float:
     types = {layer.compute_dtype for layer in sublayers(model)}
     floats = filter(keras.backend.is_float_dtype, types)
     return max((float(ml_dtypes.finfo(name).eps) / 2 for name in floats), default=0.0)
 
 
-def _inputs(model: Any, data: Any) -> Iterator[Any]:
-    """Yield what to call a model on: samples, or random numbers of several lengths."""
+def _inputs(model: Model, data: Dataset) -> Iterator[Any]:
     if data is not None:
         given = few_inputs(model, data, 4)
         yield keras.tree.map_structure(keras.ops.convert_to_tensor, given)
@@ -140,7 +139,7 @@ def _inputs(model: Any, data: Any) -> Iterator[Any]:
             )
 
 
-def _random(x: Any, length: int, random: np.random.Generator) -> Any:
+def _random(x: Tensor, length: int, random: np.random.Generator) -> Any:
     batch, *rest = x.shape
     shape = (batch or 2, *(size or length for size in rest))
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):

@@ -32,6 +32,7 @@ from kerasmem.graph.arguments import (
     weight_pairs,
 )
 from kerasmem.graph.layers import own_graph, own_variables
+from kerasmem.types import Layer, Model
 
 _UNITS = re.compile(r"(.*_)?(intermediate|mlp|ffn|feedforward)_(dim|size)")
 _HEADS = re.compile(r"(?P<of>.*?)num_(query_|attention_)?heads")
@@ -123,7 +124,7 @@ Widths = tuple[list[list[Width]], dict[int, str]]
 """Widths, of each the ways to lose units, and by `id` why other weights stay."""
 
 
-def find_widths(model: Any) -> Widths:
+def find_widths(model: Model) -> Widths:
     """Return the widths in a model's config, and why others are none.
 
     Args:
@@ -196,9 +197,8 @@ def _candidates(config: Mapping[Place, Any]) -> Iterator[list[Candidate]]:
 
 
 def _width(
-    model: Any, places: Mapping[int, Around], way: Candidate, reasons: dict[int, str]
+    model: Model, places: Mapping[int, Around], way: Candidate, reasons: dict[int, str]
 ) -> Width | None:
-    """Return the width that arguments are, None if they are none, with the reason."""
     values, explicit, sections = way
     twice = {place: 2 * value for place, value in values.items()}
     try:
@@ -226,7 +226,7 @@ def _width(
     return Width(values, units, sections, explicit, axes)
 
 
-def _places(model: Any) -> dict[int, Around]:
+def _places(model: Model) -> dict[int, Around]:
     """Return of every weight the layers around it, and which of them is its block.
 
     That is the first one of several alike, or else the first one that is no model.
@@ -234,7 +234,7 @@ def _places(model: Any) -> dict[int, Around]:
     found: dict[int, Around] = {}
 
     def walk(
-        layer: Any, around: tuple[int, ...], block: int | None, first: int
+        layer: Layer, around: tuple[int, ...], block: int | None, first: int
     ) -> None:
         around = (*around, id(layer))
         if own_graph(layer) is not None:

@@ -21,12 +21,13 @@ from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
+from kerasmem.types import Model
 
 NAME = "cluster"
 
 
 def cluster_weights(
-    model: Any, config: Cluster, context: Context
+    model: Model, config: Cluster, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model whose kernels have few values, and every weight of it.
 
@@ -90,7 +91,6 @@ def _nearest_of_few(
 
 
 def _line(values: np.ndarray) -> Line:
-    """Return the entries of a weight, of a large one by a histogram."""
     if values.size <= PIECE:
         return Line.of(values)
     tables = map_pieces(lambda _, some: tables_of(some), values)
@@ -101,7 +101,6 @@ def _line(values: np.ndarray) -> Line:
 
 
 def _count_of(values: np.ndarray) -> int:
-    """Return how many different values there are."""
     different = np.empty(0, values.dtype)
     for some in map_pieces(lambda _, piece: np.unique(piece), values):
         different = np.union1d(different, some)
@@ -109,7 +108,7 @@ def _count_of(values: np.ndarray) -> int:
 
 
 def chosen(
-    model: Any, config: Cluster
+    model: Model, config: Cluster
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
     """Return the weights that are clustered, and the others, each with the reason.
 

@@ -152,7 +152,6 @@ def _quantiles(line: Line, count: int, _rng: np.random.Generator) -> np.ndarray:
 
 
 def _plus_plus(line: Line, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return values, each drawn the likelier, the farther it is from those before."""
     step = -(-line.size // _SEEDING_SAMPLE)
     sample = line.at(np.arange(step // 2, line.size, step))
     seeds = [rng.choice(sample)]

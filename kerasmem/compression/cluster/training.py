@@ -19,10 +19,11 @@ from kerasmem.compression.cluster.apply import channel_axis, chosen
 from kerasmem.compression.working import constrain
 from kerasmem.graph.layers import Weight
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Model, Optimizer
 
 
 @contextmanager
-def preserve_clusters(config: Cluster, model: Any, trainer: Any) -> Iterator[None]:
+def preserve_clusters(config: Cluster, model: Model, trainer: Model) -> Iterator[None]:
     """Keep entries of one value alike while `trainer` trains a clustered model.
 
     Args:
@@ -48,7 +49,7 @@ class _Tied:
     """The constraint of one weight: its entries of one value stay alike."""
 
     def __init__(
-        self, optimizer: Any, weight: Weight, config: Cluster, name: str
+        self, optimizer: Optimizer, weight: Weight, config: Cluster, name: str
     ) -> None:
         variable = weight.variable
         codes, offsets, values = _numbered(

@@ -40,6 +40,7 @@ from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.graph.values import check_finite
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model, Optimizer, Tensor
 
 ORIGINAL = "original"
 
@@ -103,9 +104,9 @@ class Distill(Technique):
 
 
 def distill(  # noqa: PLR0913  (the public entry point of the contract)
-    teacher: Any,
-    student: Any,
-    data: Any,
+    teacher: Model,
+    student: Model,
+    data: Dataset,
     *,
     epochs: int = 1,
     batch_size: int = 32,
@@ -114,9 +115,9 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     hard_weight: float = HARD_WEIGHT,
     teacher_weights: Any = None,
     cache: Any = None,
-    validation_data: Any = None,
+    validation_data: Dataset = None,
     loss: Any = None,
-    optimizer: Any = None,
+    optimizer: Optimizer = None,
     callbacks: Any = None,
     verbose: Any = "auto",
     seed: int | None = None,
@@ -256,7 +257,7 @@ def with_teacher(config: Distill, context: Context) -> Distill:
 
 
 def train_step(
-    model: Any, config: Distill, context: Context
+    model: Model, config: Distill, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model trained on what a teacher knows; it has no change of a weight.
 
@@ -284,8 +285,7 @@ def train_step(
     return model, []
 
 
-def _check_labels(student: Any, data: Any, validation_data: Any) -> None:
-    """Raise or warn if the student's last layer, its loss and labels do not fit."""
+def _check_labels(student: Model, data: Dataset, validation_data: Dataset) -> None:
     for samples in (data, validation_data):
         if samples is not None:
             check_labels(student, samples)
@@ -293,7 +293,7 @@ def _check_labels(student: Any, data: Any, validation_data: Any) -> None:
         warn_if_unfit(student)
 
 
-def _check_weighed(data: Any, hard_weight: float) -> None:
+def _check_weighed(data: Dataset, hard_weight: float) -> None:
     if hard_weight not in (0, HARD_WEIGHT) and first_samples(data).get("y") is None:
         raise ConfigError(
             "The data has no labels, so the student learns from the teacher alone. "
@@ -303,9 +303,8 @@ def _check_weighed(data: Any, hard_weight: float) -> None:
 
 
 def _loss(distiller: Distiller) -> Loss:
-    """Return the student's own loss on labels, without labels the distillation's."""
 
-    def loss(x: Any, y: Any, weight: Any) -> float:
+    def loss(x: Tensor, y: Tensor, weight: Any) -> float:
         model = distiller if y is None else distiller.student
         with current().inference():
             return own_loss(model, (x, y, weight), model(x, training=False))
@@ -313,8 +312,7 @@ def _loss(distiller: Distiller) -> Loss:
     return loss
 
 
-def _compile_copy(trained: Any, loss: Any, optimizer: Any) -> None:
-    """Compile a copy of the student as it will be when handed back."""
+def _compile_copy(trained: Any, loss: Any, optimizer: Optimizer) -> None:
     settings = {"loss": as_loss(loss), "optimizer": optimizer}
     changes = {name: value for name, value in settings.items() if value is not None}
     if not (trained.compiled or loss is not None):
@@ -329,7 +327,7 @@ def _compile_copy(trained: Any, loss: Any, optimizer: Any) -> None:
         trained.compile(**(compile_settings(trained) or {}))
 
 
-def student_settings(student: Any, data: Any) -> dict[str, Any]:
+def student_settings(student: Model, data: Dataset) -> dict[str, Any]:
     """Return what a distiller is compiled with: nothing that needs labels we lack."""
     settings = compile_settings(student) or {"optimizer": "adam"}
     if first_samples(data).get("y") is None:
@@ -338,8 +336,7 @@ def student_settings(student: Any, data: Any) -> dict[str, Any]:
     return settings
 
 
-def _validation(data: Any, batch_size: int) -> dict[str, Any]:
-    """Return the arguments that give validation data to `fit`."""
+def _validation(data: Dataset, batch_size: int) -> dict[str, Any]:
     if data is None:
         return {}
     arguments = fit_arguments(data, batch_size)

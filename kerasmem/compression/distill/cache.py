@@ -21,6 +21,7 @@ from kerasmem.checks import Checked, InstanceOf, Whole, invalid
 from kerasmem.errors import DataError, InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records.regular import open_regular, read_json_file
+from kerasmem.types import Tensor
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def largest_logits(logits: np.ndarray, count: int) -> dict[str, np.ndarray]:
 _INPUTS, _ANSWERS = "kerasmem_inputs", "kerasmem_answers"
 
 
-def with_answers(x: Any, answers: Iterable[Iterable[Any]]) -> dict[str, Any]:
+def with_answers(x: Tensor, answers: Iterable[Iterable[Any]]) -> dict[str, Any]:
     """Return inputs and answers as one structure that `fit` takes for `x`.
 
     Args:
@@ -120,7 +121,7 @@ def with_answers(x: Any, answers: Iterable[Iterable[Any]]) -> dict[str, Any]:
     return {_INPUTS: x, _ANSWERS: tuple(map(tuple, answers))}
 
 
-def split_answers(x: Any) -> tuple[Any, Sequence[Sequence[Any]] | None]:
+def split_answers(x: Tensor) -> tuple[Any, Sequence[Sequence[Any]] | None]:
     """Return inputs, and the answers if they are there."""
     if isinstance(x, dict) and set(x) == {_INPUTS, _ANSWERS}:
         return x[_INPUTS], x[_ANSWERS]
@@ -130,7 +131,7 @@ def split_answers(x: Any) -> tuple[Any, Sequence[Sequence[Any]] | None]:
 KEY_BYTES = 16
 
 
-def sample_keys(x: Any) -> list[bytes]:
+def sample_keys(x: Tensor) -> list[bytes]:
     """Return a digest of every sample of a batch.
 
     Args:
@@ -176,7 +177,7 @@ class Column:
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=int))
 
 
-class Store:
+class AnswerStore:
     """Answers by the key of their sample.
 
     Args:
@@ -263,7 +264,6 @@ class Store:
         self._about["complete"] = description["complete"]
 
     def _opened(self) -> dict[bytes, int]:
-        """Cut off what has no key, and return the number of every key's row."""
         row_bytes = {column.name: column.row_bytes for column in self._columns}
         row_bytes[_KEYS] = KEY_BYTES
         rows: dict[bytes, int] = {}

@@ -12,10 +12,11 @@ from kerasmem.compression.distill.features import FeatureRef
 from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.distill.sample_weights import BY_CONFIDENCE
 from kerasmem.errors import ModelError, as_received
-from kerasmem.graph.outputs import Form, Output, Task
+from kerasmem.graph.outputs import ModelOutput, OutputForm, OutputTask
+from kerasmem.types import Model, Tensor, Tensors
 
 
-def check_models(teachers: Sequence[Any], student: Any) -> None:
+def check_models(teachers: Sequence[Any], student: Model) -> None:
     """Raise unless teachers and student are Keras models.
 
     Raises:
@@ -81,8 +82,7 @@ def check_outputs(answers: Any, predictions: Any) -> None:
         )
 
 
-def _shapes(outputs: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the shape of each output without its batch axis, by its path."""
+def _shapes(outputs: Tensors) -> dict[str, tuple[Any, ...]]:
     pairs = keras.tree.flatten_with_path(outputs)
     return {".".join(map(str, path)): tuple(leaf.shape)[1:] for path, leaf in pairs}
 
@@ -155,7 +155,6 @@ def _check(
 
 
 def _head(shape: tuple[Any, ...], width: int, dtype: Any) -> Any:
-    """Return a dense layer on the last axis; for images it is a 1x1 convolution."""
     head = keras.layers.Dense(width, dtype=dtype, name="projection")
     head.build((None, *shape))
     return head
@@ -175,9 +174,9 @@ class Comparable:
         student: form of the student's.
     """
 
-    task: Task
-    teacher: Form
-    student: Form
+    task: OutputTask
+    teacher: OutputForm
+    student: OutputForm
 
     def values(self, teacher_values: Any, student_values: Any) -> tuple[Any, Any]:
         """Return both as logits, or as they are where the task is no question."""
@@ -194,12 +193,12 @@ class Comparable:
         if self.teacher is self.student:
             return values
         logits = self.teacher_values(values)
-        if self.student is Form.SOFTMAX:
+        if self.student is OutputForm.SOFTMAX:
             return ops.softmax(logits)
-        return ops.sigmoid(logits) if self.student is Form.SIGMOID else logits
+        return ops.sigmoid(logits) if self.student is OutputForm.SIGMOID else logits
 
 
-def comparable(teacher: Output, student: Output) -> Comparable:
+def comparable(teacher: ModelOutput, student: ModelOutput) -> Comparable:
     """Return how two outputs are compared.
 
     Probabilities and the logits of a classifier are compared as logits, anything else
@@ -209,10 +208,10 @@ def comparable(teacher: Output, student: Output) -> Comparable:
         ModelError: if the two outputs cannot mean the same.
     """
     task = _common_task(teacher, student)
-    if task is Task.REGRESSION:
-        return Comparable(task, Form.LINEAR, Form.LINEAR)
-    if teacher.form is Form.UNKNOWN or student.form is Form.UNKNOWN:
-        who = "teacher" if teacher.form is Form.UNKNOWN else "student"
+    if task is OutputTask.REGRESSION:
+        return Comparable(task, OutputForm.LINEAR, OutputForm.LINEAR)
+    if teacher.form is OutputForm.UNKNOWN or student.form is OutputForm.UNKNOWN:
+        who = "teacher" if teacher.form is OutputForm.UNKNOWN else "student"
         raise ModelError(
             f"Neither the last layer nor a loss tells whether the {who} gives logits "
             f"or probabilities. Next: compile the {who} with the loss that it was "
@@ -221,27 +220,26 @@ def comparable(teacher: Output, student: Output) -> Comparable:
     return Comparable(task, teacher.form, student.form)
 
 
-def _common_task(teacher: Output, student: Output) -> Task:
+def _common_task(teacher: ModelOutput, student: ModelOutput) -> OutputTask:
     forms = {teacher.form, student.form}
-    if forms >= {Form.SOFTMAX, Form.SIGMOID}:
+    if forms >= {OutputForm.SOFTMAX, OutputForm.SIGMOID}:
         raise ModelError(
             "Teacher and student must answer the same question. Received: the "
             f"teacher's output is {teacher.form.value}, the student's is "
             f"{student.form.value}."
         )
-    if Form.SOFTMAX in forms:
-        return Task.CATEGORICAL
-    if Form.SIGMOID in forms:
-        return Task.BINARY
-    tasks = [o.task for o in (student, teacher) if o.task is not Task.UNKNOWN]
-    return tasks[0] if tasks else Task.REGRESSION
+    if OutputForm.SOFTMAX in forms:
+        return OutputTask.CATEGORICAL
+    if OutputForm.SIGMOID in forms:
+        return OutputTask.BINARY
+    tasks = [o.task for o in (student, teacher) if o.task is not OutputTask.UNKNOWN]
+    return tasks[0] if tasks else OutputTask.REGRESSION
 
 
-def _logits(values: Any, form: Form) -> Any:
-    """Return logits; the logarithm of a softmax is as good as what went into it."""
-    if form is Form.SOFTMAX:
+def _logits(values: Any, form: OutputForm) -> Any:
+    if form is OutputForm.SOFTMAX:
         return ops.log(ops.maximum(values, _SMALLEST_PROBABILITY))
-    if form is Form.SIGMOID:
+    if form is OutputForm.SIGMOID:
         values = ops.clip(values, _BINARY_MARGIN, 1 - _BINARY_MARGIN)
         return ops.log(values) - ops.log1p(-values)
     return values
@@ -261,6 +259,6 @@ class Reduced(keras.losses.Loss):
         super().__init__(name="distillation", dtype="float32")
         self._distances = distances
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         """Return the distances: what the teacher gives comes first."""
         return self._distances(y_true, y_pred)

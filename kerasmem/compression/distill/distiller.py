@@ -11,12 +11,11 @@ from keras import ops
 from kerasmem.backends.seeding import generators_kept
 from kerasmem.checks import Real
 from kerasmem.compression.distill.cache import split_answers
-from kerasmem.compression.distill.caching import can_cache, with_cached_answers
 from kerasmem.compression.distill.comparison import (
     check_models,
     teacher_shares,
 )
-from kerasmem.compression.distill.features import LastPass, Reader
+from kerasmem.compression.distill.features import FeatureReader, LastPass
 from kerasmem.compression.distill.losses import Logits, as_losses
 from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.distill.objective import (
@@ -33,8 +32,10 @@ from kerasmem.compression.distill.sample_weights import (
     weighted,
 )
 from kerasmem.compression.distill.schedules import Number, ScheduledFactors
+from kerasmem.compression.distill.teacher_outputs import can_cache, with_cached_answers
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import few_inputs
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
@@ -96,8 +97,8 @@ class Distiller(keras.Model):
 
     def __init__(  # noqa: PLR0913  (named in the contract)
         self,
-        teacher: Any,
-        student: Any,
+        teacher: Model,
+        student: Model,
         *,
         losses: Any = None,
         temperature: Number = TEMPERATURE,
@@ -131,7 +132,7 @@ class Distiller(keras.Model):
             for one in teachers
         ]
         refs = [ref for objective in self._objectives for ref in objective.student_refs]
-        self._reader = Reader(student, list(dict.fromkeys(refs)))
+        self._reader = FeatureReader(student, list(dict.fromkeys(refs)))
         self._last_pass = LastPass()
         self._judged: int | None = None  # the teacher that `evaluate` judges now
         self._answers_are_cut = False
@@ -167,8 +168,8 @@ class Distiller(keras.Model):
 
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Tensor = None,
+        y: Tensor = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: Any = "auto",
@@ -187,7 +188,9 @@ class Distiller(keras.Model):
             callbacks = [*own, *keras.tree.flatten(callbacks or [])]
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
 
-    def answered(self, data: Any, validation_data: Any, cache: Any) -> tuple[Any, Any]:
+    def answered(
+        self, data: Dataset, validation_data: Dataset, cache: Any
+    ) -> tuple[Any, Any]:
         """Return data for `fit` with the teachers' answers beside the inputs.
 
         Answers that the cache has not are asked for and kept. Validation data that
@@ -206,7 +209,7 @@ class Distiller(keras.Model):
             DataError: if the cache is of another teacher, or of other data.
         """
 
-        def with_answers(data: Any, part: str) -> Any:
+        def with_answers(data: Dataset, part: str) -> Any:
             predictions = self.student(few_inputs(self.student, data), training=False)
             batch = self._batch(predictions)
             return with_cached_answers(data, self._objectives, batch, cache, part)
@@ -228,7 +231,7 @@ class Distiller(keras.Model):
             objective.state.clear()
         return data, validation_data
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:  # noqa: FBT001
+    def call(self, inputs: Tensors, training: bool | None = None) -> Any:  # noqa: FBT001
         """Return the student's outputs."""
         x, answers = split_answers(inputs)
         outputs, features = self._reader(x, training=training)
@@ -244,10 +247,10 @@ class Distiller(keras.Model):
 
     def compute_loss(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: Tensor = None,
+        y: Tensor = None,
+        y_pred: Tensor = None,
+        sample_weight: Tensor = None,
         training: bool = True,  # noqa: FBT001, FBT002  (the signature is Keras's)
     ) -> Any:
         """Return the loss of one batch; `y_pred` are the student's outputs for `x`."""
@@ -283,12 +286,13 @@ class Distiller(keras.Model):
         """Read the student's weights, as `keras.Model.load_weights` does."""
         self.student.load_weights(filepath, **options)
 
-    def _batch(self, y_pred: Any, y: Any = None, sample_weight: Any = None) -> Batch:
+    def _batch(
+        self, y_pred: Tensor, y: Tensor = None, sample_weight: Tensor = None
+    ) -> Batch:
         loss = self.loss or self.student.loss
         return Batch(None, y_pred, y, sample_weight, self.student, loss)
 
-    def _distance(self, x: Any, batch: Batch, answers: Any, training: Any) -> Any:
-        """Return the distance to all teachers, each by its share."""
+    def _distance(self, x: Tensor, batch: Batch, answers: Any, training: Any) -> Any:
         features = self._last_pass.take(batch.predictions)
         if features is None and self._reader.refs:
             # These outputs were not the last ones made here: Keras builds its metrics
@@ -315,7 +319,6 @@ class Distiller(keras.Model):
     def _judge_teachers(
         self, batch_size: int | None, options: dict[str, Any]
     ) -> dict[str, float]:
-        """Return what teachers do on the validation data, by the student's metrics."""
         data = options.get("validation_data")
         if data is None or isinstance(data, Iterator) or self._answers_are_cut:
             return {}
@@ -346,7 +349,6 @@ class Distiller(keras.Model):
 
     @contextlib.contextmanager
     def _judging(self, number: int) -> Iterator[None]:
-        """Let `evaluate` judge a teacher in the student's place."""
         self._judged, self.test_function = number, None
         try:
             with generators_kept():
@@ -358,7 +360,6 @@ class Distiller(keras.Model):
     def _by_confidence(
         self, answered_batches: list[tuple[Batch, Any]]
     ) -> list[tuple[Batch, Any]]:
-        """Return the batches, with the share of each teacher in the sample weights."""
         batches = [batch for batch, _ in answered_batches]
         errors = [
             objective.error(batch)

@@ -14,12 +14,13 @@ from keras import ops
 from kerasmem import backends
 from kerasmem.backends.patching import LayerCall, observing
 from kerasmem.errors import ModelError
+from kerasmem.types import Layer, Model, Tensor, Tensors
 
 _REPEATING = (keras.layers.RNN, keras.layers.Wrapper)
 """What runs a layer in a loop: what that gives is no tensor outside of it."""
 
 
-def inner_layers(model: Any) -> dict[str, Any]:
+def inner_layers(model: Model) -> dict[str, Any]:
     """Return every layer inside of a model whose outputs can be looked at, by its path.
 
     A path is the names from the outside in, such as `"encoder/block_1/dense"`.
@@ -29,7 +30,7 @@ def inner_layers(model: Any) -> dict[str, Any]:
     return layers
 
 
-def _collect(layer: Any, prefix: str, layers: dict[str, Any], seen: set[int]) -> None:
+def _collect(layer: Layer, prefix: str, layers: dict[str, Any], seen: set[int]) -> None:
     if isinstance(layer, _REPEATING):
         return
     # Keras has no public list of the layers that a plain layer holds.
@@ -45,7 +46,7 @@ def _collect(layer: Any, prefix: str, layers: dict[str, Any], seen: set[int]) ->
             _collect(inner, f"{path}/", layers, seen)
 
 
-def find_layers(model: Any, name: str, role: str) -> list[tuple[str, int]]:
+def find_layers(model: Model, name: str, role: str) -> list[tuple[str, int]]:
     """Return the paths that a name means, and which tensor of the layer's.
 
     Args:
@@ -119,7 +120,7 @@ class FeatureRef:
     index: int = 0
 
 
-class Reader:
+class FeatureReader:
     """Runs a model and reads features on the way.
 
     Args:
@@ -127,13 +128,13 @@ class Reader:
         refs: what to read; their layers run whenever the model does.
     """
 
-    def __init__(self, model: Any, refs: list[FeatureRef]) -> None:
+    def __init__(self, model: Model, refs: list[FeatureRef]) -> None:
         every = inner_layers(model) if refs else {}
         self._model = model
         self.refs = refs
         self._layers = {ref.path: every[ref.path] for ref in refs}
 
-    def __call__(self, x: Any, **options: Any) -> tuple[Any, dict[FeatureRef, Any]]:
+    def __call__(self, x: Tensor, **options: Any) -> tuple[Any, dict[FeatureRef, Any]]:
         """Return the outputs of the model and the features, channels last."""
         with layer_outputs(self._layers) as tensors:
             outputs = self._model(x, **options)
@@ -149,11 +150,11 @@ class LastPass(threading.local):
     def __init__(self) -> None:
         self._last: tuple[Any, dict[FeatureRef, Any]] | None = None
 
-    def keep(self, outputs: Any, features: dict[FeatureRef, Any]) -> None:
+    def keep(self, outputs: Tensors, features: dict[FeatureRef, Any]) -> None:
         """Note what the pass that made these outputs gave besides."""
         self._last = (outputs, features) if features else None
 
-    def take(self, outputs: Any) -> dict[FeatureRef, Any] | None:
+    def take(self, outputs: Tensors) -> dict[FeatureRef, Any] | None:
         """Return and forget the features; None if other outputs came last."""
         last_pass, self._last = self._last, None
         if last_pass is None:
@@ -164,7 +165,7 @@ class LastPass(threading.local):
         return last_pass[1] if all(a is b for a, b in pairs) else None
 
 
-def channels_last(tensor: Any, layer: Any) -> Any:
+def channels_last(tensor: Tensor, layer: Layer) -> Any:
     """Return what a layer gave with its channels in the last axis."""
     default = keras.config.image_data_format()
     form = getattr(layer, "data_format", None) or default
@@ -188,7 +189,7 @@ class FrozenTeacher:
         ModelError: if the model has no weights yet.
     """
 
-    def __init__(self, model: Any, refs: list[FeatureRef]) -> None:
+    def __init__(self, model: Model, refs: list[FeatureRef]) -> None:
         if not model.built:
             raise ModelError(
                 f"The teacher {model.name!r} has no weights yet. Next: call it on a "
@@ -196,7 +197,7 @@ class FrozenTeacher:
             )
         self.model = model
         self.refs = refs
-        self.read = Reader(model, refs)
+        self.read = FeatureReader(model, refs)
 
     def step_state(self) -> list[Any]:
         """Return variables for whoever calls `answer` inside a compiled step.
@@ -205,7 +206,7 @@ class FrozenTeacher:
         """
         return backends.current().copies_for_step(self.model.variables)
 
-    def answer(self, x: Any, state: list[Any]) -> tuple[Any, dict[FeatureRef, Any]]:
+    def answer(self, x: Tensor, state: list[Any]) -> tuple[Any, dict[FeatureRef, Any]]:
         """Return the teacher's outputs for a batch and features, in inference mode.
 
         Args:

@@ -32,7 +32,8 @@ from kerasmem.compression.distill.sample_weights import (
 from kerasmem.compression.distill.schedules import ScheduledFactors
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.masks import mask_of, with_mask
-from kerasmem.graph.outputs import Form, Task, describe_outputs
+from kerasmem.graph.outputs import OutputForm, OutputTask, describe_outputs
+from kerasmem.types import Logs, Model, Tensor
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Objective(keras.layers.Layer):
 
     def __init__(
         self,
-        teacher: Any,
-        student: Any,
+        teacher: Model,
+        student: Model,
         losses: Sequence[DistillationLoss],
         probes: tuple[Probe, Probe] | None,
         factors: ScheduledFactors,
@@ -100,7 +101,7 @@ class Objective(keras.layers.Layer):
         return list(dict.fromkeys(c.student_ref for c in self.comparisons))
 
     def teacher_batch(
-        self, x: Any, batch: Batch, cached: Sequence[Any] | None
+        self, x: Tensor, batch: Batch, cached: Sequence[Any] | None
     ) -> tuple[Batch, dict[FeatureRef, Any]]:
         """Return a batch with the teacher's answers, and the teacher's features.
 
@@ -156,7 +157,7 @@ class Objective(keras.layers.Layer):
             ConfigError: if the output is not that of one classifier with labels.
         """
         ways = self.comparables(batch)
-        if len(ways) > 1 or ways[0].task is not Task.CATEGORICAL:
+        if len(ways) > 1 or ways[0].task is not OutputTask.CATEGORICAL:
             raise ConfigError(
                 "Teachers are weighted by confidence where the only output tells one "
                 f"class of several. Received: {len(ways)} outputs, "
@@ -176,7 +177,6 @@ class Objective(keras.layers.Layer):
     def _unpacked(
         self, cached: Sequence[Any], like: Any
     ) -> tuple[Any, dict[FeatureRef, Any]]:
-        """Return kept answers as `FrozenTeacher.answer` would give them."""
         count = len(cached) - len(self.frozen.refs)
         features = dict(zip(self.frozen.refs, cached[count:], strict=True))
         if not count:
@@ -189,7 +189,6 @@ class Objective(keras.layers.Layer):
         return keras.tree.pack_sequence_as(like, outputs), features
 
     def _on_outputs(self, batch: Batch) -> Any:
-        """Return the weighted sum of all losses on outputs; those of several add up."""
         check_outputs(batch.answers, batch.predictions)
         answers = keras.tree.flatten(batch.answers)
         predictions = keras.tree.flatten(batch.predictions)
@@ -224,7 +223,7 @@ class Objective(keras.layers.Layer):
         )
         ways = [comparable(*pair) for pair in pairs]
         return (
-            [replace(way, teacher=Form.LINEAR) for way in ways]
+            [replace(way, teacher=OutputForm.LINEAR) for way in ways]
             if batch.cached
             else ways
         )
@@ -242,7 +241,7 @@ def _comparisons(
 
 
 def _soft(
-    loss: OutputLoss, way: Comparable, labels: Any, temperature: Any
+    loss: OutputLoss, way: Comparable, labels: Tensor, temperature: Any
 ) -> Callable[..., Any]:
     """Return what compares one output of the two models.
 
@@ -269,7 +268,6 @@ def _soft(
 
 
 def _labels(batch: Batch, count: int) -> list[Any]:
-    """Return the labels of each output, None where there are none."""
     labels = batch.labels
     if isinstance(labels, dict) and not isinstance(batch.predictions, dict):
         labels = [labels.get(name) for name in batch.student.output_names]
@@ -278,7 +276,6 @@ def _labels(batch: Batch, count: int) -> list[Any]:
 
 
 def _per_sample(weight: Any) -> Any:
-    """Return one weight per sample, of those of several outputs or time steps."""
     weights = [w for w in keras.tree.flatten(weight) if w is not None]
     if not weights:
         return None
@@ -298,14 +295,14 @@ class TeacherMetrics(keras.callbacks.Callback):
         super().__init__()
         self._metrics = metrics
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Add the metrics to the logs."""
         del epoch
         if logs is not None and any(name.startswith("val_") for name in logs):
             logs.update(self._metrics)
 
 
-def teacher_answers(objective: Objective, x: Any, batch: Batch, cached: Any) -> Any:
+def teacher_answers(objective: Objective, x: Tensor, batch: Batch, cached: Any) -> Any:
     """Return what a teacher answers, in the form that its student gives.
 
     Args:

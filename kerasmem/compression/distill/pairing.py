@@ -17,6 +17,7 @@ from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.measure import batch_of
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import has_graph
+from kerasmem.types import Model, Tensors
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Probe:
         return shapes[ref.index]
 
 
-def probe_models(teacher: Any, student: Any, sample: Any) -> tuple[Probe, Probe]:
+def probe_models(teacher: Model, student: Model, sample: Any) -> tuple[Probe, Probe]:
     """Return what the layers of two models give.
 
     Args:
@@ -71,7 +72,7 @@ def probe_models(teacher: Any, student: Any, sample: Any) -> tuple[Probe, Probe]
     )
 
 
-def probe(model: Any, inputs: Any) -> Probe:
+def probe(model: Model, inputs: Tensors) -> Probe:
     """Return what the layers of a model give for some samples, in inference mode."""
     layers = inner_layers(model)
     with backends.current().inference(), layer_outputs(layers) as by_path:
@@ -92,7 +93,7 @@ def probe(model: Any, inputs: Any) -> Probe:
     )
 
 
-def sample_for(model: Any, sample: Any, role: str) -> Any:
+def sample_for(model: Model, sample: Any, role: str) -> Any:
     """Return samples to probe a model with: those given, or zeros of its inputs' shape.
 
     Raises:
@@ -173,7 +174,7 @@ def _by_name(
     ]
 
 
-def _hidden(model: Any, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]:
+def _hidden(model: Model, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]:
     """Return the features of a model by block, without those of its outputs.
 
     A block begins with a layer that has a kernel and lasts until the next one does.
@@ -196,8 +197,7 @@ def _hidden(model: Any, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]
     return [block for block in inner if block]
 
 
-def _units(model: Any) -> list[Any]:
-    """Return the layers of a model, those of nested models in their places."""
+def _units(model: Model) -> list[Any]:
     layers = model.layers if has_graph(model) or isinstance(model, keras.Model) else []
     groups = (_units(x) if isinstance(x, keras.Model) else [x] for x in layers)
     return [layer for group in groups for layer in group]
@@ -231,7 +231,6 @@ def _by_places(blocks: list[Any]) -> dict[tuple[int, ...], list[str]]:
 
 
 def _spread(teacher: list[str], student: list[str]) -> list[tuple[str, str]]:
-    """Pair two lists from the end, evenly; none is used twice."""
     count = min(len(teacher), len(student))
     return [
         (

@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from kerasmem.compression.distill.losses.base import flat, one_hot
+from kerasmem.types import Tensor, Tensors
 
 _KEY = "padding_mask"
 
@@ -21,14 +22,14 @@ Masks = dict[str, Any]
 `padding_mask` in their inputs' names: "", "encoder_" or "decoder_"."""
 
 
-def padding_masks(x: Any) -> Masks:
+def padding_masks(x: Tensor) -> Masks:
     """Return the masks among a model's inputs, where these have names."""
     if not isinstance(x, Mapping):
         return {}
     return {k.removesuffix(_KEY): m for k, m in x.items() if str(k).endswith(_KEY)}
 
 
-def padding_weights(masks: Masks, outputs: Any) -> Any:
+def padding_weights(masks: Masks, outputs: Tensors) -> Any:
     """Return sample weights in the structure of the outputs, None if all count alike.
 
     They are those of Keras's masks: 0 for padding, and as much more for the rest.
@@ -64,7 +65,7 @@ def without_padding(masks: Masks, path: str, feature: Any) -> Any:
     return ops.where(mask, feature, ops.zeros_like(feature))
 
 
-def _weights(masks: Masks, name: str, output: Any) -> Any:
+def _weights(masks: Masks, name: str, output: Tensor) -> Any:
     # A model with two sequences answers along the decoder's.
     mask = _mask(masks, name or "decoder_", output)
     if mask is None:
@@ -73,7 +74,7 @@ def _weights(masks: Masks, name: str, output: Any) -> Any:
     return mask / ops.maximum(ops.mean(mask), keras.config.epsilon())
 
 
-def _mask(masks: Masks, path: str, tensor: Any) -> Any:
+def _mask(masks: Masks, path: str, tensor: Tensor) -> Any:
     own_masks = [mask for part, mask in masks.items() if part and part[:-1] in path]
     mask = own_masks[0] if len(own_masks) == 1 else masks.get("")
     if mask is None or len(tensor.shape) < 3 or mask.shape[1] != tensor.shape[1]:
@@ -84,7 +85,7 @@ def _mask(masks: Masks, path: str, tensor: Any) -> Any:
 BY_CONFIDENCE = "confidence"
 
 
-def cross_entropy(logits: Any, labels: Any) -> Any:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Any:
     """Return how wrong a classifier is, (batch,); the mean over all but the first axis.
 
     Args:

@@ -13,8 +13,8 @@ from kerasmem.compression.account import (
     matches,
 )
 from kerasmem.compression.factorize import Factorize
-from kerasmem.compression.factorize.chains import Chain, chain, why_not
 from kerasmem.compression.factorize.inside import factorize_inside, why_not_inside
+from kerasmem.compression.factorize.replacements import FactorChain, chain, why_not
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as
@@ -23,6 +23,7 @@ from kerasmem.graph.layers import Weight, operations, readers, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Model, Node
 
 NAME = "factorize"
 _NO_KERNEL = "is no kernel"
@@ -31,7 +32,7 @@ _ADVICE = " Next: keep less of the rank."
 
 
 def factorize(
-    model: Any, config: Factorize, context: Context
+    model: Model, config: Factorize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model of thinner layers, and what became of every weight.
 
@@ -48,7 +49,7 @@ def factorize(
     check_every_pattern_matches(model.name, everything, patterns)
     in_graph = {id(layer) for layer in operations(model)}
     shared_weights = readers(model)
-    chains: dict[int, Chain] = {}
+    chains: dict[int, FactorChain] = {}
     reasons: dict[int, str] = {}
     for weight in everything:
         reason = _why_not(weight, config, in_graph)
@@ -89,10 +90,10 @@ def factorize(
 class _Thinner(Rewrite):
     """Chains in the place of layers."""
 
-    def __init__(self, chains: dict[int, Chain]) -> None:
+    def __init__(self, chains: dict[int, FactorChain]) -> None:
         self._chains = chains
 
-    def replacement(self, node: Any) -> Sequence[Any]:
+    def replacement(self, node: Node) -> Sequence[Any]:
         thin_chain = self._chains.get(id(node.operation))
         return () if thin_chain is None else thin_chain.layers()
 
@@ -123,7 +124,7 @@ def _why_not(weight: Weight, config: Factorize, in_graph: set[int]) -> str | Non
 
 
 def _change(
-    weight: Weight, chains: dict[int, Chain], reasons: dict[int, str]
+    weight: Weight, chains: dict[int, FactorChain], reasons: dict[int, str]
 ) -> WeightChange:
     thin_chain = chains.get(id(weight.variable))
     if thin_chain is None:

@@ -32,6 +32,7 @@ from kerasmem.graph.lora import (
     has_lora,
     lora_inside,
 )
+from kerasmem.types import Layer, Tensors
 
 Forms = list[dict[str, Any]]
 """Thin layers as Keras serializes them, the first to the last."""
@@ -86,7 +87,6 @@ class FactorizedKernel(ComputedVariable):
 
 
 def _product(kernels: Sequence[Any], equation: str | None) -> Any:
-    """Return the kernel that factors stand for, of an EinsumDense by its equation."""
     if equation is None:
         return functools.reduce(keras.ops.matmul, kernels)
     first, last = kernels
@@ -104,7 +104,7 @@ def summed_and_new(equation: str) -> list[int]:
 class FactorizedProduct(keras.layers.Layer):
     """A Dense, EinsumDense or convolution that calls its factors in turn."""
 
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Multiply with each factor; with LoRA with the product of them all."""
         if has_lora(self):
             return super().call(inputs, *args, **kwargs)
@@ -193,7 +193,7 @@ def factorize_inside(pairs: Iterable[tuple[Weight, Sequence[Any]]]) -> None:
         forget_float_weights(sublayers(block))
 
 
-def built_in_turn(layer: Any, configs: Sequence[dict[str, Any]]) -> list[Any]:
+def built_in_turn(layer: Layer, configs: Sequence[dict[str, Any]]) -> list[Any]:
     """Return thin layers for the place of a built one, built behind one another.
 
     Args:
@@ -211,7 +211,7 @@ def built_in_turn(layer: Any, configs: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 @contextmanager
-def factorized_part(block: Any, part: Any) -> Iterator[None]:
+def factorized_part(block: Layer, part: Any) -> Iterator[None]:
     """Let a model within a factorized one be saved by itself, while the scope is open.
 
     Args:
@@ -226,12 +226,12 @@ def factorized_part(block: Any, part: Any) -> Iterator[None]:
         yield
 
 
-def has_factors(layer: Any) -> bool:
+def has_factors(layer: Layer) -> bool:
     """Return whether a layer or one inside of it has factors in it."""
     return any(_kernel_of(each) is not None for each in sublayers(layer))
 
 
-def _serialized(layer: Any) -> dict[str, Any]:
+def _serialized(layer: Layer) -> dict[str, Any]:
     form = keras.saving.serialize_keras_object(layer)
     # Both are told again by the form around this one.
     form.pop("build_config", None)
@@ -239,21 +239,19 @@ def _serialized(layer: Any) -> dict[str, Any]:
     return form
 
 
-def _become_block(layer: Any, form: dict[str, Any]) -> None:
+def _become_block(layer: Layer, form: dict[str, Any]) -> None:
     vars(layer)["_form_before"] = form
     _become(layer, FactorizedBlock)
 
 
-def _without_factors(block: Any) -> list[Any]:
-    """Return the layers inside of a block in the order that they had before."""
+def _without_factors(block: Layer) -> list[Any]:
     layers = sublayers(block)
     kernels = [kernel for one in layers if (kernel := _kernel_of(one)) is not None]
     factors = {id(factor) for kernel in kernels for factor in kernel.factors}
     return [layer for layer in layers if id(layer) not in factors]
 
 
-def _insert_awaited(block: Any) -> None:
-    """Give a block its factors, once all layers that take some are built."""
+def _insert_awaited(block: Layer) -> None:
     forms_by_owner = vars(block).get("_awaited")
     if not forms_by_owner:
         return
@@ -272,7 +270,6 @@ def _insert_awaited(block: Any) -> None:
 
 
 def _check_fit(owner: Any, layers: Sequence[Any]) -> None:
-    """Raise unless the product of factors has the shape of a layer's kernel."""
     symbols = [keras.KerasTensor(layer.kernel.shape) for layer in layers]
     try:
         shape = _product(symbols, getattr(owner, "equation", None)).shape
@@ -297,10 +294,10 @@ def _insert(owner: Any, layers: Sequence[Any], forms: Forms) -> None:
     _become(owner, FactorizedProduct)
 
 
-def _kernel_of(layer: Any) -> FactorizedKernel | None:
+def _kernel_of(layer: Layer) -> FactorizedKernel | None:
     kernel = vars(layer).get("_kernel")
     return kernel if isinstance(kernel, FactorizedKernel) else None
 
 
-def _become(layer: Any, form: type) -> None:
+def _become(layer: Layer, form: type) -> None:
     become(layer, form, FactorizedBlock, f"Factorized{type(layer).__name__}")

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
 from kerasmem.records.plain import AnyNumber, read_json, record_from
 from kerasmem.stats.bisection import bisect
+from kerasmem.types import Dataset, Model
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
 _SHARE = Real("a share,", least=0, below=1)
@@ -154,7 +154,6 @@ class Sensitivity:
         return record
 
     def _at(self, weight: WeightSensitivity, cost: float) -> float:
-        """Return the highest sparsity of a weight that costs no more than `cost`."""
         places = np.array([0.0, *self.sparsities])
         drops = np.array([0.0, *self.drops(weight)])
         index = int(np.searchsorted(drops, cost, side="right"))
@@ -165,8 +164,8 @@ class Sensitivity:
 
 
 def sensitivity(
-    model: Any,
-    data: Any,
+    model: Model,
+    data: Dataset,
     *,
     sparsities: Sequence[float] = SPARSITIES,
     prune: Prune | None = None,
@@ -225,8 +224,7 @@ def sensitivity(
     return Sensitivity(metric, baseline, in_order, tuple(measurements))
 
 
-def _judged(model: Any, data: Any, batch_size: int) -> tuple[str, float]:
-    """Return the name and value of the first metric, or of the loss without one."""
+def _judged(model: Model, data: Dataset, batch_size: int) -> tuple[str, float]:
     metrics = model.evaluate(
         **fit_arguments(data, batch_size), verbose=0, return_dict=True
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from kerasmem.compression.evidence import sums_over_samples
 from kerasmem.compression.prune import CRITERIA, GRADIENT, INPUTS, UNSTRUCTURED, Prune
-from kerasmem.compression.prune.plan import Plan, changes, input_norms, make_plan
+from kerasmem.compression.prune.plan import MaskPlan, changes, input_norms, make_plan
 from kerasmem.compression.prune.scores import (
     magnitude,
     parse_pattern,
@@ -21,10 +21,11 @@ from kerasmem.files.threads import map_entries, map_pieces
 from kerasmem.graph.values import array_of, nbytes, to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
+from kerasmem.types import Dataset, Model, Variable
 
 
 def prune_weights(
-    model: Any, config: Prune, context: Context
+    model: Model, config: Prune, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model whose weights that matter least are zero, and every weight.
 
@@ -45,7 +46,7 @@ def prune_weights(
 
 
 def choose_masks(
-    plan: Plan,
+    plan: MaskPlan,
     config: Prune,
     matters: Sequence[np.ndarray],
     sparsities: Sequence[float],
@@ -72,14 +73,14 @@ def choose_masks(
     return masks
 
 
-def zero_out(variable: Any, mask: np.ndarray) -> None:
+def zero_out(variable: Variable, mask: np.ndarray) -> None:
     """Set a variable to zero where `mask` is False."""
     value = to_numpy(variable)
     variable.assign(np.where(mask, value, np.zeros((), value.dtype)))
 
 
 def gather(
-    model: Any, plan: Plan, criterion: str, data: Any
+    model: Model, plan: MaskPlan, criterion: str, data: Dataset
 ) -> list[np.ndarray] | None:
     """Return what a criterion has to know of each weight, None if nothing.
 
@@ -110,7 +111,7 @@ def is_by_magnitude(config: Prune) -> bool:
     return is_size and config.pattern == UNSTRUCTURED
 
 
-def prune_by_magnitude(plan: Plan, config: Prune) -> list[WeightChange]:
+def prune_by_magnitude(plan: MaskPlan, config: Prune) -> list[WeightChange]:
     """Set the entries of weights that are smallest to zero, in place.
 
     One weight is in memory at a time, with what it becomes. The threshold is found
@@ -153,7 +154,7 @@ class _Scores:
         progress: is told of the bytes that are read.
     """
 
-    def __init__(self, variable: Any, progress: Progress) -> None:
+    def __init__(self, variable: Variable, progress: Progress) -> None:
         self.variable, self.size = variable, math.prod(variable.shape)
         dtype = keras.backend.standardize_dtype(variable.dtype)
         self.dtype = magnitude(np.empty(0, dtype)).dtype
@@ -221,7 +222,6 @@ class _Scores:
 
 
 def _remove(members: Sequence[_Scores], removed: int) -> list[int]:
-    """Set what matters least in all weights together to zero; return the counts."""
     common = np.result_type(*(each.dtype for each in members))
     for each in members:
         each.dtype = common
@@ -238,7 +238,6 @@ def _remove(members: Sequence[_Scores], removed: int) -> list[int]:
 def _threshold(
     members: Sequence[_Scores], removed: int, width: int
 ) -> tuple[int, list[int]]:
-    """Return the largest score that goes, and how many are below it in each weight."""
     prefix, below = 0, [0] * len(members)
     for shift in range(width - _DIGIT, -1, -_DIGIT):
         tables = [each.counts(prefix, shift) for each in members]

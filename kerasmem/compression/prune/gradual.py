@@ -14,6 +14,7 @@ from kerasmem.compression.prune.schedules import RigL
 from kerasmem.compression.prune.scores import exchange, removed_count, scores
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model
 
 
 class Gradual:
@@ -32,9 +33,9 @@ class Gradual:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         config: Prune,
-        data: Any = None,
+        data: Dataset = None,
         fetch: Callable[[], Any] = lambda: None,
     ) -> None:
         self._model, self._config, self._data = model, config, data
@@ -159,14 +160,12 @@ class Gradual:
         ]
 
     def _removed_first(self, matters: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the scores with what is removed already below all others."""
         return [
             each if mask.all() else np.where(mask, each, -np.inf)
             for each, mask in zip(matters, self._current_masks, strict=True)
         ]
 
     def _limits(self) -> list[float]:
-        """Return the most zeros that each weight may have in the end."""
         sizes = [mask.size for mask in self._current_masks]
         limits: list[float] = [0.0] * len(sizes)
         for group in self.plan.groups:

@@ -19,6 +19,7 @@ from kerasmem.compression.prune.apply import zero_out
 from kerasmem.compression.prune.plan import make_plan
 from kerasmem.compression.working import constrain
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Model, Optimizer, Variable
 
 
 class Masks:
@@ -37,7 +38,7 @@ class Masks:
     """
 
     def __init__(
-        self, model: Any, variables: Sequence[Any], *, splicing: bool = False
+        self, model: Model, variables: Sequence[Any], *, splicing: bool = False
     ) -> None:
         self._variables = list(variables)
         # XLA unpacks bits in the same pass in which it masks; others take more of them.
@@ -112,7 +113,7 @@ class Masks:
 
 
 @contextmanager
-def preserve_zeros(config: Prune, model: Any, trainer: Any) -> Iterator[None]:
+def preserve_zeros(config: Prune, model: Model, trainer: Model) -> Iterator[None]:
     """Keep the zeros of a pruned model at zero while `trainer` trains it.
 
     Args:
@@ -135,7 +136,7 @@ def preserve_zeros(config: Prune, model: Any, trainer: Any) -> Iterator[None]:
 class _Link:
     """One mask of one variable, as a step sees it."""
 
-    def __init__(self, optimizer: Any, variable: Any) -> None:
+    def __init__(self, optimizer: Optimizer, variable: Variable) -> None:
         self.optimizer = optimizer
         self.variable = variable
         self.mask: Any = None
@@ -158,8 +159,7 @@ class _Link:
         return current().masked(value, mask)
 
 
-def _moving_average(optimizer: Any, variable: Any) -> Any:
-    """Return the average that an optimizer with `use_ema` keeps, None without one."""
+def _moving_average(optimizer: Optimizer, variable: Variable) -> Any:
     inner = innermost(optimizer)
     if not getattr(inner, "use_ema", False) or not inner.built:
         return None

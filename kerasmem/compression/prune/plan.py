@@ -35,6 +35,7 @@ from kerasmem.graph.layers import (
 )
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model, Node, Tensor
 
 _SAMPLES = 256
 
@@ -49,7 +50,9 @@ def why_no_inputs(weight: Weight) -> str | None:
     return "is no kernel of a Dense, EinsumDense or convolution, whose inputs are known"
 
 
-def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.ndarray]:
+def input_norms(
+    model: Model, data: Dataset, weights: Sequence[Weight]
+) -> list[np.ndarray]:
     """Return for each weight the L2 norm of the input that each entry multiplies.
 
     The model is called on the first samples of `data`, as `predict` would.
@@ -90,7 +93,6 @@ def input_norms(model: Any, data: Any, weights: Sequence[Weight]) -> list[np.nda
 
 
 def _feature_axes(owner: Any) -> list[int]:
-    """Return the axes of a layer's input that its kernel has, in the kernel's order."""
     if isinstance(owner, _CONVOLUTIONS):
         return [1 if owner.data_format == "channels_first" else -1]
     if isinstance(owner, keras.layers.EinsumDense):
@@ -116,7 +118,7 @@ _NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
 
 
 @dataclass(frozen=True)
-class Plan:
+class MaskPlan:
     """What a `Prune` means for one model.
 
     Args:
@@ -150,7 +152,7 @@ class Plan:
         return [(reduced_axes(weight) or (0,))[-1] for weight in self.chosen]
 
 
-def make_plan(model: Any, config: Prune) -> Plan:
+def make_plan(model: Model, config: Prune) -> MaskPlan:
     """Return which weights of `model` are pruned, and how far.
 
     Raises:
@@ -168,7 +170,7 @@ def make_plan(model: Any, config: Prune) -> Plan:
         "is not excluded and not of the output layer, which is pruned only if "
         "include= or ratios= names it. Prune before quantizing.",
     )
-    return Plan(
+    return MaskPlan(
         tuple(pruned_weights),
         tuple(_sparsities(pruned_weights, config)),
         tuple(_groups(pruned_weights, config)),
@@ -207,7 +209,6 @@ def _sparsities(chosen: Sequence[Weight], config: Prune) -> list[float]:
 
 
 def _groups(chosen: Sequence[Weight], config: Prune) -> list[tuple[int, ...]]:
-    """Return the indices that are ranked together; those with a ratio stand alone."""
     together: dict[Any, list[int]] = {}
     for index, weight in enumerate(chosen):
         key: Any = index
@@ -257,7 +258,7 @@ def erdos_renyi(
         full |= over
 
 
-def output_layers(model: Any, weights: list[Weight]) -> set[int]:
+def output_layers(model: Model, weights: list[Weight]) -> set[int]:
     """Return the ids of the layers that come last of those with a kernel.
 
     They are found by walking back from the outputs of the model. Of a model without a
@@ -274,7 +275,7 @@ def output_layers(model: Any, weights: list[Weight]) -> set[int]:
     return set() if last >= others else last
 
 
-def _last(model: Any, with_kernel: set[int]) -> set[int]:
+def _last(model: Model, with_kernel: set[int]) -> set[int]:
     graph = own_graph(model)
     if graph is not None:
         return _makers(graph, graph.outputs, with_kernel)[0]
@@ -316,9 +317,8 @@ def _makers(
 
 
 def _makers_in(
-    node: Any, tensor: Any, with_kernel: set[int]
+    node: Node, tensor: Tensor, with_kernel: set[int]
 ) -> tuple[set[int], list[Any]]:
-    """Return the layers with a kernel within a call, and the tensors to go on at."""
     operation = node.operation
     if (graph := own_graph(operation)) is not None:
         number = next(n for n, x in enumerate(node.outputs) if x is tensor)
@@ -332,7 +332,7 @@ def _makers_in(
     return inside, [] if inside else node.input_tensors
 
 
-def changes(plan: Plan, shares: Sequence[float]) -> list[WeightChange]:
+def changes(plan: MaskPlan, shares: Sequence[float]) -> list[WeightChange]:
     """Return one change per weight of a model, with its share of zeros or why not.
 
     Args:

@@ -68,7 +68,6 @@ def magnitude(weights: np.ndarray) -> np.ndarray:
 
 
 def _relative(magnitude: np.ndarray) -> np.ndarray:
-    """Return magnitudes divided by their root mean square."""
     scale = math.sqrt(float(np.mean(np.square(magnitude, dtype=np.float64))))
     if not 0 < scale < math.inf:
         return magnitude

@@ -8,7 +8,6 @@ Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,13 +20,14 @@ from kerasmem.files.data.check import flat_samples
 from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layers import own_graph
 from kerasmem.records import ActivationRange
+from kerasmem.types import Dataset, Model, Tensor
 
 _FEW = 32
 
 
 def calibrate(
-    model: Any,
-    data: Any,
+    model: Model,
+    data: Dataset,
     calibration: Calibration | None = None,
     *,
     calls: Calls | None = None,
@@ -63,7 +63,7 @@ def calibrate(
     observers: dict[str, Observer] = {}
     count, alike, first = 0, True, list[np.ndarray]()
 
-    def see(name: str, tensor: Any) -> None:
+    def see(name: str, tensor: Tensor) -> None:
         if not keras.backend.is_float_dtype(
             keras.backend.standardize_dtype(tensor.dtype)
         ):
@@ -91,7 +91,7 @@ class Observer:
         self._histogram = Histogram()
         self._average: tuple[float, float] | None = None
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: Tensor) -> None:
         """Count the values of a tensor of a name, at least one.
 
         Raises:
@@ -130,7 +130,7 @@ class Observer:
 
 
 def flat_batches(
-    model: Any, data: Any, calibration: Calibration
+    model: Model, data: Dataset, calibration: Calibration
 ) -> Iterator[list[np.ndarray]]:
     """Yield an array per input of the model, batch by batch."""
     for x in input_batches(data, calibration.samples, calibration.batch_size):

@@ -21,7 +21,7 @@ from kerasmem.compression.account import (
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.config import CLOSELY
-from kerasmem.compression.quantize.layer import Place, to_quantized
+from kerasmem.compression.quantize.layer import WeightPlace, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.products import (
@@ -37,6 +37,7 @@ from kerasmem.graph.layers import Weight, sublayers, weights
 from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
+from kerasmem.types import Model
 from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -66,12 +67,12 @@ ActivationScales = Mapping[int, float]
 NO_ACTIVATION_SCALES: ActivationScales = MappingProxyType({})
 
 
-WeightPlan = Sequence[tuple[Weight, Place | str]]
+WeightPlan = Sequence[tuple[Weight, WeightPlace | str]]
 """Every weight of a model, with how it is stored, or why it is left alone."""
 
 
 def quantize_weights(
-    model: Any,
+    model: Model,
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
 ) -> list[WeightChange]:
@@ -92,7 +93,7 @@ def quantize_weights(
     return store(model, weight_plan(model, config, exclude))
 
 
-def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
+def store(model: Model, plan: WeightPlan) -> list[WeightChange]:
     """Store weights of `model` as a plan says, in place.
 
     Args:
@@ -116,7 +117,7 @@ def store(model: Any, plan: WeightPlan) -> list[WeightChange]:
 
 
 def replace_weights(
-    model: Any, plan: WeightPlan, codes: dict[int, Coded] | None = None
+    model: Model, plan: WeightPlan, codes: dict[int, Coded] | None = None
 ) -> None:
     """Have the layers of `model` keep their weights as a plan says, in place.
 
@@ -126,9 +127,9 @@ def replace_weights(
         codes: of weights, by the ids of the variables; they are taken out. None to
             encode what the variables hold.
     """
-    by_block: dict[int, tuple[Any, list[Place]]] = {}
+    by_block: dict[int, tuple[Any, list[WeightPlace]]] = {}
     for weight, place in plan:
-        if isinstance(place, Place):
+        if isinstance(place, WeightPlace):
             by_block.setdefault(id(weight.block), (weight.block, []))[1].append(place)
     for block, places in by_block.values():
         to_quantized(block, places, codes)
@@ -151,8 +152,7 @@ def losses(plan: WeightPlan, name: str = "quantize") -> list[WeightChange]:
 def _encoded_weights(
     plan: WeightPlan, stage: str
 ) -> Iterator[tuple[Weight, Coded | None, WeightChange]]:
-    """Give each weight of a plan in fewer bits, None if it is left alone."""
-    total = sum(w.nbytes for w, place in plan if isinstance(place, Place))
+    total = sum(w.nbytes for w, place in plan if isinstance(place, WeightPlace))
     progress = Progress(stage, total)
     for weight, place in plan:
         if isinstance(place, str):
@@ -162,8 +162,7 @@ def _encoded_weights(
         progress.add(weight.nbytes)
 
 
-def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
-    """Return a weight in fewer bits, and the change that this is."""
+def _encoded(weight: Weight, place: WeightPlace) -> tuple[Coded, WeightChange]:
     values = finite(array_of(weight.variable), weight.path)
     slices = place.slices(values.shape)
 
@@ -186,7 +185,7 @@ def _encoded(weight: Weight, place: Place) -> tuple[Coded, WeightChange]:
 
 
 def weight_plan(
-    model: Any,
+    model: Model,
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
@@ -210,7 +209,7 @@ def weight_plan(
     check_every_pattern_matches(
         model.name, all_weights, {"include": config.include, "exclude": config.exclude}
     )
-    if not any(isinstance(place, Place) for _, place in plan):
+    if not any(isinstance(place, WeightPlace) for _, place in plan):
         again = (
             " It was quantized before: km.dequantize gives a model of floats again."
             if quantized_variables(model)
@@ -225,7 +224,7 @@ def weight_plan(
 
 
 def planned(
-    model: Any,
+    model: Model,
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
     scales: Scales = NO_SCALES,
@@ -255,7 +254,6 @@ def _why_not(
     codes: QuantizedVariable | None,
     exclude: Exclude,
 ) -> str | None:
-    """Return why a weight is left alone, None if it is not."""
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if codes is not None:
         return f"is {codes.coding.dtype} already"
@@ -276,7 +274,7 @@ def _why_not(
 
 def _place(
     weight: Weight, config: "Quantize", block_bytes: int, inputs: ActivationScales
-) -> Place:
+) -> WeightPlace:
     """Return where a weight is kept, and how the config has it stored.
 
     Args:
@@ -291,7 +289,7 @@ def _place(
     if is_multiplied and (cut := block_axes(weight.owner)) is not None:
         most_blocks = math.ceil(4 * weight.size / block_bytes)
         blocks = min(most_blocks, weight.variable.shape[cut[0]])
-    return Place(
+    return WeightPlace(
         weight.index,
         str(weight.attribute),
         coding_of(config, tuple(sorted(reduced_axes(weight)))),
@@ -308,7 +306,7 @@ def coding_of(config: "Quantize", axes: tuple[int, ...]) -> Coding:
     return Coding(config.dtype, axes, *size)
 
 
-def name_of(model: Any, weight: Weight) -> str:
+def name_of(model: Model, weight: Weight) -> str:
     """Return what names a weight in a model and in all that are made of its config.
 
     It is the layer's name and the weight's, such as `"dense/kernel"`, with the models

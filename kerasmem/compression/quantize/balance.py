@@ -28,7 +28,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class ScalePair:
     """One kernel that makes channels, and those that take them.
 
     Args:
@@ -42,7 +42,9 @@ class Link:
     count: int
 
 
-def balance(links: Sequence[Link], peaks: dict[int, np.ndarray]) -> list[np.ndarray]:
+def balance(
+    links: Sequence[ScalePair], peaks: dict[int, np.ndarray]
+) -> list[np.ndarray]:
     """Return for each link what to multiply the takers of each channel with.
 
     The maker is divided by it. Then the largest entry of a channel is as large in the
@@ -98,7 +100,7 @@ def largest_by(places: np.ndarray, values: np.ndarray, count: int) -> np.ndarray
     return largest
 
 
-def _step(link: Link, peaks: dict[int, np.ndarray]) -> np.ndarray:
+def _step(link: ScalePair, peaks: dict[int, np.ndarray]) -> np.ndarray:
     maker_peaks = largest_by(link.maker.places, peaks[link.maker.kernel], link.count)
     taker_peaks = np.zeros(link.count)
     for taker in link.takers:

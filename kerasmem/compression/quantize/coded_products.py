@@ -28,11 +28,12 @@ from kerasmem.compression.quantize.products import (
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.graph.kernels import by_channel, einsum_parts
+from kerasmem.types import Layer, Tensor, Tensors
 
 
 def float_product(
-    layer: Any,
-    inputs: Any,
+    layer: Layer,
+    inputs: Tensors,
     kernel: QuantizedVariable,
     *,
     again: bool = False,
@@ -55,7 +56,7 @@ def float_product(
     is_scaled = _is_scaled_after(layer, kernel)
     floats = _codes if is_scaled else kernel.decoded
 
-    def forward(inputs: Any, *parts: Any) -> Any:
+    def forward(inputs: Tensors, *parts: Any) -> Any:
         now = coded_kernel.with_parts(parts)
         total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
         if not is_scaled:
@@ -68,7 +69,7 @@ def float_product(
     # A graph keeps what makes its gradient, so that knows neither layer nor variables.
     layout = kernel.without_variables()
 
-    def transposed(gradient: Any, *parts: Any) -> Any:
+    def transposed(gradient: Tensor, *parts: Any) -> Any:
         now = coded_kernel.with_parts(parts)
         return _transposed_in_blocks(equation, gradient, layout, now, blocks)
 
@@ -79,7 +80,7 @@ def _codes(coded: Coded, _: Rows | None) -> Any:
     return keras.ops.cast(coded.codes, "float32")
 
 
-def _is_scaled_after(layer: Any, kernel: QuantizedVariable) -> bool:
+def _is_scaled_after(layer: Layer, kernel: QuantizedVariable) -> bool:
     """Return whether what a layer's codes give is scaled, and not the codes.
 
     That is cheaper where outputs are fewer than weights, as in a Dense. In 16 bits the
@@ -97,8 +98,8 @@ def _is_scaled_after(layer: Any, kernel: QuantizedVariable) -> bool:
 
 
 def _in_blocks(
-    layer: Any,
-    inputs: Any,
+    layer: Layer,
+    inputs: Tensors,
     kernel: QuantizedVariable,
     blocks: "_Blocks",
     floats: Callable[[Coded, Rows | None], Any],
@@ -133,12 +134,11 @@ _WHOLE: _Blocks = ([None], -1)
 
 def _transposed_in_blocks(
     equation: str,
-    gradient: Any,
+    gradient: Tensor,
     kernel: QuantizedVariable,
     coded: Coded,
     blocks: _Blocks,
 ) -> Any:
-    """Return the gradient of a layer's inputs of that of its product."""
     total = None
     after = (slice(None),) * (-1 - blocks[1])
     for block in blocks[0]:
@@ -150,7 +150,7 @@ def _transposed_in_blocks(
     return total
 
 
-def _blocks(layer: Any, kernel: QuantizedVariable) -> _Blocks:
+def _blocks(layer: Layer, kernel: QuantizedVariable) -> _Blocks:
     axes = block_axes(layer)
     if kernel.block_count == 1 or axes is None:
         return _WHOLE
@@ -161,7 +161,7 @@ def _blocks(layer: Any, kernel: QuantizedVariable) -> _Blocks:
     return [(axis, start, min(start + size, length)) for start in starts], place
 
 
-def _transposed_equation(layer: Any) -> str | None:
+def _transposed_equation(layer: Layer) -> str | None:
     """Return what makes the gradient of inputs of that of outputs, and the kernel.
 
     None for a layer whose product is not transposed so.
@@ -177,7 +177,7 @@ def _transposed_equation(layer: Any) -> str | None:
     return f"{output},{own}->{input_letters}" if is_known else None
 
 
-def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]:
+def _unit(layer: Layer, inputs: Tensors, kernel: QuantizedVariable) -> tuple[int, ...]:
     """Return the least shape of inputs that multiplies the scales of a kernel.
 
     Args:
@@ -197,7 +197,7 @@ def _unit(layer: Any, inputs: Any, kernel: QuantizedVariable) -> tuple[int, ...]
     return tuple(sizes.get(letter, 1) for letter in letters)
 
 
-def _sums_floats(layer: Any, rank: int) -> bool:
+def _sums_floats(layer: Layer, rank: int) -> bool:
     """Return whether integers are summed as float32.
 
     No backend convolves int8 on every device, and torch has no int8 sum along an axis
@@ -211,7 +211,7 @@ def _sums_floats(layer: Any, rank: int) -> bool:
 
 
 def _kernel_scales(
-    layer: Any, inputs: Any, kernel: QuantizedVariable, coded: Coded | None = None
+    layer: Layer, inputs: Tensors, kernel: QuantizedVariable, coded: Coded | None = None
 ) -> Any:
     """Return the scales of a kernel, broadcastable to the layer's product.
 
@@ -231,8 +231,7 @@ def _kernel_scales(
     return product(layer, ones, keras.ops.broadcast_to(own, shape))
 
 
-def _of_rows(layer: Any, values: Any, kernel: QuantizedVariable) -> Any:
-    """Return one value per row of inputs, broadcastable to the layer's product."""
+def _of_rows(layer: Layer, values: Any, kernel: QuantizedVariable) -> Any:
     if not isinstance(layer, keras.layers.EinsumDense):
         return values
     letters, own, output = einsum_parts(layer.equation)
@@ -242,7 +241,7 @@ def _of_rows(layer: Any, values: Any, kernel: QuantizedVariable) -> Any:
 
 
 def _sum_of_codes(
-    layer: Any, codes: Any, kernel: QuantizedVariable, zeros: Any | None
+    layer: Layer, codes: Tensor, kernel: QuantizedVariable, zeros: Any | None
 ) -> Any:
     """Return the layer's product of the codes of its inputs and of its kernel.
 
@@ -272,7 +271,7 @@ def _sum_of_codes(
     return total - ops.cast(_of_rows(layer, zeros, kernel), total.dtype) * sums
 
 
-def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
+def dynamic_product(layer: Layer, inputs: Tensors, kernel: QuantizedVariable) -> Any:
     """Return the layer's product of rounded inputs and the codes of its kernel.
 
     With `kernel.activation_scale`, all inputs share this scale, and no zero point is
@@ -304,7 +303,7 @@ def dynamic_product(layer: Any, inputs: Any, kernel: QuantizedVariable) -> Any:
     return ops.cast(ops.cast(total, "float32") * both, layer.compute_dtype)
 
 
-def rounded_inputs(layer: Any, inputs: Any) -> Any:
+def rounded_inputs(layer: Layer, inputs: Tensors) -> Any:
     """Return inputs of a product as `dynamic_product` rounds them, with a gradient.
 
     Args:

@@ -231,7 +231,6 @@ class Coding:
         closely: bool = False,
         input_scales: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], np.ndarray | None]:
-        """Return values and codes, one in each byte; scales and zeros; input scales."""
         axes, inputs = self.scale_axes(values.shape), None
         if self.by_input:
             if input_scales is None:
@@ -343,7 +342,6 @@ class Coding:
         *,
         closely: bool,
     ) -> tuple[np.ndarray, ...]:
-        """Return codes, scales and zero points of values as laid out."""
         if scales is None and closely:
             symmetric = self.symmetric
             return quantize_closely(values, axes, self.bits, symmetric=symmetric)
@@ -359,7 +357,6 @@ class Coding:
     def _with_short_scales(
         self, values: np.ndarray, scales: np.ndarray, *zeros: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """Return codes, scales in 16 bits and zero points of values as laid out."""
         values, wide = values.astype(np.float32, copy=False), short_scales(scales)
         if zeros:
             codes = affine_codes_of(values, wide, *zeros, bits=self.bits)

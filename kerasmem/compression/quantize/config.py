@@ -172,7 +172,6 @@ class Quantize(Technique):
                 raise ConfigError(f"{why} Received: {values}.")
 
     def _refused(self) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
-        """Yield combinations without a meaning: if it is so, why, the fields of it."""
         scheme = f"The scheme {self.scheme!r}"
         is_integer = self.is_dynamic or self.is_static
         is_weights = not is_integer

@@ -27,9 +27,10 @@ from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Model, Node
 
 
-def dequantize(model: Any) -> Any:
+def dequantize(model: Model) -> Any:
     """Dequantize: return a float model that computes what `model` does.
 
     Its weights are what the codes stand for, so that stock Keras opens its file. Where
@@ -74,8 +75,7 @@ def dequantize(model: Any) -> Any:
     return float_model
 
 
-def _float_form(model: Any) -> Any:
-    """Return the float model that a quantized one was, with other values."""
+def _float_form(model: Model) -> Any:
     objects = live_objects(model)
     try:
         with lambdas_allowed(), full_configs(sublayers(model)), ObjectSharingScope():
@@ -97,22 +97,19 @@ def _float_form(model: Any) -> Any:
 class _WithoutFakeQuantize(Rewrite):
     """Leaves out the layers that round activations."""
 
-    def goes(self, node: Any) -> bool:
+    def goes(self, node: Node) -> bool:
         return isinstance(node.operation, FakeQuantize)
 
 
-def _layers(model: Any) -> list[Any]:
-    """Return the layers of a model that have a float form."""
+def _layers(model: Model) -> list[Any]:
     return [each for each in sublayers(model) if not isinstance(each, FakeQuantize)]
 
 
-def _has_codes(layer: Any) -> bool:
-    """Return whether weights of a layer itself are quantized."""
+def _has_codes(layer: Layer) -> bool:
     return any(isinstance(value, StandIn) for value in vars(layer).values())
 
 
 def _carry_over(old: Any, new: Any) -> None:
-    """Give a float layer the weights of the one that it was made of."""
     kernels = {
         name: value for name, value in vars(old).items() if isinstance(value, StandIn)
     }
@@ -126,12 +123,12 @@ def _carry_over(old: Any, new: Any) -> None:
         after.assign(to_numpy(before))
 
 
-def _without(layer: Any, others: list[Any]) -> list[Any]:
+def _without(layer: Layer, others: list[Any]) -> list[Any]:
     ids = set(map(id, others))
     return [variable for variable in own_variables(layer) if id(variable) not in ids]
 
 
-def _check(model: Any) -> None:
+def _check(model: Model) -> None:
     if not isinstance(model, keras.Model):
         raise invalid("dequantize", "model", model, "a keras.Model")
     if not stand_ins(model) and _layers(model) == sublayers(model):

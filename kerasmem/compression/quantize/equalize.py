@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.account import account
-from kerasmem.compression.quantize.balance import Link, Side, balance
+from kerasmem.compression.quantize.balance import ScalePair, Side, balance
 from kerasmem.compression.quantize.kernels import (
     has_channels,
     input_kernel,
@@ -35,12 +35,13 @@ from kerasmem.graph.layers import Weight, readers, weights
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Layer, Model, Node, Operation, Tensor, Variable
 
 NAME = "equalize"
 _ACTIVATIONS = ("linear", "relu", "leaky_relu")
 
 
-def lets_through(operation: Any, *, relu6: bool = False) -> bool:
+def lets_through(operation: Operation, *, relu6: bool = False) -> bool:
     """Return True if `f(s * x) == s * f(x)` for a positive `s` of each channel.
 
     Args:
@@ -56,7 +57,7 @@ def lets_through(operation: Any, *, relu6: bool = False) -> bool:
     return entry.homogeneous
 
 
-def passes(activation: Any, *, relu6: bool = False) -> bool:
+def passes(activation: Tensor, *, relu6: bool = False) -> bool:
     """Return True for an activation of a layer that `lets_through` holds for."""
     if activation is None:
         return True
@@ -66,7 +67,7 @@ def passes(activation: Any, *, relu6: bool = False) -> bool:
     return any(activation is getattr(keras.activations, name) for name in names)
 
 
-def without_bound(operation: Any) -> dict[str, Any] | None:
+def without_bound(operation: Operation) -> dict[str, Any] | None:
     """Return what makes a ReLU of the ReLU6 in a layer's config, None without one."""
     if entry_of(operation).name == "layers.ReLU":
         return {"max_value": None} if operation.max_value is not None else None
@@ -95,7 +96,9 @@ class _NoWayError(Exception):
     """A way that ends where channels cannot be scaled."""
 
 
-def find_pairs(model: Any, *, relu6: bool = False) -> tuple[list[Pair], dict[int, str]]:
+def find_pairs(
+    model: Model, *, relu6: bool = False
+) -> tuple[list[Pair], dict[int, str]]:
     """Return the pairs of a model, and why a layer makes no pair, by its id.
 
     Args:
@@ -149,7 +152,7 @@ class _Way:
             raise _NoWayError("goes into no layer with a kernel")
         return pair
 
-    def _check_alone(self, layer: Any) -> None:
+    def _check_alone(self, layer: Layer) -> None:
         if self._counts[id(layer)] > 1:
             raise _NoWayError(f"goes through {layer.name!r}, called in several places")
         if any(id(weight) in self._tied for weight in layer.weights):
@@ -157,8 +160,7 @@ class _Way:
                 f"goes through {layer.name!r}, whose weights another layer reads too"
             )
 
-    def _follow(self, x: Any, axis: int, pair: Pair) -> None:
-        """Add to a pair what takes the channels along an axis of a tensor."""
+    def _follow(self, x: Tensor, axis: int, pair: Pair) -> None:
         if id(x) in self._ends:
             raise _NoWayError("reaches an output of the model")
         for reader in self._readers[id(x)]:
@@ -178,8 +180,7 @@ class _Way:
                 raise _NoWayError(f"goes into {operation.name!r}")
 
 
-def _behind(operation: Any, x: Any, y: Any, axis: int) -> int:
-    """Return the axis of channels behind an operation."""
+def _behind(operation: Operation, x: Tensor, y: Tensor, axis: int) -> int:
     if kind(operation) == "layers.Flatten":
         # Keras moves channels that come first behind the others.
         first = operation.data_format == "channels_first"
@@ -189,7 +190,7 @@ def _behind(operation: Any, x: Any, y: Any, axis: int) -> int:
     return axis if len(y.shape) == len(x.shape) else len(y.shape) - 1
 
 
-def equalize(model: Any) -> list[WeightChange]:
+def equalize(model: Model) -> list[WeightChange]:
     """Scale the channels of `model` in place; what it computes stays.
 
     Returns:
@@ -222,7 +223,7 @@ def equalize(model: Any) -> list[WeightChange]:
     return [_change(weight, factors, reasons) for weight in all_weights]
 
 
-def without_relu6(model: Any) -> Any:
+def without_relu6(model: Model) -> Any:
     """Return a model with a ReLU for each ReLU6 that is between layers to equalize.
 
     It is `model` itself if there is none; else the one handed in is not touched.
@@ -243,7 +244,7 @@ class _Unbounded(Rewrite):
     def __init__(self, bounded: set[int]) -> None:
         self._bounded = bounded
 
-    def config(self, node: Any) -> dict[str, Any] | None:
+    def config(self, node: Node) -> dict[str, Any] | None:
         operation = node.operation
         return without_bound(operation) if id(operation) in self._bounded else None
 
@@ -251,7 +252,6 @@ class _Unbounded(Rewrite):
 def _factors(
     pairs: Sequence[Pair], all_weights: Sequence[Weight]
 ) -> dict[int, np.ndarray]:
-    """Return what to multiply variables with, by their id."""
     links = [_link(pair) for pair in pairs]
     kernels = {side.kernel for link in links for side in (link.maker, *link.takers)}
     weights_by_id = {id(weight.variable): weight for weight in all_weights}
@@ -270,18 +270,17 @@ def _factors(
     return factors
 
 
-def _link(pair: Pair) -> Link:
+def _link(pair: Pair) -> ScalePair:
     places = output_places(pair.maker)
     count = int(places.max()) + 1
     takers = [
         Side(id(input_kernel(taker)), input_places(taker) % count)
         for taker in pair.takers
     ]
-    return Link(Side(id(output_kernel(pair.maker)), places), tuple(takers), count)
+    return ScalePair(Side(id(output_kernel(pair.maker)), places), tuple(takers), count)
 
 
 def _peaks(weight: Weight) -> np.ndarray:
-    """Return the largest absolute values of a kernel by its last two axes."""
     values = np.abs(_exact(weight.variable))
     if not np.isfinite(values).all():
         raise ModelError(
@@ -291,7 +290,7 @@ def _peaks(weight: Weight) -> np.ndarray:
     return values.max(tuple(range(values.ndim - 2)))
 
 
-def _exact(variable: Any) -> np.ndarray:
+def _exact(variable: Variable) -> np.ndarray:
     return to_numpy(variable).astype(np.float64)
 
 

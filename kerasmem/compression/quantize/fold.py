@@ -40,6 +40,7 @@ from kerasmem.graph.layers import (
 from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Layer, Model, Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +73,10 @@ class FoldPlan:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
-def fold_plan(model: Any) -> FoldPlan:
+def fold_plan(model: Model) -> FoldPlan:
     """Return what can be folded in a model with a graph, and in the models in it."""
     plan = FoldPlan()
-    graphs: dict[int, Graph] = {}
+    graphs: dict[int, CallGraph] = {}
     _gather(listed_graph(model), graphs, trained=False)
     calls = Counter(id(node.operation) for g in graphs.values() for node in g.nodes)
     shared_weights = readers(model)
@@ -91,7 +92,7 @@ def fold_plan(model: Any) -> FoldPlan:
 
 
 @dataclass(eq=False)
-class Graph:
+class CallGraph:
     """The calls of one graph.
 
     Args:
@@ -107,14 +108,14 @@ class Graph:
     tied: dict[int, str] = field(default_factory=dict)
 
 
-def _gather(graph: Any, graphs: dict[int, Graph], *, trained: bool) -> None:
+def _gather(graph: Any, graphs: dict[int, CallGraph], *, trained: bool) -> None:
     if id(graph) in graphs:
         graphs[id(graph)].trained |= trained
     else:
         nodes = nodes_in_order(graph)
         uses = Counter(id(t) for node in nodes for t in node.arguments.keras_tensors)
         uses.update(map(id, graph.outputs))
-        graphs[id(graph)] = Graph(nodes, uses, trained)
+        graphs[id(graph)] = CallGraph(nodes, uses, trained)
     for node in graphs[id(graph)].nodes:
         inner = listed_graph(node.operation)
         if inner is not None:
@@ -123,8 +124,8 @@ def _gather(graph: Any, graphs: dict[int, Graph], *, trained: bool) -> None:
 
 def _decide(
     plan: FoldPlan,
-    graph: Graph,
-    node: Any,
+    graph: CallGraph,
+    node: Node,
     before: dict[int, Any],
     calls: Counter[int],
 ) -> None:
@@ -149,8 +150,7 @@ def _decide(
         before[id(node.outputs[0])] = layer
 
 
-def _with_norm(now: Taker | None, layer: Any, node: Any) -> Taker | None:
-    """Return a layer that takes up one more call, None if its weights do not fit."""
+def _with_norm(now: Taker | None, layer: Layer, node: Node) -> Taker | None:
     norm, rank = node.operation, len(node.outputs[0].shape)
     before = affine_of(layer) if now is None else now.affine
     place = (norm.axis % rank, rank)
@@ -162,7 +162,7 @@ def _with_norm(now: Taker | None, layer: Any, node: Any) -> Taker | None:
 
 
 def _unfoldable_reasons(
-    graph: Graph, node: Any, layer: Any, calls: Counter[int]
+    graph: CallGraph, node: Node, layer: Layer, calls: Counter[int]
 ) -> Iterator[str]:
     norm = node.operation
     if kind(norm) != "layers.BatchNormalization":
@@ -180,7 +180,7 @@ def _unfoldable_reasons(
 
 
 def _unfoldable_reasons_before(
-    graph: Graph, node: Any, layer: Any, calls: Counter[int]
+    graph: CallGraph, node: Node, layer: Layer, calls: Counter[int]
 ) -> Iterator[str]:
     norm_input, axis = node.arguments.keras_tensors[0], node.operation.axis
     rank = len(norm_input.shape)
@@ -197,8 +197,7 @@ def _unfoldable_reasons_before(
         yield f"is along another axis than the channels of {layer.name!r}"
 
 
-def _in_dtype_of(layer: Any, affine: Affine) -> Affine | None:
-    """Return numbers of the type of the layer's weights, None if some do not fit."""
+def _in_dtype_of(layer: Layer, affine: Affine) -> Affine | None:
     dtype = np.dtype(keras.backend.standardize_dtype(output_kernel(layer).dtype))
     with np.errstate(over="ignore"):
         kernel, bias = affine.kernel.astype(dtype), affine.bias.astype(dtype)
@@ -209,7 +208,7 @@ def _in_dtype_of(layer: Any, affine: Affine) -> Affine | None:
 NAME = "fold_batch_norm"
 
 
-def fold_batch_norm(model: Any) -> tuple[Any, list[WeightChange]]:
+def fold_batch_norm(model: Model) -> tuple[Any, list[WeightChange]]:
     """Return a model without the BatchNormalizations that a layer can take up.
 
     It computes in inference what the original does. It is a plain Keras model, compiled
@@ -238,10 +237,10 @@ class _Folded(Rewrite):
     def __init__(self, plan: FoldPlan) -> None:
         self._plan = plan
 
-    def goes(self, node: Any) -> bool:
+    def goes(self, node: Node) -> bool:
         return id(node) in self._plan.gone
 
-    def config(self, node: Any) -> dict[str, Any] | None:
+    def config(self, node: Node) -> dict[str, Any] | None:
         taker = self._plan.takers.get(id(node.operation))
         if taker is None:
             return None

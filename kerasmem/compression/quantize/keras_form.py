@@ -17,12 +17,13 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Model
 
 _LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
 _MODE = "int8"
 
 
-def keras_int8(model: Any) -> Any:
+def keras_int8(model: Model) -> Any:
     """Return a model of Keras's own layers with the same codes in int8.
 
     Its activations are not rounded.
@@ -52,7 +53,7 @@ def keras_int8(model: Any) -> Any:
     return keras_model
 
 
-def _stand_ins(layer: Any) -> Iterator[StandIn]:
+def _stand_ins(layer: Layer) -> Iterator[StandIn]:
     yield from (value for value in vars(layer).values() if isinstance(value, StandIn))
 
 
@@ -73,8 +74,7 @@ def _check(old: Any, new: Any, stand_in: StandIn) -> None:
         )
 
 
-def _summed_axes(layer: Any) -> tuple[int, ...]:
-    """Return the axes of a kernel that share a scale in Keras's form."""
+def _summed_axes(layer: Layer) -> tuple[int, ...]:
     if isinstance(layer, keras.layers.EinsumDense):
         # Nothing public tells how Keras reads the equation.
         layer._set_quantization_info()
@@ -82,8 +82,7 @@ def _summed_axes(layer: Any) -> tuple[int, ...]:
     return (1,) if isinstance(layer, keras.layers.Embedding) else (0,)
 
 
-def _become_int8(layer: Any, stand_in: StandIn) -> None:
-    """Give a float layer Keras's form, with the codes of ours."""
+def _become_int8(layer: Layer, stand_in: StandIn) -> None:
     codes, scales = map(to_numpy, stand_in.parts)
     config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
     layer.quantize(_MODE, config=config)
@@ -99,7 +98,7 @@ def _become_int8(layer: Any, stand_in: StandIn) -> None:
     layer.kernel_scale.assign(keras.ops.reshape(reciprocal, layer.kernel_scale.shape))
 
 
-def _check_saved(model: Any) -> None:
+def _check_saved(model: Model) -> None:
     """Raise if a file of the model would be opened otherwise than it is.
 
     Keras takes the form of a layer from its config: those inside of others, such as
@@ -116,5 +115,5 @@ def _check_saved(model: Any) -> None:
             )
 
 
-def _form(layer: Any) -> tuple[str | None, bool]:
+def _form(layer: Layer) -> tuple[str | None, bool]:
     return layer.quantization_mode, layer.quantization_config is not None

@@ -16,9 +16,10 @@ from kerasmem.graph.channels.labels import axis_of
 from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer
 
 
-def has_channels(layer: Any) -> bool:
+def has_channels(layer: Layer) -> bool:
     """Return True for a layer of Keras's own whose kernel makes channels.
 
     One with LoRA or in Keras's own int8 is none: its kernel is not all of it.
@@ -29,32 +30,32 @@ def has_channels(layer: Any) -> bool:
     return entry_of(layer).kernel not in (None, "embedding") and not is_converted
 
 
-def is_einsum(layer: Any) -> bool:
+def is_einsum(layer: Layer) -> bool:
     """Return True for an EinsumDense, whose channels lie where its letters are."""
     return entry_of(layer).kernel == "einsum"
 
 
-def is_separable(layer: Any) -> bool:
+def is_separable(layer: Layer) -> bool:
     """Return True for a layer of `has_channels` with a depthwise kernel before."""
     return entry_of(layer).kernel == "separable"
 
 
-def output_kernel(layer: Any) -> Any:
+def output_kernel(layer: Layer) -> Any:
     """Return the variable that makes the output channels of a layer."""
     return layer.pointwise_kernel if is_separable(layer) else layer.kernel
 
 
-def input_kernel(layer: Any) -> Any:
+def input_kernel(layer: Layer) -> Any:
     """Return the variable that takes the input channels of a layer."""
     return layer.depthwise_kernel if is_separable(layer) else layer.kernel
 
 
-def output_axis(layer: Any, rank: int) -> int:
+def output_axis(layer: Layer, rank: int) -> int:
     """Return the axis of channels of what a layer takes and makes, not of an einsum."""
     return rank - 1 if entry_of(layer).kernel == "dense" else channel_axis(layer, rank)
 
 
-def output_places(layer: Any) -> np.ndarray:
+def output_places(layer: Layer) -> np.ndarray:
     """Return which channel comes out at each place of the last two kernel axes.
 
     Returns:
@@ -75,7 +76,7 @@ def output_places(layer: Any) -> np.ndarray:
     return np.arange(columns)[None]
 
 
-def input_places(layer: Any) -> np.ndarray:
+def input_places(layer: Layer) -> np.ndarray:
     """Return which channel goes in at each place of the last two kernel axes.
 
     Returns:
@@ -90,7 +91,7 @@ def input_places(layer: Any) -> np.ndarray:
     return places if groups > 1 else places[:, :1]
 
 
-def per_output(layer: Any, vector: np.ndarray, axis: int, rank: int) -> Any:
+def per_output(layer: Layer, vector: np.ndarray, axis: int, rank: int) -> Any:
     """Return a number per channel in a shape that broadcasts against the kernel.
 
     Args:
@@ -128,7 +129,7 @@ class Affine:
     bias_axes: str | None = None
 
 
-def affine_of(layer: Any) -> Affine:
+def affine_of(layer: Layer) -> Affine:
     """Return what a layer of `has_channels` multiplies with and adds."""
     kernel = to_numpy(output_kernel(layer)).astype(np.float64)
     bias = np.zeros(1) if layer.bias is None else to_numpy(layer.bias)
@@ -137,7 +138,7 @@ def affine_of(layer: Any) -> Affine:
 
 
 def scaled_and_shifted(
-    layer: Any,
+    layer: Layer,
     now: Affine,
     factors: tuple[np.ndarray, np.ndarray],
     place: tuple[int, int],
@@ -159,13 +160,12 @@ def scaled_and_shifted(
 
 
 def _with_letters(
-    layer: Any,
+    layer: Layer,
     kernel: np.ndarray,
     now: Affine,
     factors: tuple[np.ndarray, np.ndarray],
     axis: int,
 ) -> Affine:
-    """Return an EinsumDense's bias, with the letter of `axis` among its axes."""
     _, _, output = einsum_parts(layer.equation)
     scale, shift = (axis_of(vector, axis, len(output)) for vector in factors)
     bias = now.bias * scale + shift

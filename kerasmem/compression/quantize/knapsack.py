@@ -51,7 +51,6 @@ def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int
 
 
 def _thinned(remaining: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return choices, ascending by size, the last of those that are almost as large."""
     if len(remaining) <= _MOST:
         return remaining
     cell = (size - size[0]) * (_MOST / (size[-1] - size[0]))

@@ -44,10 +44,11 @@ from kerasmem.graph.lora import (
     lora_inside,
     lora_of,
 )
+from kerasmem.types import Layer
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """Where in a block a weight is kept, and how it is stored.
 
     Args:
@@ -111,7 +112,7 @@ class Place:
         return {key: value for key, value in config.items() if key not in left_out}
 
     @classmethod
-    def from_json(cls, config: dict[str, Any]) -> "Place":
+    def from_json(cls, config: dict[str, Any]) -> "WeightPlace":
         """Return what `to_json` told."""
         return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
@@ -157,7 +158,7 @@ class QuantizedBlock(keras.layers.Layer):
         Its constructor may build it: then it is quantized at once.
         """
         layer = layer_before(config)
-        places = [Place.from_json(place) for place in config["weights"]]
+        places = [WeightPlace.from_json(place) for place in config["weights"]]
         _become.get()(layer, config["layer"], places)
         if "inside" in config:
             round_inside(layer, FakeQuantize.from_config(config["inside"]))
@@ -180,7 +181,7 @@ class QuantizedBlock(keras.layers.Layer):
 
 @contextmanager
 def read_as(
-    become: Callable[[Any, dict[str, Any], list[Place]], None],
+    become: Callable[[Any, dict[str, Any], list[WeightPlace]], None],
 ) -> Iterator[None]:
     """Return a scope in which a config's quantized layers are made by `become`.
 
@@ -195,7 +196,7 @@ def read_as(
         _become.reset(token)
 
 
-def round_inside(block: Any, quantizer: FakeQuantize) -> None:
+def round_inside(block: Layer, quantizer: FakeQuantize) -> None:
     """Have a `QuantizedBlock` round the tensor within it, see `inside_form`."""
     if isinstance(block, QuantizedBlock):  # not where a float layer is wanted
         with unlocked(block):
@@ -203,7 +204,7 @@ def round_inside(block: Any, quantizer: FakeQuantize) -> None:
         _change_class(block, inside_form(block))
 
 
-def to_quantized(block: Any, places: list[Place], codes: Codes = None) -> None:
+def to_quantized(block: Layer, places: list[WeightPlace], codes: Codes = None) -> None:
     """Replace the weights at `places` of a built layer by quantized ones, in place.
 
     Args:
@@ -217,7 +218,7 @@ def to_quantized(block: Any, places: list[Place], codes: Codes = None) -> None:
     _become_block(block, _float_form(block, sublayers(block)), places, codes)
 
 
-def _float_form(block: Any, layers: list[Any]) -> dict[str, Any]:
+def _float_form(block: Layer, layers: list[Any]) -> dict[str, Any]:
     """Return the serialized form of the float layer that a layer is, or was.
 
     Args:
@@ -235,7 +236,7 @@ def _float_form(block: Any, layers: list[Any]) -> dict[str, Any]:
 
 
 def _become_block(
-    layer: Any, form: dict[str, Any], places: list[Place], codes: Codes = None
+    layer: Layer, form: dict[str, Any], places: list[WeightPlace], codes: Codes = None
 ) -> None:
     # Of what has factors a part is saved as one in `part_as_block` alone: codes come
     # after factors there too.
@@ -256,8 +257,8 @@ def _become_block(
 
 
 def _models_inside(
-    layers: list[Any], places: list[Place]
-) -> list[tuple[list[Any], dict[str, Any], list[Place]]]:
+    layers: list[Any], places: list[WeightPlace]
+) -> list[tuple[list[Any], dict[str, Any], list[WeightPlace]]]:
     """Return the layers, forms and places of models with a graph inside of a block.
 
     Such as the backbone of a task: it is saved by itself, and other models are made
@@ -274,8 +275,9 @@ def _models_inside(
     ]
 
 
-def _places_in(inner: list[Any], layers: list[Any], places: list[Place]) -> list[Place]:
-    """Return the places of weights in a part of a block, given the layers of both."""
+def _places_in(
+    inner: list[Any], layers: list[Any], places: list[WeightPlace]
+) -> list[WeightPlace]:
     numbers = {id(layer): n for n, layer in enumerate(inner)}
     own = [
         replace(place, layer=numbers[id(layers[place.layer])])
@@ -286,7 +288,7 @@ def _places_in(inner: list[Any], layers: list[Any], places: list[Place]) -> list
 
 
 @contextmanager
-def part_as_block(block: Any, part: Any) -> Iterator[None]:
+def part_as_block(block: Layer, part: Any) -> Iterator[None]:
     """Let a model within a quantized one be saved by itself, while the scope is open.
 
     Args:
@@ -307,7 +309,7 @@ def part_as_block(block: Any, part: Any) -> Iterator[None]:
 _become: ContextVar[Any] = ContextVar("become", default=_become_block)
 
 
-def _replace_weights(block: Any, layers: list[Any], codes: Codes = None) -> None:
+def _replace_weights(block: Layer, layers: list[Any], codes: Codes = None) -> None:
     """Replace those weights of a block that are there and still float.
 
     Args:
@@ -336,8 +338,7 @@ def _replace_weights(block: Any, layers: list[Any], codes: Codes = None) -> None
         enable_lora_inside(block)
 
 
-def _stand_in_for(weight: Any, owner: Any, place: Place, codes: Codes) -> StandIn:
-    """Return what a float weight is read through, as its place says."""
+def _stand_in_for(weight: Any, owner: Any, place: WeightPlace, codes: Codes) -> StandIn:
     if place.fake:
         learns, path = place.learned, place.path
         stand_in = FakeQuantizedVariable(place.coding, weight, path, learned=learns)
@@ -391,7 +392,7 @@ def _exchange(
     return [layer for layer, _ in holders]
 
 
-def _change_class(layer: Any, form: type, *, renamed: bool = True) -> None:
+def _change_class(layer: Layer, form: type, *, renamed: bool = True) -> None:
     name, forms = type(layer).__name__, (*OWNERS, FakeQuantizedInside, QuantizedBlock)
     if renamed and not isinstance(layer, forms):
         name = f"Quantized{name}"

@@ -309,12 +309,10 @@ def short_scales(scales: np.ndarray) -> np.ndarray:
 
 
 def _ends(bits: int) -> tuple[int, int]:
-    """Return the lowest and the highest code with a zero point."""
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
 def _limit(bits: int) -> int:
-    """Return the highest symmetric code."""
     return LIMIT >> (8 - bits)
 
 

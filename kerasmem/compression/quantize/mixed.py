@@ -11,12 +11,13 @@ import numpy as np
 
 from kerasmem.compression.quantize.apply import WeightPlan, losses, weight_plan
 from kerasmem.compression.quantize.knapsack import best_options
-from kerasmem.compression.quantize.layer import Place
+from kerasmem.compression.quantize.layer import WeightPlace
 from kerasmem.compression.quantize.on_data.sensitivity import sensitivities
 from kerasmem.errors import ModelError
 from kerasmem.files.data import check_data
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model
 from kerasmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Choices = Sequence[Sequence[int]]
 """Each the numbers of candidates, one for each layer."""
 
 
-def mixed_plan(model: Any, config: "Quantize", data: Any = None) -> WeightPlan:
+def mixed_plan(model: Model, config: "Quantize", data: Dataset = None) -> WeightPlan:
     """Return how each weight is stored in as many bits as a budget allows.
 
     Layers get bits so that harm adds up to least. With `data` harm is how far the
@@ -107,13 +108,11 @@ def _candidates(config: "Quantize") -> Iterator["Quantize"]:
 
 
 def _plain(config: "Quantize", *fields: str) -> "Quantize":
-    """Return a config without what fields of it say."""
     defaults: dict[str, Any] = {field: getattr(type(config), field) for field in fields}
     return replace(config, **defaults)
 
 
-def _plan(model: Any, config: "Quantize") -> WeightPlan:
-    """Return a plan of one candidate, scales of groups in 16 bits."""
+def _plan(model: Model, config: "Quantize") -> WeightPlan:
     plan = weight_plan(model, config)
     if config.granularity != "group":
         return plan
@@ -123,16 +122,22 @@ def _plan(model: Any, config: "Quantize") -> WeightPlan:
     ]
 
 
-def _with_short_scales(place: Place) -> Place:
+def _with_short_scales(place: WeightPlace) -> WeightPlace:
     return replace(place, coding=replace(place.coding, scale_dtype="bfloat16"))
 
 
 def _name(plan: WeightPlan) -> str:
-    return next(place.coding.dtype for _, place in plan if isinstance(place, Place))
+    return next(
+        place.coding.dtype for _, place in plan if isinstance(place, WeightPlace)
+    )
 
 
 def _harm(
-    model: Any, plans: Sequence[WeightPlan], rows: Rows, noise: np.ndarray, data: Any
+    model: Model,
+    plans: Sequence[WeightPlan],
+    rows: Rows,
+    noise: np.ndarray,
+    data: Dataset,
 ) -> np.ndarray:
     """Return how far outputs go for each layer and candidate, (layers, candidates).
 
@@ -171,20 +176,21 @@ def _harm(
 
 
 def _int4(plans: Sequence[WeightPlan]) -> int:
-    """Return the number of int4 as the config has it."""
     return max(n for n, plan in enumerate(plans) if _name(plan) == "int4")
 
 
 def _sums(harm: np.ndarray, choices: Choices) -> np.ndarray:
-    """Return for each choice what the harm of its candidates adds up to."""
     every = np.arange(len(harm))
     return np.array([harm[every, choice].sum() for choice in choices])
 
 
 def _lost(
-    model: Any, plans: Sequence[WeightPlan], rows: Rows, choices: Choices, data: Any
+    model: Model,
+    plans: Sequence[WeightPlan],
+    rows: Rows,
+    choices: Choices,
+    data: Dataset,
 ) -> np.ndarray:
-    """Return how far outputs go when all layers are rounded, for each choice."""
 
     def changed(number: int) -> AbstractContextManager[None]:
         return _rounded(plans, rows, dict(enumerate(choices[number])))
@@ -195,17 +201,15 @@ def _lost(
 def _rounded(
     plans: Sequence[WeightPlan], rows: Rows, options: Mapping[int, int]
 ) -> AbstractContextManager[None]:
-    """Return a scope in which some layers are rounded, each as a candidate says."""
     places = ((plans[option][i] for i in rows[n]) for n, option in options.items())
     new_values = _as_stored(chain.from_iterable(places))
     return _assigned((weight.variable, new) for weight, new in new_values)
 
 
 def _as_stored(plan: Iterable[Any]) -> Iterator[tuple[Any, np.ndarray | None]]:
-    """Yield the weights of a plan, and what they become; None for nothing else."""
     for weight, place in plan:
         new = None
-        if isinstance(place, Place):
+        if isinstance(place, WeightPlace):
             values = to_numpy(weight.variable)
             new = place.coding.decoded(place.encode(values), values.shape)
         yield weight, new
@@ -213,7 +217,6 @@ def _as_stored(plan: Iterable[Any]) -> Iterator[tuple[Any, np.ndarray | None]]:
 
 @contextmanager
 def _assigned(pairs: Iterable[tuple[Any, np.ndarray | None]]) -> Iterator[None]:
-    """Return a scope in which variables have other values, or with None their own."""
     before = list[tuple[Any, np.ndarray]]()
     try:
         for variable, new in pairs:
@@ -227,7 +230,6 @@ def _assigned(pairs: Iterable[tuple[Any, np.ndarray | None]]) -> Iterator[None]:
 
 
 def _seen(harm: np.ndarray) -> np.ndarray:
-    """Return harm, that which is no more than rounding of floats as none."""
     return np.where(harm < _LEAST, 0.0, harm)
 
 
@@ -248,9 +250,8 @@ def _choices(sizes: np.ndarray, room: float, harm: np.ndarray) -> Choices:
 
 
 def _sizes(
-    model: Any, config: "Quantize", changes: Sequence[list[WeightChange]], rows: Rows
+    model: Model, config: "Quantize", changes: Sequence[list[WeightChange]], rows: Rows
 ) -> tuple[np.ndarray, int]:
-    """Return the bytes of each layer and candidate, and how many there may be."""
     inside = {index for row in rows for index in row}
     fixed_bytes = sum(
         c.after_bytes for i, c in enumerate(changes[0]) if i not in inside
@@ -270,6 +271,5 @@ def _sizes(
 
 
 def _noise(changes: list[WeightChange], row: Sequence[int]) -> float:
-    """Return the noise added to weights of a layer, as a share of their signal."""
     ratios = [changes[index].sqnr_db for index in row]
     return sum(10 ** (-ratio / 10) for ratio in ratios if ratio is not None)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.math import finite
+from kerasmem.types import Tensor
 
 _OUTERMOST = 0.9677083
 """Quantile of the largest level: the mean of (1 - 1/30) and (1 - 1/32)."""
@@ -52,7 +53,7 @@ def normal_codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return codes[np.searchsorted((rising[1:] + rising[:-1]) / 2, exact)]
 
 
-def normal_values(codes: Any) -> Any:
+def normal_values(codes: Tensor) -> Any:
     """Return the levels of a tensor of codes, float32."""
     ops = keras.ops
     places = ops.cast(codes, "int32") & 15

@@ -23,6 +23,7 @@ from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.lora import has_lora, has_low_rank_product, low_rank_product
 from kerasmem.graph.masks import with_mask
+from kerasmem.types import Layer, Model, Tensors
 
 
 class QuantizedReader(keras.layers.Layer):
@@ -60,7 +61,7 @@ class QuantizedOwner(QuantizedReader):
 class QuantizedProduct(QuantizedOwner):
     """A Dense, EinsumDense or convolution: in blocks, or integers by integers."""
 
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Multiply block by block, or integers by integers; else as ever."""
         kernel, lora = vars(self).get("_kernel"), has_lora(self)
         if isinstance(kernel, FakeQuantizedVariable) and kernel.dynamic and not lora:
@@ -84,7 +85,7 @@ class QuantizedProduct(QuantizedOwner):
 class QuantizedEmbedding(QuantizedOwner):
     """An Embedding that makes float only the rows that are looked up."""
 
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Return the rows at `inputs`, shape `(*inputs.shape, output_dim)`.
 
         In reverse return logits, of shape `(*inputs.shape[:-1], input_dim)`.
@@ -101,7 +102,7 @@ class QuantizedEmbedding(QuantizedOwner):
         mask = keras.layers.Embedding.compute_mask(self, inputs)
         return rows if mask is None else with_mask(rows, mask)
 
-    def _logits(self, inputs: Any) -> Any:
+    def _logits(self, inputs: Tensors) -> Any:
         is_tied = has_rows_of_outputs(self)
         table = self._embeddings if is_tied else self.reverse_embeddings
         is_coded = isinstance(table, QuantizedVariable) and table.has_parts(1 - is_tied)
@@ -136,7 +137,7 @@ OWNERS = (QuantizedReader, QuantizedRecurrent)
 _LOOKUPS = (keras.layers.Embedding.call, keras.layers.ReversibleEmbedding.call)
 
 
-def owner_form(layer: Any) -> type:
+def owner_form(layer: Layer) -> type:
     """Return what a layer becomes that keeps a quantized weight."""
     if isinstance(layer, OWNERS):
         return QuantizedReader
@@ -148,17 +149,17 @@ def owner_form(layer: Any) -> type:
     return QuantizedOwner if saves_as_keras(layer) else QuantizedReader
 
 
-def saves_as_keras(layer: Any) -> bool:
+def saves_as_keras(layer: Layer) -> bool:
     """Return False for a layer that saves itself in a way of its own."""
     return type(layer).save_own_variables.__module__.startswith(("keras.", "kerasmem."))
 
 
-def quantized_variables(layer: Any) -> list[QuantizedVariable]:
+def quantized_variables(layer: Layer) -> list[QuantizedVariable]:
     """Return the quantized weights of a layer or model, each once."""
     return [v for v in stand_ins(layer) if isinstance(v, QuantizedVariable)]
 
 
-def stand_ins(layer: Any) -> list[StandIn]:
+def stand_ins(layer: Layer) -> list[StandIn]:
     """Return what stands for weights of a layer or model, each once."""
     values = (v for inner in sublayers(layer) for v in vars(inner).values())
     by_id = {id(v): v for v in values if isinstance(v, StandIn)}
@@ -166,13 +167,12 @@ def stand_ins(layer: Any) -> list[StandIn]:
 
 
 def _first(args: tuple, kwargs: dict[str, Any]) -> Any | None:
-    """Return the first tensor among the arguments of a call."""
     values = keras.tree.flatten((args, kwargs))
     return next((x for x in values if keras.ops.is_tensor(x)), None)
 
 
 @contextmanager
-def as_floats(model: Any) -> Iterator[None]:
+def as_floats(model: Model) -> Iterator[None]:
     """Keep the weights of `model` as float32, made once, within the scope.
 
     No layer rounds its inputs or multiplies in blocks there, and fake quantization with

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.kernels import class_of_call, einsum_parts
+from kerasmem.types import Layer, Tensor, Tensors
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _CALLS = (
@@ -14,7 +15,7 @@ _CALLS = (
 )
 
 
-def is_product(layer: Any) -> bool:
+def is_product(layer: Layer) -> bool:
     """Return True for Dense, EinsumDense and convolutions that compute as Keras's do.
 
     Others, such as a subclass with a `call` of its own, cannot be taken apart.
@@ -22,7 +23,7 @@ def is_product(layer: Any) -> bool:
     return type(layer).call in _CALLS
 
 
-def multiplied_weight(layer: Any) -> str | None:
+def multiplied_weight(layer: Layer) -> str | None:
     """Return the attribute with the weight of a layer's product, None if it has none.
 
     That of a product is its kernel; of a `ReversibleEmbedding`, what gives logits of
@@ -33,12 +34,12 @@ def multiplied_weight(layer: Any) -> str | None:
     return "_kernel" if is_product(layer) else None
 
 
-def has_rows_of_outputs(layer: Any) -> bool:
+def has_rows_of_outputs(layer: Layer) -> bool:
     """Return True for a head that multiplies with a transposed table."""
     return isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
 
 
-def product(layer: Any, inputs: Any, kernel: Any) -> Any:
+def product(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
     """Return what the layer makes of its inputs with `kernel`, without the bias.
 
     Args:
@@ -55,7 +56,7 @@ def product(layer: Any, inputs: Any, kernel: Any) -> Any:
     return keras.ops.matmul(inputs, kernel)
 
 
-def _convolved(layer: Any, inputs: Any, kernel: Any) -> Any:
+def _convolved(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
     if layer.padding != "causal":
         return layer.convolution_op(inputs, kernel)
     # As `keras.layers.Conv1D.call` does: the convolution itself knows no such padding.
@@ -72,12 +73,12 @@ def _convolved(layer: Any, inputs: Any, kernel: Any) -> Any:
     )
 
 
-def is_convolution(layer: Any) -> bool:
+def is_convolution(layer: Layer) -> bool:
     """Return True for a convolution that is neither depthwise nor transposed."""
     return isinstance(layer, _CONVOLUTIONS)
 
 
-def block_axes(layer: Any) -> tuple[int, int] | None:
+def block_axes(layer: Layer) -> tuple[int, int] | None:
     """Return the axis of the kernel to cut along, and that of the output from the end.
 
     None where it cannot be cut: the channels of a grouped convolution are not free.
@@ -100,7 +101,7 @@ def block_axes(layer: Any) -> tuple[int, int] | None:
     return max(axes, key=lambda pair: layer._kernel.shape[pair[0]], default=None)
 
 
-def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
+def summed_axes(layer: Layer, inputs: Tensors) -> tuple[int, ...]:
     """Return the axes of a layer's inputs that share a scale."""
     if is_convolution(layer):
         return tuple(range(1, len(inputs.shape)))
@@ -116,7 +117,7 @@ def summed_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
     )
 
 
-def row_axes(layer: Any, rank: int) -> list[tuple[int, int]]:
+def row_axes(layer: Layer, rank: int) -> list[tuple[int, int]]:
     """Return the axes that the kernel lacks: each of the inputs, and of the output.
 
     Args:

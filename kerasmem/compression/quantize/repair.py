@@ -43,13 +43,14 @@ from kerasmem.graph.layers import weights
 from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Layer, Model
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
 
 def store_and_repair(
-    model: Any, config: "Quantize", plan: WeightPlan, data: Any = None
+    model: Model, config: "Quantize", plan: WeightPlan, data: Dataset = None
 ) -> list[WeightChange]:
     """Store the weights of `model` in fewer bits as a plan says, in place.
 
@@ -111,7 +112,9 @@ def _check_needs_no_data(config: "Quantize") -> None:
         )
 
 
-def correct_biases(model: Any, config: "Quantize", data: Any, exclude: Exclude) -> None:
+def correct_biases(
+    model: Model, config: "Quantize", data: Dataset, exclude: Exclude
+) -> None:
     """Correct in place the biases of a float model whose weights are to be rounded.
 
     Args:
@@ -136,7 +139,7 @@ def _add(bias: Any, shift: np.ndarray) -> None:
 
 
 def _mean_shifts(
-    original: Any, quantized: Any, data: Any
+    original: Model, quantized: Model, data: Dataset
 ) -> list[tuple[Any, Any, np.ndarray]]:
     """Return layers, their twins, and what to add to the bias of either.
 
@@ -183,8 +186,7 @@ def _mean_shifts(
 
 
 @contextmanager
-def _linear(layer: Any) -> Iterator[None]:
-    """Return a scope in which a layer has no activation."""
+def _linear(layer: Layer) -> Iterator[None]:
     activation = layer.activation
     layer.activation = None
     try:
@@ -193,8 +195,7 @@ def _linear(layer: Any) -> Iterator[None]:
         layer.activation = activation
 
 
-def _summed(layer: Any, values: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return sums of the shape of a layer's bias, and of how many values each is."""
+def _summed(layer: Layer, values: np.ndarray) -> tuple[np.ndarray, int]:
     shape = tuple(layer.bias.shape)
     if getattr(layer, "data_format", None) == "channels_first":
         values = np.moveaxis(values, 1, -1)

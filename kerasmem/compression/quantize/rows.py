@@ -89,7 +89,6 @@ class Rows:
 
     @property
     def _first(self) -> int:
-        """Number of axes before those that are summed over, as they are stored."""
         first = self.axes[0] if self.axes else 0
         side_by_side = tuple(range(first, first + len(self.axes)))
         return first if self.axes == side_by_side else 0

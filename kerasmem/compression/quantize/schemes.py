@@ -23,13 +23,14 @@ from kerasmem.compression.quantize.static.inside import activation_scales
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data
-from kerasmem.graph.clone import compile_as
+from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import listed_graph, weights
 from kerasmem.records import WeightChange
+from kerasmem.types import Model
 
 
 def quantize(
-    model: Any, config: Quantize, context: Context
+    model: Model, config: Quantize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model in fewer bits; for `"int8-static"`, a new one.
 
@@ -55,6 +56,8 @@ def quantize(
         )
         compile_as(static_model, model)
         return static_model, changes
+    if not (training_record.is_aware or context.owned):
+        model = clone(model)
     inputs = NO_ACTIVATION_SCALES
     if config.is_static:
         inputs = activation_scales(model, config, context.data)
@@ -82,7 +85,7 @@ def check_ready(config: Quantize, context: Context) -> Quantize:
 
 
 def fold(
-    model: Any, config: FoldBatchNorm, context: Context
+    model: Model, config: FoldBatchNorm, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a new model without the BatchNormalization that could be folded.
 
@@ -105,7 +108,7 @@ def fold(
 
 
 def equalize_channels(
-    model: Any, config: Equalize, context: Context
+    model: Model, config: Equalize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model whose neighboring layers have channels equally large.
 
@@ -119,7 +122,7 @@ def equalize_channels(
 
 
 def reestimate_statistics(
-    model: Any, config: ReestimateBatchNorm, context: Context
+    model: Model, config: ReestimateBatchNorm, context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model with statistics of BatchNormalization gathered on the data.
 

@@ -16,6 +16,7 @@ from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.graph.computed import ComputedVariable, named_beside
 from kerasmem.graph.values import represents, to_numpy
+from kerasmem.types import Tensor, Tensors
 
 _SUFFIXES = {
     "codes": "",
@@ -50,11 +51,11 @@ class StandIn(ComputedVariable):
         """The variables that a layer tracks in place of the float weight."""
         raise NotImplementedError
 
-    def read_after(self, inputs: Any) -> AbstractContextManager[None]:
+    def read_after(self, inputs: Tensors) -> AbstractContextManager[None]:
         """Return a scope in which the float weight is not made before `inputs` is."""
         raise NotImplementedError
 
-    def read_once(self, inputs: Any) -> AbstractContextManager[None]:
+    def read_once(self, inputs: Tensors) -> AbstractContextManager[None]:
         """Return a scope at whose beginning, after `inputs`, the weight is made."""
         raise NotImplementedError
 
@@ -136,7 +137,7 @@ class QuantizedVariable(StandIn):
         return self.decoded(*self.tensors(self._waits_for))
 
     @contextmanager
-    def read_after(self, inputs: Any) -> Iterator[None]:
+    def read_after(self, inputs: Tensors) -> Iterator[None]:
         """Return a scope in which the float weight is not made before `inputs` is.
 
         A graph runs whatever has its inputs: without this it would make all weights of
@@ -149,7 +150,7 @@ class QuantizedVariable(StandIn):
             self._waits_for = before
 
     @contextmanager
-    def read_once(self, inputs: Any) -> Iterator[None]:
+    def read_once(self, inputs: Tensors) -> Iterator[None]:
         """Return a scope in which the float weight is computed once, at its begin."""
         with self.read_after(inputs):
             self.hoist()
@@ -212,7 +213,7 @@ class QuantizedVariable(StandIn):
         rows = self._rows
         coded = coded or self.coded.map(lambda variable: variable.value)
 
-        def taken(x: Any) -> Any:
+        def taken(x: Tensor) -> Any:
             return x if part is None or x.shape[place] == 1 else x[cut]
 
         if part is not None:
@@ -260,7 +261,6 @@ def _variable(
     kind: tuple[tuple[int, ...], str],
     weight: QuantizedVariable,
 ) -> Any:
-    """Return the variable that holds the codes, scales or zero points of a weight."""
     shape, dtype = kind
 
     def initial(shape: Any, dtype: Any) -> Any:

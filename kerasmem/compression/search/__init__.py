@@ -14,28 +14,29 @@ from kerasmem.checks import Real
 from kerasmem.compression.chain import Outcome
 from kerasmem.compression.judge import check_metric, drop_of
 from kerasmem.compression.measure import ACTIVATIONS, LATENCY, METRICS
-from kerasmem.compression.search.judging import split
 from kerasmem.compression.search.parallel import (
     ParallelTrials,
     SharedSetup,
     check_parallel,
     executing,
 )
+from kerasmem.compression.search.significance import split
 from kerasmem.compression.search.strategy import search
 from kerasmem.compression.search.target import Target, cost_text
-from kerasmem.compression.search.trials import Candidate, Task, silent
+from kerasmem.compression.search.trials import Candidate, SearchTask, silent
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, KerasMemWarning, TargetError
 from kerasmem.files.data import fit_arguments, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.save import Coding
 from kerasmem.records import SearchReport, SearchTrial
+from kerasmem.types import Dataset, Model
 
 _EPOCHS = 2
 
 
 @dataclass(frozen=True)
-class Request:
+class SearchRequest:
     """A search that is asked for.
 
     Args:
@@ -64,7 +65,7 @@ class Request:
         time_budget: Any,
         verbose: int,
         parallel: Any,
-    ) -> "Request":
+    ) -> "SearchRequest":
         """Return the request that a caller means.
 
         Raises:
@@ -84,7 +85,7 @@ class Request:
         until = time.monotonic() + float(seconds)
         return cls(limits, max_drop, until, verbose, parallel)
 
-    def check(self, data: Any, validation_data: Any, epochs: int) -> None:
+    def check(self, data: Dataset, validation_data: Dataset, epochs: int) -> None:
         """Raise if there is nothing to judge by, or nothing else than for trials."""
         del epochs
         if data is None:
@@ -109,7 +110,11 @@ class Request:
             )
 
     def run(
-        self, original: Any, context: Context, coding: Coding, validation_data: Any
+        self,
+        original: Model,
+        context: Context,
+        coding: Coding,
+        validation_data: Dataset,
     ) -> Outcome:
         """Return what the search finds; of `validation_data` it sees the number only.
 
@@ -130,7 +135,7 @@ class Request:
         others = {name: context.fit[name] for name in ("callbacks", "verbose")}
         fit = fit_arguments(train, batch_size) | others
         count = None if validation_data is None else sample_count(validation_data)
-        task = Task(
+        task = SearchTask(
             original=original,
             target=self.target,
             max_drop=self.max_drop,
@@ -145,7 +150,6 @@ class Request:
         return Outcome(best.model, best.steps, best.changes, report)
 
     def _check_processes(self, processes: int) -> None:
-        """Raise if processes that train together would not all decide alike."""
         own = {
             "time_budget": math.isfinite(self.until),
             "latency_ms": "latency_ms" in self.target.costs,
@@ -159,7 +163,7 @@ class Request:
                 f"latency_ms and parallel. Received: {names}, {processes} processes."
             )
 
-    def _search(self, task: Task) -> tuple[Candidate, SearchReport]:
+    def _search(self, task: SearchTask) -> tuple[Candidate, SearchReport]:
         if self.parallel is None:
             return search(task)
         with executing(self.parallel) as executor:
@@ -189,7 +193,7 @@ class Request:
             warnings.warn(nothing_smaller(report), KerasMemWarning, stacklevel=3)
 
 
-def _first_array(data: Any) -> Any:
+def _first_array(data: Dataset) -> Any:
     return keras.tree.flatten(first_samples(data)["x"])[0]
 
 

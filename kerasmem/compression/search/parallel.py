@@ -15,7 +15,7 @@ import keras
 from kerasmem.compression.search.strategy import Branch, Setting
 from kerasmem.compression.search.trials import (
     Findings,
-    Task,
+    SearchTask,
     TimeIsUpError,
     Trials,
     silent,
@@ -109,14 +109,14 @@ class SharedSetup:
     """
 
     model: PackedModel
-    task: Task
+    task: SearchTask
     backend: str
     floats: str
     policy: keras.DTypePolicy
     images: str
 
     @classmethod
-    def of(cls, task: Task) -> "SharedSetup":
+    def of(cls, task: SearchTask) -> "SharedSetup":
         """Return the setup of a search."""
         return cls(
             packed(task.original),
@@ -127,7 +127,7 @@ class SharedSetup:
             keras.config.image_data_format(),
         )
 
-    def unpacked(self, until: float) -> Task:
+    def unpacked(self, until: float) -> SearchTask:
         """Return the task in this process.
 
         Args:
@@ -245,7 +245,6 @@ class ParallelTrials:
 
 
 def _answer(future: Future[Answer], until: float) -> Answer | None:
-    """Return what comes by `time.time() == until`, None if nothing does."""
     remaining = None if math.isinf(until) else max(until - time.time(), 0.0)
     try:
         with _reaching():
@@ -256,7 +255,6 @@ def _answer(future: Future[Answer], until: float) -> Answer | None:
 
 @contextmanager
 def _reaching() -> Iterator[None]:
-    """Raise `ConfigError` if something cannot be sent, or a process has died."""
     try:
         yield
     except BrokenExecutor as error:

@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.compression.judge import first_metric
-from kerasmem.compression.search.target import Family
-from kerasmem.compression.search.trials import Candidate, Task, TimeIsUpError, Trials
+from kerasmem.compression.search.target import TechniqueFamily
+from kerasmem.compression.search.trials import (
+    Candidate,
+    SearchTask,
+    TimeIsUpError,
+    Trials,
+)
 from kerasmem.records import SearchReport
 from kerasmem.stats.bisection import bisect
 from kerasmem.stats.pareto import front
@@ -57,7 +62,9 @@ _Ranked = tuple[float, Setting]
 """The lower the number, the more it promises to train the setting."""
 
 
-def search(task: Task, spread: Spread = in_turn) -> tuple[Candidate, SearchReport]:
+def search(
+    task: SearchTask, spread: Spread = in_turn
+) -> tuple[Candidate, SearchReport]:
     """Return the compression that was found, or the nearest to it, and all trials.
 
     What is done to one family depends on no other family, so it may be done anywhere.
@@ -125,8 +132,7 @@ def _furthest_trained(trials: Trials, setting: Setting) -> None:
     _furthest(trials, setting, trained=True)
 
 
-def _most(trials: Trials, family: Family) -> float | None:
-    """Return the most of a family that can be applied, None if nothing can."""
+def _most(trials: Trials, family: TechniqueFamily) -> float | None:
     for strength in _STRENGTHS if family.has_strength else _STRENGTHS[:1]:
         if trials.cost_share(family, strength) < float("inf"):
             return strength
@@ -134,8 +140,9 @@ def _most(trials: Trials, family: Family) -> float | None:
     return None
 
 
-def _weakest(trials: Trials, family: Family, most: float, limit: float) -> float:
-    """Return the least strength that costs no more than a share of the target."""
+def _weakest(
+    trials: Trials, family: TechniqueFamily, most: float, limit: float
+) -> float:
 
     def fits(strength: float) -> bool:
         return trials.cost_share(family, strength) <= limit
@@ -146,7 +153,6 @@ def _weakest(trials: Trials, family: Family, most: float, limit: float) -> float
 
 
 def _furthest(trials: Trials, setting: Setting, *, trained: bool) -> float:
-    """Return the strength nearest to the most with which a family does its job."""
     family = trials.families[setting.family]
 
     def keeps(strength: float) -> bool:
@@ -163,7 +169,6 @@ def _furthest(trials: Trials, setting: Setting, *, trained: bool) -> float:
 
 
 def _promising(trials: Trials, pairs: Sequence[_Ranked | None]) -> list[Setting]:
-    """Return the settings that training may help, those of the lowest numbers."""
     by_drop = sorted((pair for pair in pairs if pair), key=lambda pair: pair[0])
     settings = [setting for _, setting in by_drop]
     return [c for c in settings if trials.families[c.family].trains][:_PROMISING]

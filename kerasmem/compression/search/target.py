@@ -17,6 +17,7 @@ from kerasmem.files.save import Coding
 from kerasmem.graph.activations import peak_activation_bytes
 from kerasmem.graph.channels.cost import flops
 from kerasmem.graph.values import nbytes
+from kerasmem.types import Model
 from kerasmem.units import format_bytes, parse_bytes
 
 COSTS = ("file_bytes", "weight_bytes", "activation_bytes", "latency_ms", "flops")
@@ -98,7 +99,7 @@ def _limit(name: Any, value: Any) -> float:
 
 def costs(
     names: Sequence[str],
-    model: Any,
+    model: Model,
     as_floats: Any,
     coding: Coding,
     batch: tuple[Any, int],
@@ -142,7 +143,7 @@ _OF = {
 
 
 @dataclass(frozen=True)
-class Part:
+class AdjustableTechnique:
     """A technique of which there may be more or less.
 
     Args:
@@ -159,14 +160,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Family:
+class TechniqueFamily:
     """Techniques in order, with one strength for all that have one.
 
     Args:
         parts: the techniques.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[AdjustableTechnique, ...]
 
     @property
     def name(self) -> str:
@@ -198,27 +199,29 @@ class Family:
         )
 
 
-def families(costs: Sequence[str]) -> tuple[Family, ...]:
+def families(costs: Sequence[str]) -> tuple[TechniqueFamily, ...]:
     """Return the families that a search tries.
 
     Args:
         costs: names of what is to become less, the most important first.
     """
     of = _OF.get(costs[0], "parameters")
-    channels = Part(
+    channels = AdjustableTechnique(
         "channels", lambda share: PruneChannels(1 - share, of=of, scope="global"), 0.05
     )
-    prune = Part("prune", lambda share: Prune(1 - share, scope="global"), 0.02)
+    prune = AdjustableTechnique(
+        "prune", lambda share: Prune(1 - share, scope="global"), 0.02
+    )
     # A rank of half the full one is about where two factors are smaller than a kernel.
-    factorize = Part("factorize", Factorize, 0.03, 0.5)
-    cluster = Part("cluster", lambda _: Cluster(16))
+    factorize = AdjustableTechnique("factorize", Factorize, 0.03, 0.5)
+    cluster = AdjustableTechnique("cluster", lambda _: Cluster(16))
     float16, int8, int4 = (
-        Part(scheme, lambda _, scheme=scheme: Quantize(scheme))
+        AdjustableTechnique(scheme, lambda _, scheme=scheme: Quantize(scheme))
         for scheme in ("float16", "int8", "int4")
     )
     return tuple(
         map(
-            Family,
+            TechniqueFamily,
             (
                 (float16,),
                 (int8,),

@@ -10,13 +10,19 @@ import keras
 
 from kerasmem.compression.chain import run_steps
 from kerasmem.compression.judge import first_metric
-from kerasmem.compression.search.judging import HeldOut, Metrics, drop, metrics_by_part
-from kerasmem.compression.search.target import Family, Target, costs, families
+from kerasmem.compression.search.significance import (
+    HeldOut,
+    Metrics,
+    drop,
+    metrics_by_part,
+)
+from kerasmem.compression.search.target import Target, TechniqueFamily, costs, families
 from kerasmem.compression.technique import Context, Technique
 from kerasmem.compression.working import seeded_at
 from kerasmem.errors import DataError, InputError
 from kerasmem.files.save import Coding
 from kerasmem.records import SearchTrial, WeightChange
+from kerasmem.types import Logs, Model
 
 
 def silent(trial: SearchTrial) -> None:
@@ -25,7 +31,7 @@ def silent(trial: SearchTrial) -> None:
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """What is searched for, and with what.
 
     Args:
@@ -153,7 +159,7 @@ class Trials:
         findings: what is known already; None to begin with the model unchanged.
     """
 
-    def __init__(self, task: Task, findings: Findings | None = None) -> None:
+    def __init__(self, task: SearchTask, findings: Findings | None = None) -> None:
         self.task = task
         self.families = {f.name: f for f in families(task.target.costs)}
         self._look = replace(task.context, data=None, epochs=0)
@@ -166,7 +172,7 @@ class Trials:
         """Whether there is one that meets the target and does its job."""
         return self.task.rank(self.findings.best.trial)[0] == 0
 
-    def cost_share(self, family: Family, strength: float) -> float:
+    def cost_share(self, family: TechniqueFamily, strength: float) -> float:
         """Return what a compression costs as a share of the target, infinite if none.
 
         Nothing is trained or judged. If it cannot be made, `findings.reasons` has why.
@@ -185,7 +191,7 @@ class Trials:
         return findings.cost_shares[steps]
 
     def judge(
-        self, family: Family, strength: float, *, trained: bool = False
+        self, family: TechniqueFamily, strength: float, *, trained: bool = False
     ) -> SearchTrial | None:
         """Return what a compression costs and loses, None if it cannot be made.
 
@@ -270,7 +276,7 @@ class Trials:
         with seeded_at(context, 0):
             return run_steps(self.task.original, steps, context)
 
-    def _costs(self, model: Any, steps: tuple[Technique, ...]) -> dict[str, float]:
+    def _costs(self, model: Model, steps: tuple[Technique, ...]) -> dict[str, float]:
         names, task = self.task.target.costs, self.task
         floats = tuple(step for step in steps if not step.freezes)
         as_floats = model
@@ -300,12 +306,12 @@ class _UntilTimeIsUp(keras.callbacks.Callback):
         super().__init__()
         self._trials = trials
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
         """Look at the clock."""
         if self._trials.time_is_up:
             self.model.stop_training = True
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
         """Raise `TimeIsUpError` if it is."""
         self._trials.check_time()
 

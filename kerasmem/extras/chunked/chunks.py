@@ -18,10 +18,11 @@ from kerasmem.graph.computed import (
     ComputedVariable,
     rows_of_chunk,
 )
+from kerasmem.types import Tensor
 
 
 @dataclass(frozen=True)
-class Table:
+class VocabularyTable:
     """What states are multiplied with.
 
     Args:
@@ -49,7 +50,7 @@ class Table:
         """Whether floats are made of codes, for every product anew."""
         return isinstance(self.weights, ComputedVariable)
 
-    def whole(self) -> "Table":
+    def whole(self) -> "VocabularyTable":
         """Return the table with a tensor for its weights."""
         own = ops.cast(ops.convert_to_tensor(self.weights), self.dtype)
         return replace(self, weights=own)
@@ -139,7 +140,12 @@ class Table:
 
 
 def crossentropy(
-    states: Any, table: Table, labels: Any, weights: Any, counts: Any, smoothing: float
+    states: Any,
+    table: VocabularyTable,
+    labels: Tensor,
+    weights: Any,
+    counts: Any,
+    smoothing: float,
 ) -> tuple[Any, Any]:
     """Return the weighted sum of cross-entropies of rows, with its slopes; the hits.
 
@@ -217,11 +223,11 @@ def crossentropy(
     return total, ops.stop_gradient(hits)
 
 
-def _after(x: Any, last: Any, start: int, stop: int) -> Any:
+def _after(x: Tensor, last: Any, start: int, stop: int) -> Any:
     return current().after(x, last, lambda held: held[:, start:stop])
 
 
-def best_words(states: Any, table: Table, count: int) -> tuple[Any, Any]:
+def best_words(states: Any, table: VocabularyTable, count: int) -> tuple[Any, Any]:
     """Return the largest logits of each row and their words, (rows, count) each."""
     size, starts = _chunks(states)
 
@@ -259,7 +265,7 @@ def _chunks(states: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
     return size, starts
 
 
-def _part(x: Any, start: Any, size: Any) -> Any:
+def _part(x: Tensor, start: Any, size: Any) -> Any:
     rest = x.shape[1:]
     return ops.slice(x, (start, *(0 for _ in rest)), (size, *rest))
 

@@ -10,6 +10,7 @@ from kerasmem.errors import ConfigError
 from kerasmem.extras.chunked.chunks import crossentropy
 from kerasmem.extras.chunked.vocabulary import head_and_states
 from kerasmem.graph.masks import mask_of
+from kerasmem.types import Tensor
 
 
 @keras.saving.register_keras_serializable("kerasmem")
@@ -48,7 +49,9 @@ class ChunkedCrossentropy(keras.losses.Loss):
         self.label_smoothing = share.check(owner, "label_smoothing", label_smoothing)
         self.ignore_class = ignore_class
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(
+        self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None
+    ) -> Any:
         """Return the mean over what counts, a float32 scalar."""
         head, states = head_and_states(y_pred)
         labels, weights, counts = _flat(
@@ -81,9 +84,8 @@ class ChunkedCrossentropy(keras.losses.Loss):
 
 
 def _flat(
-    y_true: Any, y_pred: Any, sample_weight: Any, ignored: int | None
+    y_true: Tensor, y_pred: Tensor, sample_weight: Tensor, ignored: int | None
 ) -> tuple[Any, Any, Any]:
-    """Return labels, weights of the loss, and what counts, of all rows."""
     y_true = ops.convert_to_tensor(y_true)
     if keras.backend.standardize_dtype(y_true.dtype) != "int64":
         y_true = ops.cast(y_true, "int32")

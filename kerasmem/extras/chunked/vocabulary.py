@@ -9,9 +9,10 @@ from keras import ops
 
 from kerasmem.checks import Whole
 from kerasmem.errors import ConfigError
-from kerasmem.extras.chunked.chunks import Table, best_words
+from kerasmem.extras.chunked.chunks import VocabularyTable, best_words
 from kerasmem.graph.channels.tied import Tied
 from kerasmem.graph.computed import ComputedVariable
+from kerasmem.types import Layer, Tensors
 
 _HEADS: dict[int, tuple[Any, Any]] = {}
 """What heads gave, by id: the head, and the states if it is not these."""
@@ -97,7 +98,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
             self.embedding.build()
 
     @property
-    def table(self) -> Table:
+    def table(self) -> VocabularyTable:
         """What states are multiplied with: tensors, or the variable of codes."""
         if self.embedding is None:
             own, by_columns = self.kernel, True
@@ -108,12 +109,12 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         owner = self if self.embedding is None else self.embedding
         is_trained = bool(owner.trainable_variables)
         cap, axis = self.logit_soft_cap, 1 if by_columns else 0
-        table = Table(own, by_columns, self.compute_dtype, is_trained, cap)
+        table = VocabularyTable(own, by_columns, self.compute_dtype, is_trained, cap)
         if isinstance(own, ComputedVariable) and own.has_parts(axis):
             return replace(table, trained=False)  # codes are not
         return table.whole()
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Tensors, training: Any = None) -> Any:
         """Return states of shape `(..., width)` as they are, or their logits."""
         if training and self.top_k is not None:
             raise ConfigError(
@@ -140,7 +141,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         _remember(outputs, self, inputs)
         return outputs
 
-    def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
+    def compute_output_spec(self, inputs: Tensors, training: Any = None) -> Any:
         """Return what inference gives."""
         del training
         before, dtype = inputs.shape[:-1], "float32"
@@ -167,7 +168,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         """Return the backbone or the embedding, and last the embedding itself."""
         return [] if self.embedding is None else [self._told_by, self.embedding]
 
-    def made_of(self, layer: Any) -> "ChunkedVocabulary":
+    def made_of(self, layer: Layer) -> "ChunkedVocabulary":
         """Return a head with the same arguments, of another backbone or embedding."""
         config = {**self.get_config(), "embedding_or_units": layer}
         return type(self).from_config(config)
@@ -181,7 +182,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         return cls(**{**config, "embedding_or_units": own})
 
 
-def head_and_states(outputs: Any) -> tuple[ChunkedVocabulary | None, Any]:
+def head_and_states(outputs: Tensors) -> tuple[ChunkedVocabulary | None, Any]:
     """Return which head gave something, None if none did, and of which states."""
     entry = _HEADS.get(id(outputs))
     head = entry and entry[0]()
@@ -190,7 +191,7 @@ def head_and_states(outputs: Any) -> tuple[ChunkedVocabulary | None, Any]:
     return head, outputs if entry[1] is None else entry[1]
 
 
-def _remember(outputs: Any, head: ChunkedVocabulary, states: Any) -> None:
+def _remember(outputs: Tensors, head: ChunkedVocabulary, states: Any) -> None:
     key = id(outputs)
     _HEADS[key] = weakref.ref(head), states
     weakref.finalize(outputs, _HEADS.pop, key, None)

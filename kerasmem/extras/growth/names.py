@@ -131,7 +131,6 @@ def local_variables() -> Iterator[Link]:
 
 
 def _globals(*, own: bool) -> Iterator[Link]:
-    """Yield the global variables of modules: the program's own, or all others."""
     for name, module in list(sys.modules.items()):
         is_ours = name.partition(".")[0] == "kerasmem"
         if is_ours or not isinstance(module, ModuleType):
@@ -146,7 +145,6 @@ def _globals(*, own: bool) -> Iterator[Link]:
 
 
 def _step(above: Any, below: Any) -> str:
-    """Return how an object is written as a part of the object above."""
     if isinstance(above, CellType):
         return ""
     form, parts = ".{}", attributes(above)

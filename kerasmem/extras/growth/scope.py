@@ -248,7 +248,6 @@ def _references(objects: list[Any]) -> Iterator["ref[Any]"]:
 
 
 def _runs(number: int) -> bool:
-    """Return whether a process has not ended; one may wait to be asked how it did."""
     try:
         return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -90,7 +90,6 @@ _Held = tuple[Link, Link]
 
 
 def _group(held: Sequence[_Held], new: Mapping[int, Any]) -> Stayed:
-    """Return the objects that one name holds."""
     owners = {id(owner.object): owner for _, owner in held}
     first = held[0][1]
     # Bytes of an array that is on the way to another count once.
@@ -118,7 +117,6 @@ def _group(held: Sequence[_Held], new: Mapping[int, Any]) -> Stayed:
 
 
 def _owner(link: Link, new: Mapping[int, Any]) -> Link:
-    """Return the first new object on the way to one; an array in a callback is one."""
     links = link.chain()
     first = next(n for n, each in enumerate(links) if id(each.object) in new)
     is_callback = isinstance(links[first].object, keras.callbacks.Callback)

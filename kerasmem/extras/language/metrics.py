@@ -24,6 +24,7 @@ from kerasmem.graph.divergence import kl_divergence, log_probabilities
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.records import ModelFigures
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 _LOGIT_BYTES = 1 << 28
 """So many bytes may the logits of a batch take."""
@@ -33,7 +34,7 @@ _NEAR = 1e-3
 
 
 def language_figures(
-    models: dict[str, Any], data: Any, batch_size: int = 32
+    models: dict[str, Any], data: Dataset, batch_size: int = 32
 ) -> dict[str, ModelFigures]:
     """Return the figures of language models on the same rows, the first as reference.
 
@@ -71,7 +72,7 @@ def language_figures(
 
 
 def language_metrics(
-    model: Any, data: Any, batch_size: int, reference: Any = None
+    model: Model, data: Dataset, batch_size: int, reference: Model = None
 ) -> dict[str, float]:
     """Return the perplexity of a model, and how near it comes to a reference.
 
@@ -95,9 +96,8 @@ def language_metrics(
 
 
 def _batches(
-    model: Any, reference: Any, data: Any, batch_size: int
+    model: Model, reference: Model, data: Dataset, batch_size: int
 ) -> Iterator[tuple[Any, Any, Any, np.ndarray]]:
-    """Yield log-probabilities of both models, the next ids and their weights."""
     for x, y, weight in labeled_batches(data, batch_size):
         own = log_probabilities(outputs_on(model, x))
         other = log_probabilities(outputs_on(reference, x)) if reference else own
@@ -112,14 +112,13 @@ def _batches(
 
 
 def _of_tokens(own: Any, other: Any, ids: Any) -> tuple[Any, Any, Any]:
-    """Return of each token the cross-entropy, KL divergence and agreement."""
     ops = keras.ops
     loss = -ops.take_along_axis(own, ids[..., None], axis=-1)[..., 0]
     agreement = ops.equal(ops.argmax(own, axis=-1), ops.argmax(other, axis=-1))
     return loss, kl_divergence(other, own), ops.cast(agreement, "float32")
 
 
-def _rows_within(model: Any, data: Any, batch_size: int) -> int:
+def _rows_within(model: Model, data: Dataset, batch_size: int) -> int:
     """Return how many rows may go through a model at once; raise if it is none.
 
     Raises:
@@ -144,7 +143,7 @@ def _rows_within(model: Any, data: Any, batch_size: int) -> int:
     return max(1, min(batch_size, _LOGIT_BYTES // (4 * length * outputs.shape[-1])))
 
 
-def _check_is_causal(model: Any, x: Any, outputs: Any) -> None:
+def _check_is_causal(model: Model, x: Tensor, outputs: Tensors) -> None:
     def changed(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind == "b":  # the mask
             return array
@@ -173,7 +172,7 @@ def _check_is_causal(model: Any, x: Any, outputs: Any) -> None:
         )
 
 
-def token_bytes(model: Any) -> int:
+def token_bytes(model: Model) -> int:
     """Return the bytes of weights that are read for one token.
 
     These are all weights, but a single row of a table that is looked up alone.

@@ -4,7 +4,6 @@ import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -16,6 +15,7 @@ from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from kerasmem.processes import run_script
 from kerasmem.stats.difference import difference
+from kerasmem.types import Model
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
 _KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
@@ -96,7 +96,7 @@ def answers_of_keras_2(
             return [arrays[name] for name in arrays.files]
 
 
-def _inputs(model: Any) -> list[np.ndarray]:
+def _inputs(model: Model) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     layers = sublayers(model)
     takes_indices = any(isinstance(layer, keras.layers.Embedding) for layer in layers)

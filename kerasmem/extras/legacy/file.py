@@ -10,6 +10,7 @@ import numpy as np
 
 from kerasmem.errors import ModelFileError
 from kerasmem.graph.layers import weights
+from kerasmem.types import Model, Tensor, Variable
 
 Config = dict[str, Any]
 Named = tuple[str, np.ndarray]
@@ -48,7 +49,7 @@ def inner_layer(stored: Config) -> Config:
     return stored
 
 
-def inner_activation(activation: Any) -> Any:
+def inner_activation(activation: Tensor) -> Any:
     """Return the activation around which tfmot put a rounding one."""
     while isinstance(activation, dict) and _class_name(activation) in _ACTIVATIONS:
         activation = activation["config"].get("activation")
@@ -126,7 +127,6 @@ def without_wrappers(entries: Sequence[Named]) -> list[Named]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Return the name of the layer, and the rest."""
     layer, _, rest = name.removesuffix(":0").partition("/")
     return layer, rest
 
@@ -212,7 +212,7 @@ class Assignment:
     def __init__(self) -> None:
         self._done: set[int] = set()
 
-    def put(self, variable: Any, array: np.ndarray, layer: str) -> None:
+    def put(self, variable: Variable, array: np.ndarray, layer: str) -> None:
         """Assign an array.
 
         Raises:
@@ -228,7 +228,7 @@ class Assignment:
             variable.assign(array)
         self._done.add(id(variable))
 
-    def check_complete(self, model: Any) -> None:
+    def check_complete(self, model: Model) -> None:
         """Raise if a weight of the model got no array.
 
         Raises:

@@ -27,6 +27,7 @@ from kerasmem.extras.legacy.file import (
 )
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.records.regular import open_regular, read_regular
+from kerasmem.types import Layer
 
 Layers = Mapping[str, "Sequence[Named] | Layers"]
 _Run = tuple[Any, list[Any]]
@@ -83,7 +84,6 @@ def _fill(
 def _pairs(
     layer: str, variables: Sequence[Any], entries: Sequence[Named]
 ) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield every variable with its array: that of its name, else that of its place."""
     by_name = {_within(layer, name): array for name, array in entries}
     names = [_within(layer, variable.path) for variable in variables]
     if set(names) == set(by_name) and len(by_name) == len(variables):
@@ -93,14 +93,12 @@ def _pairs(
 
 
 def _within(layer: str, path: str) -> tuple[str, ...]:
-    """Return a path from behind the name of its layer."""
     parts = path.removesuffix(":0").split("/")
     after = len(parts) - parts[::-1].index(layer) if layer in parts else 0
     return tuple(parts[after:])
 
 
 def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
-    """Return what is trained, and what is not, in the order of Keras 2."""
     if not converted.layers:
         trainable_runs, others = _order_within(converted.layer)
         return [(converted.layer, trainable_runs)], [(converted.layer, others)]
@@ -112,7 +110,7 @@ def _order(converted: ConvertedLayer) -> tuple[list[_Run], list[_Run]]:
     return [], [*trainable_runs, *others]
 
 
-def _order_within(layer: Any) -> tuple[list[Any], list[Any]]:
+def _order_within(layer: Layer) -> tuple[list[Any], list[Any]]:
     own = ([*layer._trainable_variables], [*layer._non_trainable_variables])
     inner = [_order_within(child) for child in _children(layer)]
     trainable = [variable for variables, _ in inner for variable in variables]
@@ -128,7 +126,7 @@ def _order_within(layer: Any) -> tuple[list[Any], list[Any]]:
     return [], [*own[0], *own[1], *(v for t, n in inner for v in (*t, *n))]
 
 
-def _children(layer: Any) -> Sequence[Any]:
+def _children(layer: Layer) -> Sequence[Any]:
     if isinstance(layer, keras.Model):
         return layer.layers
     return list(layer._flatten_layers(include_self=False, recursive=False))
@@ -190,7 +188,6 @@ def _without_wrapping(value: dict[str, Any]) -> Any:
 
 
 def _layers(checkpoint: Checkpoint, node: Node, config: dict[str, Any]) -> Layers:
-    """Return the weights of a model by layer, models within it opened."""
     layers = config["layers"]
     if "output_layers" not in config:
         # A Sequential does not count its input.

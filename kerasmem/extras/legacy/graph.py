@@ -22,6 +22,7 @@ from kerasmem.extras.legacy.layers import (
     refusal,
 )
 from kerasmem.graph.layers import node_of
+from kerasmem.types import Model, Node, Tensor
 
 _CONSTANT = "_CONSTANT_VALUE"
 
@@ -55,7 +56,6 @@ def make(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
 
 
 def _with_models_made(stored: Config, custom_objects: Mapping[str, Any]) -> Config:
-    """Return the config of a layer, a model within it written as Keras 3 does."""
     inner = stored["config"].get("layer")
     if not (isinstance(inner, dict) and is_graph(inner)):
         return stored
@@ -102,7 +102,7 @@ def _input_shape(stored: Config) -> tuple[int | None, ...]:
     return tuple(shape)
 
 
-def _set_trainable(model: Any, config: Config) -> None:
+def _set_trainable(model: Model, config: Config) -> None:
     # Set to True, it would thaw the layers within.
     if config.get("trainable") is False:
         model.trainable = False
@@ -146,7 +146,6 @@ class Functional:
         )
 
     def _advance(self, name: str, nodes: list[Any]) -> bool:
-        """Make the calls of a layer that can be made; say whether there was one."""
         before = len(nodes)
         while nodes:
             try:
@@ -158,12 +157,11 @@ class Functional:
             del nodes[0]
         return len(nodes) < before
 
-    def _call_number(self, reference: Any) -> int:
+    def _call_number(self, reference: Model) -> int:
         # Keras 2 counts the call in which a model was made as the first one.
         return reference[1] - bool(self._layers[reference[0]].layers)
 
     def _tensors(self, structure: Any) -> Any:
-        """Return a structure with tensors in the place of references to them."""
         if _is_reference(structure):
             if structure[0] == _CONSTANT:
                 return structure[2]
@@ -176,7 +174,7 @@ class Functional:
         return structure
 
 
-def _called(converted: ConvertedLayer, x: Any, arguments: dict[str, Any]) -> Any:
+def _called(converted: ConvertedLayer, x: Tensor, arguments: dict[str, Any]) -> Any:
     if is_operator(converted.stored):
         return _operate(converted.stored, x, arguments)
     x = _unpacked(x)
@@ -193,12 +191,11 @@ def _called(converted: ConvertedLayer, x: Any, arguments: dict[str, Any]) -> Any
 
 
 def _unpacked(tensors: Any) -> Any:
-    """Return a list, or the one thing in it: Keras 2 does not tell them apart."""
     is_one = isinstance(tensors, list) and len(tensors) == 1
     return tensors[0] if is_one else tensors
 
 
-def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
+def _operate(stored: Config, x: Tensor, arguments: dict[str, Any]) -> Any:
     symbol = stored["config"].get("function", "__operators__.getitem")
     function = operator(symbol)
     if function is None:
@@ -215,7 +212,6 @@ def _operate(stored: Config, x: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _is_reference(value: Any) -> bool:
-    """Return True for the name of a layer with the numbers of a call and an output."""
     if not (isinstance(value, list) and len(value) in (3, 4)):
         return False
     name, call, output = value[:3]
@@ -223,15 +219,13 @@ def _is_reference(value: Any) -> bool:
     return name == _CONSTANT or (isinstance(name, str) and is_place)
 
 
-def _keyword_arguments(node: Any) -> dict[str, Any]:
-    """Return the keyword arguments, which stand behind the first tensor."""
+def _keyword_arguments(node: Node) -> dict[str, Any]:
     while isinstance(node, dict) or (node and isinstance(node[0], list)):
         node = next(iter(node.values())) if isinstance(node, dict) else node[0]
     return node[3] if len(node) > 3 else {}
 
 
-def _without_arguments(node: Any) -> Any:
-    """Return what goes in first, without the keyword arguments."""
+def _without_arguments(node: Node) -> Any:
     if isinstance(node, dict):
         return {key: _without_arguments(value) for key, value in node.items()}
     if node and isinstance(node[0], list):

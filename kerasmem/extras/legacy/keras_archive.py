@@ -29,6 +29,7 @@ from kerasmem.files.archive import WEIGHTS, opened_weights
 from kerasmem.files.datasets import check_declared, whole_array
 from kerasmem.graph.layers import own_variables
 from kerasmem.records.plain import read_json
+from kerasmem.types import Layer
 
 Config = dict[str, Any]
 
@@ -50,7 +51,7 @@ def read_archive(path: Path) -> LegacyFile:
 
 
 @dataclass
-class Part:
+class ArchiveObject:
     """The arrays of one object, and those of the objects that it holds.
 
     Args:
@@ -59,9 +60,9 @@ class Part:
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    parts: dict[str, "Part"] = field(default_factory=dict)
+    parts: dict[str, "ArchiveObject"] = field(default_factory=dict)
 
-    def listed(self, classes: Sequence[str]) -> list["Part"]:
+    def listed(self, classes: Sequence[str]) -> list["ArchiveObject"]:
         """Return the parts of a list of objects, given their classes.
 
         A `.keras` file counts the objects of each class by itself, a SavedModel all of
@@ -77,7 +78,7 @@ class Part:
             by_class = f"{name}_{counts[name]}" if counts[name] else name
             counts[name] += 1
             part = self.parts.get(by_class) or self.parts.get(str(index))
-            parts.append(part or Part())
+            parts.append(part or ArchiveObject())
         return parts
 
 
@@ -93,7 +94,7 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
-def _part(group: Any) -> Part:
+def _part(group: Any) -> ArchiveObject:
     arrays = group.get("vars", {})
     names = sorted(arrays, key=int)
     by_number = {name: whole_array(arrays[name], group.file) for name in names}
@@ -102,12 +103,14 @@ def _part(group: Any) -> Part:
         for name, item in group.items()
         if name != "vars" and isinstance(item, h5py.Group)
     }
-    return Part(by_number, inner)
+    return ArchiveObject(by_number, inner)
 
 
-def _fill_model(part: Part, model: ConvertedLayer, assignment: Assignment) -> None:
+def _fill_model(
+    part: ArchiveObject, model: ConvertedLayer, assignment: Assignment
+) -> None:
     classes = [layer.stored["class_name"] for layer in model.layers]
-    parts = part.parts.get("layers", Part()).listed(classes)
+    parts = part.parts.get("layers", ArchiveObject()).listed(classes)
     for layer, inner in zip(model.layers, parts, strict=True):
         if layer.layers:
             _fill_model(inner, layer, assignment)
@@ -117,7 +120,7 @@ def _fill_model(part: Part, model: ConvertedLayer, assignment: Assignment) -> No
 
 
 def _fill(
-    layer: Any, part: Part, waiting: list[np.ndarray], assignment: Assignment
+    layer: Layer, part: ArchiveObject, waiting: list[np.ndarray], assignment: Assignment
 ) -> None:
     """Fill a layer and those within.
 
@@ -143,8 +146,7 @@ def _fill(
         _fill(child, _part_of(child, layer, part), waiting, assignment)
 
 
-def _part_of(child: Any, layer: Any, part: Part) -> Part:
-    """Return what the file keeps of a layer within a layer."""
+def _part_of(child: Any, layer: Layer, part: ArchiveObject) -> ArchiveObject:
     for name, inner_part in part.parts.items():
         value = getattr(layer, name, None)
         if value is child:
@@ -152,19 +154,20 @@ def _part_of(child: Any, layer: Any, part: Part) -> Part:
         if isinstance(value, Sequence) and any(v is child for v in value):
             parts = inner_part.listed([type(v).__name__ for v in value])
             return next(p for v, p in zip(value, parts, strict=True) if v is child)
-    return Part()
+    return ArchiveObject()
 
 
-def _unwrapped(stored: Config, part: Part) -> Part:
-    """Return what the file keeps of the layer in the wrappers, pruned by its masks."""
+def _unwrapped(stored: Config, part: ArchiveObject) -> ArchiveObject:
     while (kind := wrapper_kind(stored)) is not None:
-        stored, inner = stored["config"]["layer"], part.parts.get("layer", Part())
+        stored, inner = (
+            stored["config"]["layer"],
+            part.parts.get("layer", ArchiveObject()),
+        )
         part = _pruned(inner, part) if kind == "prune" else inner
     return part
 
 
-def _taken_out(stored: Config, part: Part) -> list[np.ndarray]:
-    """Return the weights that a wrapper took out of its layer, in the layer's order."""
+def _taken_out(stored: Config, part: ArchiveObject) -> list[np.ndarray]:
     kind, own = wrapper_kind(stored), list(part.arrays.values())
     if kind == "cluster":
         # Weight and centroids in turn, then the indices of each.
@@ -175,19 +178,22 @@ def _taken_out(stored: Config, part: Part) -> list[np.ndarray]:
         return [array for array in own if array.ndim]
     if kind is None:
         return []
-    return _taken_out(stored["config"]["layer"], part.parts.get("layer", Part()))
+    return _taken_out(
+        stored["config"]["layer"], part.parts.get("layer", ArchiveObject())
+    )
 
 
-def _pruned(part: Part, wrapper: Part) -> Part:
-    """Return a layer's part with the masks of its wrapper applied, where it has any."""
+def _pruned(part: ArchiveObject, wrapper: ArchiveObject) -> ArchiveObject:
     arrays = [array for array in wrapper.arrays.values() if array.ndim]
     return _masked(part, arrays[len(arrays) // 2 :])
 
 
-def _masked(part: Part, waiting: list[np.ndarray]) -> Part:
+def _masked(part: ArchiveObject, waiting: list[np.ndarray]) -> ArchiveObject:
     before = list(part.arrays.values())
     new_arrays = masked(before, waiting)
     used_masks = sum(a is not b for a, b in zip(before, new_arrays, strict=True))
     del waiting[:used_masks]
     arrays = dict(zip(part.arrays, new_arrays, strict=True))
-    return Part(arrays, {n: _masked(p, waiting) for n, p in part.parts.items()})
+    return ArchiveObject(
+        arrays, {n: _masked(p, waiting) for n, p in part.parts.items()}
+    )

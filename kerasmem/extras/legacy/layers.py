@@ -9,6 +9,7 @@ import keras
 from kerasmem.errors import ModelFileError
 from kerasmem.extras.legacy.file import inner_activation
 from kerasmem.files.load import hard_sigmoid_of_keras_2
+from kerasmem.types import Tensor
 
 _ONE = (
     "math.abs math.ceil math.cos math.erf math.exp math.floor math.log math.log1p "
@@ -74,7 +75,7 @@ def operator(symbol: str) -> Callable[..., Any] | None:
         return None
     name = _NAMES[symbol]
 
-    def call(x: Any, **arguments: Any) -> Any:
+    def call(x: Tensor, **arguments: Any) -> Any:
         explicit = {
             _ARGUMENTS.get(k, k): tuple(v) if isinstance(v, list) else v
             for k, v in _explicit(arguments).items()
@@ -191,7 +192,6 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
 
 
 def _inner(config: Config, custom_objects: Mapping[str, Any]) -> Config:
-    """Return a config with the layers in it translated."""
     new_config = dict(config)
     for key in _INNER:
         if isinstance(config.get(key), dict) and not is_graph(config[key]):
@@ -227,7 +227,6 @@ def _serialized(module: Any, class_name: str, config: Config, own: Any) -> Confi
 
 
 def _own_class(layer: Config, custom_objects: Mapping[str, Any]) -> str | None:
-    """Return the name under which a class of the user's is known, None for none."""
     class_name = layer["class_name"]
     short = class_name.rpartition(">")[2]
     for name in (layer.get("registered_name"), class_name, f"Custom>{short}", short):
@@ -242,7 +241,6 @@ def known_name(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without what Keras 2 wraps it in."""
     if not isinstance(value, dict):
         return value
     name, config = value.get("class_name"), value.get("config")
@@ -328,7 +326,7 @@ def _value(layer_class: type, key: str, value: Any) -> Any:
     return value
 
 
-def _translated(activation: Any) -> Any:
+def _translated(activation: Tensor) -> Any:
     """Return an activation of a config of Keras 2 as one of Keras 3.
 
     Args:
@@ -345,7 +343,6 @@ def _translated(activation: Any) -> Any:
 
 
 def _parameters(layer_class: type) -> set[str]:
-    """Return what a layer's `__init__` takes, those that it hands on included."""
     names = set()
     for base in inspect.getmro(layer_class):
         if base is keras.Layer:

@@ -75,7 +75,6 @@ def load_converted(path: str | Path) -> ConvertedLayer:
 def _converted(
     path: Path, custom_objects: Mapping[str, Any]
 ) -> tuple[ConvertedLayer, dict[str, Any] | None]:
-    """Return the model, not compiled, and what it was compiled with."""
     try:
         file = _read(path)
         model = make(file.config, custom_objects)
@@ -125,7 +124,6 @@ def _arrays(group: Any) -> list[Named]:
 
 
 def _texts(group: Any, name: str) -> list[str]:
-    """Return a list of names, which a long one is cut into several attributes for."""
     if name in group.attrs:
         return [attribute_text(value) for value in group.attrs[name]]
     names: list[str] = []
@@ -201,7 +199,6 @@ def _one(description: Any, get: Callable[[Any], Any]) -> Any:
 
 
 def _known(keras_class: type, config: Config) -> Config:
-    """Return what the class in Keras 3 takes, a schedule of the learning rate made."""
     config = {k: v for k, v in config.items() if k not in _OF_KERAS_2}
     if config.get("reduction") == "auto":  # the mean, which is the default here
         del config["reduction"]

@@ -12,6 +12,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.types import Tensor, Tensors
+
 LEAST, MOST = -128, 127
 _ops = keras.ops
 _NEARLY_HALF = 2.0**-12
@@ -35,8 +37,8 @@ class CodesLayer(keras.layers.Layer):
 
     def __init__(
         self,
-        inputs: Any,
-        output: Any,
+        inputs: Tensors,
+        output: Tensor,
         activation: str | None = None,
         *,
         keeps_mask: bool = True,
@@ -52,14 +54,14 @@ class CodesLayer(keras.layers.Layer):
         """Return the arguments."""
         return {**super().get_config(), **self.arguments}
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+    def compute_mask(self, inputs: Tensors, previous_mask: Any) -> Any:
         """Return the mask of the output."""
         masks = previous_mask if isinstance(inputs, list) else [previous_mask]
         if not self.arguments["keeps_mask"] or any(mask is None for mask in masks):
             return None
         return _ops.logical_or(*masks) if len(masks) > 1 else masks[0]
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
+    def call(self, inputs: Tensors, mask: Tensor = None) -> Any:
         """Return the codes of the output, or floats."""
         tensors = inputs if isinstance(inputs, list) else [inputs]
         codes = self.arguments["inputs"] or [None] * len(tensors)
@@ -99,12 +101,12 @@ class CodesLayer(keras.layers.Layer):
         return floats
 
 
-def _decoded(x: Any, codes: Any) -> Any:
+def _decoded(x: Tensor, codes: Tensor) -> Any:
     x = _ops.cast(x, "float32")
     return x if codes is None else (x - codes["zero_point"]) * codes["scale"]
 
 
-def _encoded(x: Any, codes: Any, *, even: bool) -> Any:
+def _encoded(x: Tensor, codes: Tensor, *, even: bool) -> Any:
     zero = codes["zero_point"]
     steps = x / codes["scale"]
     if not even:
@@ -114,7 +116,7 @@ def _encoded(x: Any, codes: Any, *, even: bool) -> Any:
     return _ops.cast(steps + zero, "int8")
 
 
-def _in_parts(x: Any, step: float, exponent: Any) -> Any:
+def _in_parts(x: Tensor, step: float, exponent: Any) -> Any:
     """Return a tensor rounded to parts of a step: the integers were rounded twice.
 
     Args:
@@ -160,7 +162,7 @@ class CodesProduct(CodesLayer):
             return sums
         return _in_parts(sums, self.output_codes["scale"], self.exponent)
 
-    def product(self, x: Any, kernel: Any) -> Any:
+    def product(self, x: Tensor, kernel: Tensor) -> Any:
         """Return the product with the kernel."""
         return _ops.matmul(x, kernel)
 
@@ -178,7 +180,7 @@ class CodesConvolution(CodesProduct):
     )
     convolve: Callable[..., Any] = staticmethod(_ops.conv)
 
-    def product(self, x: Any, kernel: Any) -> Any:
+    def product(self, x: Tensor, kernel: Tensor) -> Any:
         """Return the convolution with the kernel."""
         own = {name: self.arguments[name] for name in ("strides", "dilation_rate")}
         own = {name: tuple(value) for name, value in own.items()}
@@ -206,7 +208,7 @@ class CodesDense(CodesProduct):
 class CodesAffine(CodesProduct):
     """A factor and an offset for each channel."""
 
-    def product(self, x: Any, kernel: Any) -> Any:
+    def product(self, x: Tensor, kernel: Tensor) -> Any:
         """Return the product with the factors."""
         return x * kernel
 
@@ -279,11 +281,11 @@ class CodesAveragePooling(CodesPooling):
 class Gate(keras.layers.Layer):
     """A product of two float tensors with one mask."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensors) -> Any:
         """Return the product."""
         return _ops.multiply(*inputs)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+    def compute_mask(self, inputs: Tensors, previous_mask: Any) -> Any:
         """Return the mask of both."""
         del inputs
         return previous_mask[0] if self.supports_masking else None

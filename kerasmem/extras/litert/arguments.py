@@ -14,12 +14,13 @@ from kerasmem.files.data.check import check_numbers
 from kerasmem.files.load import first_reason
 from kerasmem.graph.clone import clone
 from kerasmem.graph.input_shapes import with_lengths
+from kerasmem.types import Dataset, Model
 
 _OPEN_LENGTH = 32
 
 
 def arguments_of(
-    model: Any,
+    model: Model,
     batch_size: int | None,
     samples: Sequence[np.ndarray] | None = None,
     input_shape: Any | None = None,
@@ -58,7 +59,7 @@ def arguments_of(
     ]
 
 
-def with_named_inputs(model: Any, samples: Any) -> Any:
+def with_named_inputs(model: Model, samples: Dataset) -> Any:
     """Return a model that names its inputs: itself, or one around a copy of it.
 
     Args:
@@ -109,13 +110,13 @@ def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
     return samples
 
 
-def call_flat(model: Any, tensors: Sequence[Any]) -> list[Any]:
+def call_flat(model: Model, tensors: Sequence[Any]) -> list[Any]:
     """Return the outputs of `model` in inference as a list, of inputs as a list."""
     return keras.tree.flatten(model(in_structure(model, tensors), training=False))
 
 
 def outputs_in_keras(
-    model: Any, arrays: Sequence[np.ndarray], batch_size: int | None = None
+    model: Model, arrays: Sequence[np.ndarray], batch_size: int | None = None
 ) -> list[np.ndarray]:
     """Return the outputs of a model on samples.
 
@@ -160,11 +161,10 @@ def in_batches(
 
 
 def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:
-    """Return `size` rows, the last one again where there are fewer."""
     return array[np.minimum(np.arange(start, start + size), len(array) - 1)]
 
 
-def in_structure(model: Any, tensors: Sequence[Any]) -> Any:
+def in_structure(model: Model, tensors: Sequence[Any]) -> Any:
     """Return inputs in a list as the structure that `model` takes."""
     if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
         return tensors[0] if len(tensors) == 1 else list(tensors)

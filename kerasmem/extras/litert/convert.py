@@ -15,6 +15,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import sublayers
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import receive, send
+from kerasmem.types import Model
 
 _HALF = ("float16", "bfloat16")
 
@@ -24,7 +25,7 @@ LITERT, ONNX = "litert", "onnx"
 _CONVERTERS = {LITERT: to_litert, ONNX: to_onnx}
 
 
-def convert(model: Any, arguments: Sequence[Argument], kind: str) -> bytes:
+def convert(model: Model, arguments: Sequence[Argument], kind: str) -> bytes:
     """Return `model` as a file of floats.
 
     Args:
@@ -76,14 +77,14 @@ def convert_file(job: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def compute_in_float32(model: Any) -> None:
+def compute_in_float32(model: Model) -> None:
     """Make every layer compute in float32, in place: a file has no half precision."""
     for layer in sublayers(model):
         if layer.compute_dtype in _HALF:
             layer.dtype_policy = "float32"
 
 
-def copy_of(model: Any) -> Any:
+def copy_of(model: Model) -> Any:
     """Return a copy; the model itself if it has none and is exported as it is.
 
     Raises:

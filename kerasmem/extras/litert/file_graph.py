@@ -24,7 +24,7 @@ _MOVES = {
 
 
 @dataclass(frozen=True)
-class Operation:
+class FileOperation:
     """One operation of a file.
 
     Args:
@@ -68,7 +68,7 @@ class Operation:
 
 
 @dataclass
-class Graph:
+class FileGraph:
     """A float file, read.
 
     Args:
@@ -79,9 +79,9 @@ class Graph:
     """
 
     content: bytes
-    operations: list[Operation]
+    operations: list[FileOperation]
     constants: dict[str, np.ndarray]
-    stays: dict[Operation, str] = field(default_factory=dict)
+    stays: dict[FileOperation, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -153,7 +153,7 @@ def observe(
 
 
 def multiplications(
-    operation: Operation, graph: Graph, seen: Mapping[str, Seen]
+    operation: FileOperation, graph: FileGraph, seen: Mapping[str, Seen]
 ) -> int:
     """Return the multiplications of a product, per batch; 0 for other operations."""
     name = kernel_of(operation, graph)
@@ -230,11 +230,11 @@ INTEGER_INPUTS = {INT8, INT16, DYNAMIC, DYNAMIC_INT4}
 Ranges = Mapping[str, tuple[float, float]]
 """Of tensors, by name."""
 
-Precisions = Mapping[Operation, str]
+Precisions = Mapping[FileOperation, str]
 """Of operations; those that are missing stay float."""
 
 
-def kernel_of(operation: Operation, graph: Graph) -> str | None:
+def kernel_of(operation: FileOperation, graph: FileGraph) -> str | None:
     """Return the name of the stored weight that an operation multiplies or looks up."""
     floats = (name for name in operation.constants if name in graph.constants)
     return next((name for name in floats if graph.constants[name].ndim > 1), None)

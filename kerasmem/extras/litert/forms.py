@@ -23,6 +23,7 @@ from kerasmem.graph.values import nbytes
 from kerasmem.processes import ON_THE_CPU, run_in_child, run_script
 from kerasmem.processes.host import KernelPeak, kernel_peak_works, resident_bytes
 from kerasmem.processes.transfer import receive, send
+from kerasmem.types import Model
 
 Arrays = Sequence[np.ndarray]
 """A batch, an array per input."""
@@ -65,7 +66,7 @@ class Resident(NamedTuple):
 class InKeras:
     """A model, run by Keras."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self.file_bytes = size_of(model).file_bytes
         self.weight_bytes = sum(map(nbytes, model.weights))
@@ -114,7 +115,6 @@ class InLiteRT:
         return self._files[None if None in self._files else len(batch[0])]
 
     def _in(self, batch: Arrays) -> dict[str, np.ndarray]:
-        """Return a batch as the file takes it."""
         inputs = self._any.inputs
         return {
             name: encoded(array, inputs[name])
@@ -127,7 +127,7 @@ Runnable = InKeras | InLiteRT
 
 
 @dataclass(frozen=True)
-class Form:
+class OperationForm:
     """One form, by its name.
 
     Args:
@@ -164,15 +164,14 @@ def _static(setup: Setup) -> Runnable:
     return _exported(setup.model, setup, STATIC)
 
 
-def _exported(model: Any, setup: Setup, scheme: str) -> Runnable:
-    """Return a file for any batch, or of a loop over time steps one for each."""
+def _exported(model: Model, setup: Setup, scheme: str) -> Runnable:
     has_loop = any(isinstance(layer, keras.layers.RNN) for layer in sublayers(model))
     sizes = setup.batch_sizes if has_loop else (None,)
     files = {size: _content(model, setup, scheme, size) for size in sizes}
     return InLiteRT(files, setup)
 
 
-def _content(model: Any, setup: Setup, scheme: str, batch_size: int | None) -> bytes:
+def _content(model: Model, setup: Setup, scheme: str, batch_size: int | None) -> bytes:
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         path = Path(folder, "model.tflite")
         samples = setup.data
@@ -194,20 +193,20 @@ _DYNAMIC_HOW = f'km.export(model, "m.tflite", scheme="{DYNAMIC}")'
 _STATIC_HOW = f'km.export(model, "m.tflite", scheme="{STATIC}", samples=x)'
 
 FORMS = (
-    Form("Keras, as it is", "model", _as_it_is, needs_keras=True),
-    Form(
+    OperationForm("Keras, as it is", "model", _as_it_is, needs_keras=True),
+    OperationForm(
         "Keras, int8 weights",
         'km.compress(model, km.Quantize("int8")).model',
         _int8_weights,
         needs_keras=True,
     ),
-    Form("LiteRT, float", _FLOAT_HOW, _file("float")),
-    Form(f"LiteRT, {DYNAMIC}", _DYNAMIC_HOW, _file(DYNAMIC)),
-    Form(f"LiteRT, {STATIC}", _STATIC_HOW, _static),
+    OperationForm("LiteRT, float", _FLOAT_HOW, _file("float")),
+    OperationForm(f"LiteRT, {DYNAMIC}", _DYNAMIC_HOW, _file(DYNAMIC)),
+    OperationForm(f"LiteRT, {STATIC}", _STATIC_HOW, _static),
 )
 
 
-def resident_in_keras(model: Any, arrays: Sequence[np.ndarray]) -> Resident:
+def resident_in_keras(model: Model, arrays: Sequence[np.ndarray]) -> Resident:
     """Return what a process with Keras has resident while `model` predicts a batch.
 
     It runs the backend that runs here. The model that it begins with has one weight:
@@ -284,7 +283,6 @@ def _warm_up() -> None:
 
 
 def _stored(folder: str, arrays: Sequence[np.ndarray]) -> Path:
-    """Write arrays by their numbers."""
     path = Path(folder, "inputs.npz")
     np.savez(path, *arrays)
     return path

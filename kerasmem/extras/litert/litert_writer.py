@@ -22,8 +22,8 @@ from kerasmem.extras.litert.file_graph import (
     OUTPUT,
     PRODUCTS,
     WEIGHT_ONLY,
-    Graph,
-    Operation,
+    FileGraph,
+    FileOperation,
     Precisions,
     Ranges,
     ReadTensors,
@@ -31,11 +31,12 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
+from kerasmem.types import Model
 
 _BLOCKS = (128, 64, 32)
 
 
-def read_graph(content: bytes) -> Graph:
+def read_graph(content: bytes) -> FileGraph:
     """Return the operations of a float LiteRT file.
 
     Raises:
@@ -49,7 +50,7 @@ def read_graph(content: bytes) -> Graph:
         for name, number in vars(schema.BuiltinOperator).items()
         if isinstance(number, int)
     }
-    operations, constants = list[Operation](), dict[str, np.ndarray]()
+    operations, constants = list[FileOperation](), dict[str, np.ndarray]()
     for place, graph in enumerate(model.subgraphs):
         names = [tensor.name.decode() for tensor in graph.tensors]
         constant_numbers = {
@@ -66,12 +67,14 @@ def read_graph(content: bytes) -> Graph:
             inputs = tuple(names[n] for n in graph.inputs)
             types = {graph.tensors[n].type for n in graph.inputs}
             has_floats = schema.TensorType.FLOAT32 in types
-            operations.append(Operation(INPUT, (), (), inputs, has_floats=has_floats))
+            operations.append(
+                FileOperation(INPUT, (), (), inputs, has_floats=has_floats)
+            )
         for operator in graph.operators:
             code = model.operatorCodes[operator.opcodeIndex]
             input_numbers = [n for n in operator.inputs if n >= 0]
             operations.append(
-                Operation(
+                FileOperation(
                     kinds[max(code.builtinCode, code.deprecatedBuiltinCode)],
                     tuple(names[n] for n in input_numbers if n not in constant_numbers),
                     tuple(names[n] for n in input_numbers if n in constant_numbers),
@@ -85,12 +88,11 @@ def read_graph(content: bytes) -> Graph:
             )
     main = model.subgraphs[0]
     ends = tuple(main.tensors[n].name.decode() for n in main.outputs)
-    operations.append(Operation(OUTPUT, ends, (), ()))
-    return Graph(content, operations, constants)
+    operations.append(FileOperation(OUTPUT, ends, (), ()))
+    return FileGraph(content, operations, constants)
 
 
-def _with_unique_names(model: Any, content: bytes) -> bytes:
-    """Return the file with names that differ, and change those of `model` likewise."""
+def _with_unique_names(model: Model, content: bytes) -> bytes:
     names, is_new = set[bytes](), False
     for graph in model.subgraphs:
         for tensor in graph.tensors:
@@ -198,7 +200,7 @@ _BITS = {INT8: 8, INT16: 8, DYNAMIC: 8, WEIGHT_ONLY: 8, DYNAMIC_INT4: 4, FLOAT: 
 """Of the weights, by precision."""
 
 
-class Writer:
+class LitertWriter:
     """Writes a float file anew, with a precision for each of its operations.
 
     Args:
@@ -211,7 +213,7 @@ class Writer:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: FileGraph,
         seen: Mapping[str, Seen],
         ranges: Ranges,
         *,
@@ -225,7 +227,7 @@ class Writer:
             }
             for name, (low, high) in ranges.items()
         }
-        self.steps: dict[Operation, CodeSteps] = {}
+        self.steps: dict[FileOperation, CodeSteps] = {}
         for operation in graph.operations if has_codes else ():
             steps = _code_steps(operation, graph)
             if steps is not None:
@@ -262,7 +264,6 @@ class Writer:
     def _rules(
         self, precisions: Precisions
     ) -> tuple[list[tuple[_Rule, str]], dict[str, Any]]:
-        """Return the rules of a recipe, and the ends of ranges and of weights."""
         kinds = quantizer_module("qtyping").TFLOperationName
         scopes, ends = defaultdict(list), dict(self._ranges)
         for name in self._of_int16_alone(precisions):
@@ -284,8 +285,9 @@ class Writer:
         ]
         return rules and rules + last, ends
 
-    def _ends_of_weight(self, operation: Operation, precision: str) -> dict[str, Any]:
-        """Return the ends with which a weight gets its own codes, if it has some."""
+    def _ends_of_weight(
+        self, operation: FileOperation, precision: str
+    ) -> dict[str, Any]:
         steps = self.steps.get(operation)
         if steps is None or steps.bits != _BITS[precision]:
             return {}
@@ -293,15 +295,13 @@ class Writer:
         return {steps.weight: {"min": -most, "max": most}}
 
     def _of_int16_alone(self, precisions: Precisions) -> set[str]:
-        """Return the tensors that int16 operations read or write, and no int8 ones."""
         names: dict[str, set[str]] = {INT8: set(), INT16: set()}
         for operation, precision in precisions.items():
             if precision in names:
                 names[precision].update(operation.inputs, operation.outputs)
         return (names[INT16] - names[INT8]) & self._ranges.keys()
 
-    def _block(self, operation: Operation, precision: str) -> int:
-        """Return how many weights share a scale in int4, 0 for those of a channel."""
+    def _block(self, operation: FileOperation, precision: str) -> int:
         kernel, steps = kernel_of(operation, self._graph), self.steps.get(operation)
         if precision != DYNAMIC_INT4 or operation.kind != "FULLY_CONNECTED":
             return 0
@@ -312,7 +312,6 @@ class Writer:
 
 
 def _doubled(end: np.ndarray) -> np.ndarray:
-    """Return twice the end of a range, but no infinity: masks can be -3e38."""
     most = np.finfo(np.float32).max
     return np.clip(2.0 * end.astype(np.float64), -most, most).astype(np.float32)
 
@@ -337,8 +336,7 @@ class CodeSteps:
 _CODE_TOLERANCE = 0.01
 
 
-def _code_steps(operation: Operation, graph: Graph) -> CodeSteps | None:
-    """Return the steps of an operation's weight, None if it has no codes."""
+def _code_steps(operation: FileOperation, graph: FileGraph) -> CodeSteps | None:
     name = kernel_of(operation, graph)
     if name is None or operation.kind not in PRODUCTS:
         return None

@@ -16,8 +16,8 @@ from kerasmem.extras.litert.file_graph import (
     FLOAT,
     INT8,
     WEIGHT_ONLY,
-    Graph,
-    Operation,
+    FileGraph,
+    FileOperation,
     Precisions,
     Ranges,
     ReadTensors,
@@ -25,13 +25,14 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import Onnx
+from kerasmem.types import Model
 
 _DYNAMIC_KINDS = {"MatMul", "Gemm", "LSTM"}
 """A dynamic Conv has one scale for all channels, and is slower than a float one."""
 _KERNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}
 
 
-def read_graph(content: bytes) -> Graph:
+def read_graph(content: bytes) -> FileGraph:
     """Return the operations of a float ONNX file, with its shapes and simplified."""
     onnx = importlib.import_module("onnx")
     model = _prepared(content)
@@ -47,7 +48,7 @@ def read_graph(content: bytes) -> Graph:
         node.name = f"{node.op_type}_{number}"  # names may be missing
         activations = tuple(n for n in node.input if n and n not in constants)
         operations.append(
-            Operation(
+            FileOperation(
                 node.op_type,
                 activations,
                 tuple(n for n in node.input if n in constants),
@@ -62,10 +63,12 @@ def read_graph(content: bytes) -> Graph:
         if each.data_type == onnx.TensorProto.FLOAT
     }
     stays = _before_loops(graph, operations)
-    return Graph(model.SerializeToString(), operations, arrays, stays)
+    return FileGraph(model.SerializeToString(), operations, arrays, stays)
 
 
-def _before_loops(graph: Any, operations: Sequence[Operation]) -> dict[Operation, str]:
+def _before_loops(
+    graph: Any, operations: Sequence[FileOperation]
+) -> dict[FileOperation, str]:
     """Return the operations that only move what the body of a loop reads.
 
     onnxruntime 1.32 aborts the process when it moves a DequantizeLinear over one of
@@ -87,7 +90,6 @@ def _before_loops(graph: Any, operations: Sequence[Operation]) -> dict[Operation
 
 
 def _prepared(content: bytes) -> Any:
-    """Return the file with shapes inferred and normalization folded into products."""
     onnx = importlib.import_module("onnx")
     room = importlib.import_module("onnxruntime.quantization.shape_inference")
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
@@ -142,7 +144,7 @@ def supports(kind: str, precision: str) -> bool:
     }.get(precision, precision == FLOAT)
 
 
-class Writer:
+class OnnxWriter:
     """Writes a float file anew, with a precision for each of its operations.
 
     Args:
@@ -154,7 +156,7 @@ class Writer:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: FileGraph,
         seen: Mapping[str, Seen],
         ranges: Ranges,
         *,
@@ -196,7 +198,7 @@ class Writer:
         _shorten(model)
         return model.SerializeToString()
 
-    def _static(self, model: Any, labels: list[str], target: Path) -> Any:
+    def _static(self, model: Model, labels: list[str], target: Path) -> Any:
         onnx = importlib.import_module("onnx")
         room = importlib.import_module("onnxruntime.quantization")
         ends = {
@@ -217,8 +219,7 @@ class Writer:
         return onnx.load(target)
 
 
-def _reader(room: Any, model: Any) -> Any:
-    """Return one sample of zeros: all ranges are known."""
+def _reader(room: Any, model: Model) -> Any:
 
     class Zeros(room.CalibrationDataReader):
         def __init__(self) -> None:
@@ -230,7 +231,7 @@ def _reader(room: Any, model: Any) -> Any:
     return Zeros()
 
 
-def _zeros(model: Any) -> dict[str, np.ndarray]:
+def _zeros(model: Model) -> dict[str, np.ndarray]:
     onnx = importlib.import_module("onnx")
     zeros = {}
     for each in model.graph.input:
@@ -241,7 +242,7 @@ def _zeros(model: Any) -> dict[str, np.ndarray]:
     return zeros
 
 
-def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
+def _dynamic(model: Model, labels: list[str], target: Path) -> Any:
     onnx = importlib.import_module("onnx")
     room = importlib.import_module("onnxruntime.quantization")
     also = [f"{label}_MatMul" for label in labels]  # what becomes of a Gemm
@@ -251,8 +252,7 @@ def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
     return onnx.load(target)
 
 
-def _shorten(model: Any) -> None:
-    """Give short names to all that is inside of a file: long ones can be half of it."""
+def _shorten(model: Model) -> None:
     graph = model.graph
     ends = {each.name for each in (*graph.input, *graph.output)}
     names = {"": ""} | {name: name for name in ends}
@@ -260,7 +260,7 @@ def _shorten(model: Any) -> None:
     def short(name: str) -> str:
         return names.setdefault(name, f"_{len(names)}")
 
-    def rename(inner: Any) -> None:
+    def rename(inner: Model) -> None:
         del inner.value_info[:]
         for each in (*inner.initializer, *inner.input, *inner.output):
             each.name = short(each.name)
@@ -275,8 +275,7 @@ def _shorten(model: Any) -> None:
     rename(graph)
 
 
-def _store_codes(model: Any, operation: Operation, graph: Graph) -> None:
-    """Store the weight of an operation as int8 codes that become float at run time."""
+def _store_codes(model: Model, operation: FileOperation, graph: FileGraph) -> None:
     onnx = importlib.import_module("onnx")
     name = kernel_of(operation, graph)
     place = next(

@@ -15,13 +15,14 @@ from kerasmem.compression.quantize.config import DYNAMIC, STATIC, Calibration
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.extras.litert.arguments import arguments_of, random_samples
+from kerasmem.extras.litert.file_loss import Judged
 from kerasmem.extras.litert.interpreters import check_onnx, litert_module
-from kerasmem.extras.litert.judge import Judged
 from kerasmem.extras.litert.litert_writer import quantizer_module
 from kerasmem.files.data import is_array_data
 from kerasmem.files.data.check import flat_samples
 from kerasmem.files.data.forms import labeled_batches
 from kerasmem.graph.layers import check_built
+from kerasmem.types import Dataset, Model, Tensor
 
 FLOAT, INT4 = "float", "int4"
 JUDGED = 512
@@ -37,7 +38,7 @@ def is_onnx(path: str | Path) -> bool:
     return Path(path).suffix == _ONNX
 
 
-def checked_scheme(model: Any, path: str | Path, scheme: str | None) -> str:
+def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
     """Return the scheme, the one that suits the weights of `model` if it is None.
 
     Raises:
@@ -71,8 +72,7 @@ def checked_scheme(model: Any, path: str | Path, scheme: str | None) -> str:
     return scheme
 
 
-def _own_scheme(model: Any, onnx: bool) -> str:  # noqa: FBT001
-    """Return the scheme of the weights of a model."""
+def _own_scheme(model: Model, onnx: bool) -> str:  # noqa: FBT001
     if is_static(model):
         return STATIC
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
@@ -81,7 +81,7 @@ def _own_scheme(model: Any, onnx: bool) -> str:  # noqa: FBT001
     return DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT
 
 
-def check_calibrates(model: Any, scheme: str, samples: Any) -> None:
+def check_calibrates(model: Model, scheme: str, samples: Dataset) -> None:
     """Raise if ranges of activations are neither in the model nor to be measured."""
     if scheme == STATIC and samples is None and not learned(model).ranges:
         raise ConfigError(
@@ -98,8 +98,8 @@ def check_batch_size(batch_size: Any) -> None:
 
 
 def inputs_and_samples(
-    model: Any,
-    samples: Any,
+    model: Model,
+    samples: Dataset,
     count: int,
     *,
     batch_size: int | None = None,
@@ -127,8 +127,7 @@ def inputs_and_samples(
     return arguments, list(arrays)
 
 
-def _samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
-    """Return an array per input of the first samples, of several batches if needed."""
+def _samples(model: Model, data: Dataset, count: int) -> list[np.ndarray]:
     if is_array_data(data):
         return flat_samples(model, data, count)
     batches = flat_batches(model, data, Calibration(samples=count))
@@ -136,10 +135,10 @@ def _samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
 
 
 def judged_samples(
-    model: Any,
+    model: Model,
     arguments: Sequence[Argument],
     arrays: Sequence[np.ndarray],
-    validation_data: Any,
+    validation_data: Dataset,
 ) -> Judged:
     """Return the samples that a file is judged on.
 
@@ -176,8 +175,7 @@ def judged_samples(
     return Judged(inputs, list(labels_by_output))
 
 
-def _labels(model: Any, y: Any) -> list[Any]:
-    """Return an array of labels for each output of a model, None for those of none."""
+def _labels(model: Model, y: Tensor) -> list[Any]:
     if not isinstance(y, dict):
         return [np.asarray(array) for array in keras.tree.flatten(y)]
     output = getattr(model, "output", None)

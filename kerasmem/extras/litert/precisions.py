@@ -14,15 +14,15 @@ from kerasmem.extras.litert.file_graph import (
     INT16,
     INTEGER_INPUTS,
     WEIGHT_ONLY,
-    Graph,
-    Operation,
+    FileGraph,
+    FileOperation,
     Precisions,
     Ranges,
     Seen,
     kernel_of,
     multiplications,
 )
-from kerasmem.extras.litert.judge import Judge
+from kerasmem.extras.litert.file_loss import Judge
 
 _LEAST_WEIGHTS = 1024
 _TRIES = 4
@@ -49,7 +49,7 @@ class Choice:
         multiplications: that it makes per batch.
     """
 
-    operation: Operation
+    operation: FileOperation
     precision: str
     reason: str = ""
     multiplications: int = 0
@@ -67,13 +67,13 @@ class Candidates:
         supports: tells what the runtime has.
     """
 
-    graph: Graph
+    graph: FileGraph
     seen: Mapping[str, Seen]
     ranges: Ranges
-    stays: Mapping[Operation, str]
+    stays: Mapping[FileOperation, str]
     supports: Supports
 
-    def first(self, operation: Operation, precision: str) -> Choice:
+    def first(self, operation: FileOperation, precision: str) -> Choice:
         """Return the precision that an operation has if nothing is lost.
 
         Args:
@@ -102,7 +102,7 @@ class Candidates:
             precision = DYNAMIC
         return self._of_weights(operation, precision)
 
-    def noise(self, operation: Operation, precision: str) -> float:
+    def noise(self, operation: FileOperation, precision: str) -> float:
         """Return the power of the rounding noise, as a share of that of the signal.
 
         It is the noise of what the operation reads and writes, or in int4 of its
@@ -118,8 +118,7 @@ class Candidates:
         each = (self.seen[name].noise(*self.ranges[name], bits) for name in names)
         return max(each, default=0.0)
 
-    def _of_weights(self, operation: Operation, precision: str) -> str:
-        """Return the precision of an operation with float inputs and outputs."""
+    def _of_weights(self, operation: FileOperation, precision: str) -> str:
         kernel = kernel_of(operation, self.graph)
         if kernel is None or self.graph.constants[kernel].size < _LEAST_WEIGHTS:
             return FLOAT
@@ -136,8 +135,7 @@ class Candidates:
         options = order.get(precision, (precision,))
         return next((w for w in options if self.supports(operation.kind, w)), FLOAT)
 
-    def _why_not_static(self, operation: Operation, precision: str) -> str:
-        """Return why an operation cannot have ranges, empty if it can."""
+    def _why_not_static(self, operation: FileOperation, precision: str) -> str:
         if operation.is_inner:
             return "is in the body of a loop, where no ranges are known"
         if not self.supports(operation.kind, precision):
@@ -181,7 +179,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Search:
+class PrecisionSearch:
     """A search for the precisions with which a file loses little enough.
 
     All operations first have one precision where they can. If that loses too much, the
@@ -228,7 +226,6 @@ class Search:
         return len(option.file.content) if is_allowed else math.inf
 
     def _differs(self, first: Found, order: Sequence[int], safer: str) -> bool:
-        """Return whether a runtime has a precision at all: ONNX has no int16."""
         choices = [first.choices[n] for n in order]
         return any(self.candidates.safer(each, safer) == safer for each in choices)
 
@@ -237,7 +234,6 @@ class Search:
         return Found(choices, file, self.judge)
 
     def _protect(self, first: Found, order: Sequence[int], safer: str) -> Found:
-        """Return the choice with a safer precision for as few as are enough."""
         low, loss = 0, first.file.loss
         high, best = len(order), self._with_safer(first, order, safer, loss)
         tries = _TRIES if best.file.loss <= self.judge.allowed else 0
@@ -265,7 +261,6 @@ class Search:
         return self._attempt_with(choices)
 
     def _reason(self, previous: Choice, loss: float) -> str:
-        """Return why an operation does not keep its precision."""
         result = f"the {self.judge.measure} of the file is {loss:.3g}"
         if math.isinf(loss):
             result = "no file could be made, or it gives NaN"

@@ -25,8 +25,8 @@ from kerasmem.extras.litert.file_graph import (
     DYNAMIC_INT4,
     INT8,
     PRODUCTS,
-    Graph,
-    Operation,
+    FileGraph,
+    FileOperation,
     Precisions,
     Ranges,
     ReadTensors,
@@ -35,20 +35,24 @@ from kerasmem.extras.litert.file_graph import (
     batches_of,
     observe,
 )
+from kerasmem.extras.litert.file_loss import Judge, Judged, check_labels, classifiers
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, float_outputs, outputs_of
-from kerasmem.extras.litert.judge import Judge, Judged, check_labels, classifiers
 from kerasmem.extras.litert.options import INT4
-from kerasmem.extras.litert.precisions import Candidates, Found, Search, Tried
+from kerasmem.extras.litert.precisions import Candidates, Found, PrecisionSearch, Tried
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.observe import observe as observe_layers
+from kerasmem.types import Model
 
 _PRECISIONS = {config.STATIC: INT8, config.DYNAMIC: DYNAMIC, INT4: DYNAMIC_INT4}
-_WRITERS: dict[str, ModuleType] = {LITERT: litert_writer, ONNX: onnx_writer}
+_WRITERS: dict[str, tuple[ModuleType, Any]] = {
+    LITERT: (litert_writer, litert_writer.LitertWriter),
+    ONNX: (onnx_writer, onnx_writer.OnnxWriter),
+}
 _OF_FIXED_RANGE = {"LOGISTIC", "SOFTMAX", "TANH", "Sigmoid", "Softmax", "Tanh"}
 
 
 @dataclass(frozen=True)
-class Job:
+class FileJob:
     """A file to make.
 
     Args:
@@ -70,7 +74,7 @@ class Job:
     batch_size: int | None
 
 
-def quantized(job: Job, judged: Judged) -> Found:
+def quantized(job: FileJob, judged: Judged) -> Found:
     """Return the file with the precisions that lose little enough.
 
     Args:
@@ -82,23 +86,23 @@ def quantized(job: Job, judged: Judged) -> Found:
         DataError: if a tensor holds NaN or infinity on the samples.
         ModelError: if the runtime cannot run a file.
     """
-    writer, judge = _WRITERS[job.kind], _judge(job, judged)
-    graph: Graph = writer.read_graph(job.content)
+    (formats, writer_class), judge = _WRITERS[job.kind], _judge(job, judged)
+    graph: FileGraph = formats.read_graph(job.content)
     names = [argument.name for argument in job.arguments]
-    read = writer.tensor_reader(graph.content)
+    read = formats.tensor_reader(graph.content)
     rows = job.batch_size or batch_length(read, next(batches_of(names, job.arrays, 1)))
     observations = observe(read, batches_of(names, job.arrays, rows))
     ranges = {name: one.range for name, one in observations.items()}
     own, stays = own_ranges(job, graph, read)
     ranges |= table_ranges(graph, observations) | dict(own)
     codes = bool(quantized_variables(job.model))
-    file_writer = writer.Writer(graph, observations, ranges, has_codes=codes)
+    writer = writer_class(graph, observations, ranges, has_codes=codes)
 
     errors: list[ModelError] = []
 
     def attempt(precisions: Precisions) -> Tried:
         try:
-            content = file_writer.write(precisions)
+            content = writer.write(precisions)
             outputs = _run(job, content, judged.arrays, rows)
         except ModelError as error:  # a kernel that the runtime lacks: others may do
             errors.append(error)
@@ -106,14 +110,14 @@ def quantized(job: Job, judged: Judged) -> Found:
         return Tried(content, outputs, judge.loss(outputs))
 
     stays |= graph.stays
-    candidates = Candidates(graph, observations, ranges, stays, writer.supports)
-    best = Search(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
+    candidates = Candidates(graph, observations, ranges, stays, formats.supports)
+    best = PrecisionSearch(candidates, attempt, judge).run(_PRECISIONS[job.scheme])
     if not best.file.content:
         raise errors[0]
     return best
 
 
-def _judge(job: Job, judged: Judged) -> Judge:
+def _judge(job: FileJob, judged: Judged) -> Judge:
     model = copy_of(job.model)
     float_outputs = outputs_in_keras(model, judged.arrays, judged.batch_size)
     classifies = classifiers(judged.model_loss, float_outputs)
@@ -124,7 +128,7 @@ def _judge(job: Job, judged: Judged) -> Judge:
 
 
 def _run(
-    job: Job, content: bytes, arrays: Sequence[np.ndarray], rows: int
+    job: FileJob, content: bytes, arrays: Sequence[np.ndarray], rows: int
 ) -> list[np.ndarray]:
     if job.kind == ONNX:
         return outputs_of(Onnx(content), job.arguments, arrays, rows)
@@ -132,7 +136,7 @@ def _run(
     return float_outputs(file, job.arguments, arrays, rows)
 
 
-def table_ranges(graph: Graph, seen: dict[str, Seen]) -> dict[str, Any]:
+def table_ranges(graph: FileGraph, seen: dict[str, Seen]) -> dict[str, Any]:
     """Return the ranges of what is looked up in tables: those of the whole tables."""
     ranges = {}
     for operation in graph.operations:
@@ -146,8 +150,8 @@ def table_ranges(graph: Graph, seen: dict[str, Seen]) -> dict[str, Any]:
 
 
 def own_ranges(
-    job: Job, graph: Graph, read: ReadTensors
-) -> tuple[Ranges, dict[Operation, str]]:
+    job: FileJob, graph: FileGraph, read: ReadTensors
+) -> tuple[Ranges, dict[FileOperation, str]]:
     """Return the ranges that the model has, by tensors of the file.
 
     A tensor of the file is that of the model that holds the same values.
@@ -175,7 +179,7 @@ _MATCHED = 4
 
 
 def held_ranges(
-    model: Any, arrays: Sequence[np.ndarray]
+    model: Model, arrays: Sequence[np.ndarray]
 ) -> list[tuple[np.ndarray, tuple[float, float]]]:
     """Return the fixed ranges of a model, each with what the tensor holds.
 
@@ -199,8 +203,7 @@ def held_ranges(
     return ranges
 
 
-def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
-    """Return reasons of the operations whose outputs have no ranges in the model."""
+def _floats_of(graph: FileGraph, known: Ranges) -> dict[FileOperation, str]:
     names = set(known)
     for operation in graph.operations:
         follows = operation.moves or operation.kind in _OF_FIXED_RANGE
@@ -219,8 +222,7 @@ def _floats_of(graph: Graph, known: Ranges) -> dict[Operation, str]:
     }
 
 
-def _is_of_product(makers: Mapping[str, Operation], name: str) -> bool:
-    """Return whether a product computes a tensor, or what is moved to it."""
+def _is_of_product(makers: Mapping[str, FileOperation], name: str) -> bool:
     while name in makers:
         operation = makers[name]
         if not (operation.moves and operation.inputs):

@@ -19,7 +19,7 @@ from kerasmem.errors import ChildDiedError, ConfigError, DataError, ModelError
 from kerasmem.extras.litert.arguments import (
     with_named_inputs,
 )
-from kerasmem.extras.litert.forms import FORMS, Arrays, Form, Runnable, Setup
+from kerasmem.extras.litert.forms import FORMS, Arrays, OperationForm, Runnable, Setup
 from kerasmem.extras.litert.options import inputs_and_samples
 from kerasmem.files.data import check_data, in_fixed_batches, needed_batch
 from kerasmem.graph.clone import clone
@@ -27,17 +27,18 @@ from kerasmem.graph.layers import check_built
 from kerasmem.records import BatchTime, RuntimeAdvice, RuntimeComparison, RuntimeFigures
 from kerasmem.stats.difference import difference
 from kerasmem.stats.timing import in_turns, spread
+from kerasmem.types import Dataset, Model
 from kerasmem.units import format_bytes, format_ms
 
 _TURNS, _SECONDS = 100, 2.0
 _LEAST_OUTPUT = 1e-6
 
-Runnables = dict[Form, Runnable]
+Runnables = dict[OperationForm, Runnable]
 
 
 def compare_runtimes(  # noqa: PLR0913 - the public entry point
-    model: Any,
-    data: Any = None,
+    model: Model,
+    data: Dataset = None,
     *,
     batch_sizes: Sequence[int] = (1, 32),
     threads: int = 1,
@@ -131,8 +132,7 @@ def _say(message: str) -> None:
     console.print(message, markup=False, soft_wrap=True)
 
 
-def _checked(model: Any, batch_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the batch sizes, each once, in ascending order."""
+def _checked(model: Model, batch_sizes: Sequence[int]) -> tuple[int, ...]:
     check_built(model)
     if is_static(model) or quantized_variables(model):
         raise ModelError(
@@ -148,8 +148,7 @@ def _checked(model: Any, batch_sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _batch(model: Any, data: Any, size: int, input_shape: Any) -> Arrays:
-    """Return a batch, samples once more where there are fewer."""
+def _batch(model: Model, data: Dataset, size: int, input_shape: Any) -> Arrays:
     if data is None and not getattr(model, "inputs", None):
         raise ConfigError(
             f"The model {model.name!r} does not say what it takes. Expected: data= "
@@ -170,9 +169,8 @@ def _rows(arrays: Arrays, size: int) -> Arrays:
 
 def _make(
     setup: Setup, say: Callable[[str], Any]
-) -> tuple[dict[Form, RuntimeFigures], Runnables]:
-    """Return the forms that can be made and run, and of each how far off it is."""
-    figures: dict[Form, RuntimeFigures] = {}
+) -> tuple[dict[OperationForm, RuntimeFigures], Runnables]:
+    figures: dict[OperationForm, RuntimeFigures] = {}
     runnables: Runnables = {}
     first_outputs: Arrays | None = None
     for form in FORMS:
@@ -194,8 +192,8 @@ def _make(
 
 def _time(
     runnables: Runnables, setup: Setup, say: Callable[[str], Any]
-) -> dict[Form, tuple[BatchTime, ...]]:
-    times: dict[Form, list[BatchTime]] = {form: [] for form in runnables}
+) -> dict[OperationForm, tuple[BatchTime, ...]]:
+    times: dict[OperationForm, list[BatchTime]] = {form: [] for form in runnables}
     for size in setup.batch_sizes:
         say(f"timing batches of {size}")
         batch = _rows(setup.batch, size)
@@ -211,7 +209,6 @@ def _time(
 def _resident(
     runnable: Runnable, batch: Arrays, say: Callable[[str], Any]
 ) -> dict[str, int | None]:
-    """Return what a process takes, nothing where the model cannot go to one."""
     try:
         return runnable.resident(batch)._asdict()
     except (ModelError, ChildDiedError) as error:
@@ -288,7 +285,6 @@ def _best(
 
 
 def _how_exact(best: RuntimeFigures) -> str:
-    """Return what a form changes, where that is more than rounding of floats."""
     if best.difference is None or best.difference <= 1e-4:
         return ""
     return f"; outputs differ by up to {100 * best.difference:.2g} %"

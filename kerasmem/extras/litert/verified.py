@@ -20,8 +20,8 @@ from kerasmem.extras.litert.convert import (
     convert,
     copy_of,
 )
+from kerasmem.extras.litert.file_loss import Judge, Judged
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, outputs_of
-from kerasmem.extras.litert.judge import Judge, Judged
 from kerasmem.extras.litert.options import (
     FLOAT,
     check_batch_size,
@@ -32,13 +32,14 @@ from kerasmem.extras.litert.options import (
     judged_samples,
 )
 from kerasmem.extras.litert.precisions import Found, Tried, integer_share
-from kerasmem.extras.litert.quantized import Job, quantized
+from kerasmem.extras.litert.quantized import FileJob, quantized
 from kerasmem.files.atomic import replacing
 from kerasmem.files.data import check_data, sample_count, whole_batch
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
 from kerasmem.records import ExportReport, OperationPrecision
 from kerasmem.stats.difference import difference
+from kerasmem.types import Dataset, Model
 
 CALIBRATION, COMPARED = 128, 4
 """Most samples to calibrate on, and to compare a float file on."""
@@ -48,15 +49,15 @@ _FLOAT_TOLERANCE, _LEAST_OUTPUT = 1e-5, 1e-6
 
 
 def export(  # noqa: PLR0913 - the public entry point
-    model: Any,
+    model: Model,
     path: str | Path,
     *,
     scheme: str | None = None,
     batch_size: int | None = None,
-    samples: Any = None,
+    samples: Dataset = None,
     tolerance: float | None = None,
     input_shape: Any | None = None,
-    validation_data: Any = None,
+    validation_data: Dataset = None,
 ) -> ExportReport:
     """Export `model` to LiteRT or ONNX; write the file only if it is close to `model`.
 
@@ -145,7 +146,7 @@ def export(  # noqa: PLR0913 - the public entry point
         if scheme == FLOAT:
             result = _exact(job, content, samples_to_judge)
         else:
-            whole = Job(
+            whole = FileJob(
                 content, model, scheme, kind, job.arguments, arrays, job.batch_size
             )
             result = quantized(whole, samples_to_judge)
@@ -161,7 +162,6 @@ def export(  # noqa: PLR0913 - the public entry point
 
 
 def _check_can_be_written(path: Path) -> None:
-    """Raise if the folder is missing; long work should not end in this."""
     if not path.parent.is_dir() or path.is_dir():
         what = "it is a folder" if path.is_dir() else "there is no such folder"
         raise OutputError(f"Could not write {str(path)!r}: {what}. Nothing was made.")
@@ -224,7 +224,7 @@ def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
         ) from error
 
 
-def _has_loop(model: Any) -> bool:
+def _has_loop(model: Model) -> bool:
     return any(isinstance(layer, keras.layers.RNN) for layer in sublayers(model))
 
 
@@ -244,7 +244,6 @@ def _content(job: _Floats) -> bytes:
 
 
 def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
-    """Return a float file, judged by the model with floats in place of codes."""
     file = RUNTIMES[job.kind](content)
     count = max(COMPARED, judged.batch_size or 1)
     few = [array[:count] for array in judged.arrays]
@@ -258,7 +257,7 @@ def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
     return Found([], Tried(content, outputs, judge.loss(outputs)), judge)
 
 
-def _check_loss(model: Any, result: Found) -> None:
+def _check_loss(model: Model, result: Found) -> None:
     judge, loss = result.judge, result.file.loss
     if not loss <= judge.allowed:
         raise ModelError(

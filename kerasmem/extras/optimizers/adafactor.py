@@ -10,6 +10,7 @@ from keras import ops
 from kerasmem import backends
 from kerasmem.checks import OneOf
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer
+from kerasmem.types import Tensor, Variable
 
 
 def factored_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
@@ -90,7 +91,9 @@ class Adafactor(SlotOptimizer):
         self.clip_threshold, self.relative_step = clip_threshold, relative_step
         self.axes = axes
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Tensor, variable: Variable, learning_rate: Any
+    ) -> None:
         """Move one variable by one gradient of it."""
         shape, slots = self._slots[self._get_variable_index(variable)]
         gradient = ops.cast(backends.current().dense(gradient), "float32")
@@ -127,8 +130,7 @@ class Adafactor(SlotOptimizer):
             "axes": self.axes,
         }
 
-    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Any:
-        """Return the shape to factor, and pairs of a slot and the axis of its mean."""
+    def _slots_of(self, variable: Variable, add_slot: AddSlot) -> Any:
         shape = factored_shape(variable.shape, self.axes)
         if len(shape) < 2:
             return shape, [(add_slot("velocity", shape), None)]
@@ -137,11 +139,11 @@ class Adafactor(SlotOptimizer):
         column = add_slot("column", (*before, columns))
         return shape, [(row, -1), (column, -2)]
 
-    def _rate(self, learning_rate: Any, step: Any, variable: Any) -> Any:
+    def _rate(self, learning_rate: Any, step: Any, variable: Variable) -> Any:
         rate = ops.minimum(ops.cast(learning_rate, "float32"), 1 / ops.sqrt(step))
         size = _root_mean_square(ops.cast(variable, "float32"))
         return ops.maximum(self.epsilon_2, size) * rate
 
 
-def _root_mean_square(x: Any) -> Any:
+def _root_mean_square(x: Tensor) -> Any:
     return ops.sqrt(ops.mean(ops.square(x)))

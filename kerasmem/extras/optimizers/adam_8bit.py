@@ -13,6 +13,7 @@ from kerasmem.checks import PATTERNS, Real, Whole, invalid
 from kerasmem.errors import ConfigError
 from kerasmem.extras.optimizers.moments import CodedMoments, FullMoments
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer, path_of
+from kerasmem.types import Tensor, Variable
 
 
 @keras.saving.register_keras_serializable(package="kerasmem")
@@ -76,7 +77,9 @@ class Adam8bit(SlotOptimizer):
         )
         self.full_precision = _checked_patterns(full_precision)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self, gradient: Tensor, variable: Variable, learning_rate: Any
+    ) -> None:
         """Move one variable by one gradient of it."""
         moments = self._slots[self._get_variable_index(variable)]
         gradient = backends.current().dense(gradient)
@@ -113,7 +116,9 @@ class Adam8bit(SlotOptimizer):
             "full_precision": list(self.full_precision),
         }
 
-    def _slots_of(self, variable: Any, add_slot: AddSlot) -> FullMoments | CodedMoments:
+    def _slots_of(
+        self, variable: Variable, add_slot: AddSlot
+    ) -> FullMoments | CodedMoments:
         path = path_of(variable)
         is_small = math.prod(variable.shape) < self.min_quantized_size
         if is_small or any(re.search(pattern, path) for pattern in self.full_precision):
@@ -121,7 +126,6 @@ class Adam8bit(SlotOptimizer):
         return CodedMoments(variable, add_slot, self.block_size)
 
     def _rate(self, learning_rate: Any) -> Any:
-        """Return the learning rate, corrected for moments that began at zero."""
         step = ops.cast(self.iterations + 1, "float32")
         first, second = (ops.power(beta, step) for beta in (self.beta_1, self.beta_2))
         rate = ops.cast(learning_rate, "float32")
@@ -129,7 +133,6 @@ class Adam8bit(SlotOptimizer):
 
 
 def _check_amsgrad(amsgrad: Any) -> None:
-    """Raise ConfigError if the largest second moments are asked for."""
     if amsgrad:
         raise ConfigError(
             "Adam8bit keeps no largest second moments: they would take half of the "
@@ -139,7 +142,6 @@ def _check_amsgrad(amsgrad: Any) -> None:
 
 
 def _checked_patterns(patterns: Any) -> tuple[str, ...]:
-    """Return regular expressions as a tuple, or raise ConfigError."""
     if isinstance(patterns, str):
         valid = "a list of regular expressions"
         raise invalid("Adam8bit", "full_precision", patterns, valid)

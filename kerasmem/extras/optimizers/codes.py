@@ -20,6 +20,8 @@ from typing import Any
 
 from keras import ops
 
+from kerasmem.types import Tensor
+
 _SIGNED_TOP = 127  # the largest signed code; it is kept 128 higher, from 1 to 255
 _ZERO = 128
 _ROOT_TOP = 256  # the largest code of a root is 255; it stands for 256
@@ -48,7 +50,7 @@ def encode_signed(values: Any, offsets: Any) -> tuple[Any, Any]:
     return ops.cast(codes, "uint8"), scales
 
 
-def decode_signed(codes: Any, scales: Any) -> Any:
+def decode_signed(codes: Tensor, scales: Any) -> Any:
     """Return what `encode_signed` was given, up to one step of the code."""
     places = ops.cast(codes, "float32") - float(_ZERO)
     squares = places * ops.abs(places)
@@ -74,7 +76,7 @@ def encode_root(roots: Any, offsets: Any) -> tuple[Any, Any]:
     return ops.cast(places + (offsets - 1.0), "uint8"), scales
 
 
-def decode_root(codes: Any, scales: Any) -> Any:
+def decode_root(codes: Tensor, scales: Any) -> Any:
     """Return what `encode_root` was given, up to one step of the code."""
     places = ops.cast(codes, "float32") + 1.0
     return ops.square(places) * (scales * float(_ROOT_TOP) ** -2)
@@ -101,5 +103,4 @@ def rounding_offsets(step: Any, entries: int) -> Any:
 
 
 def _over(scales: Any, top: int) -> Any:
-    """Return `top / scales`, and something finite for a scale of zero."""
     return top / (scales + _TINY)

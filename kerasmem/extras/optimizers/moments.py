@@ -12,6 +12,7 @@ from keras import ops
 
 from kerasmem.extras.optimizers import codes
 from kerasmem.extras.optimizers.slots import AddSlot
+from kerasmem.types import Tensor, Variable
 
 
 class FullMoments:
@@ -22,11 +23,11 @@ class FullMoments:
         add_slot: makes a variable of the optimizer.
     """
 
-    def __init__(self, variable: Any, add_slot: AddSlot) -> None:
+    def __init__(self, variable: Variable, add_slot: AddSlot) -> None:
         self._first = add_slot("momentum", variable.shape, "float32")
         self._second = add_slot("velocity", variable.shape, "float32")
 
-    def arrange(self, gradient: Any) -> Any:
+    def arrange(self, gradient: Tensor) -> Any:
         """Return the gradient."""
         return ops.cast(gradient, "float32")
 
@@ -65,7 +66,7 @@ class CodedMoments:
         block_size: entries of a block; the last one is filled up with zeros.
     """
 
-    def __init__(self, variable: Any, add_slot: AddSlot, block_size: int) -> None:
+    def __init__(self, variable: Variable, add_slot: AddSlot, block_size: int) -> None:
         self._shape = tuple(variable.shape)
         self._size = math.prod(self._shape)
         blocks = -(-self._size // block_size)
@@ -75,7 +76,7 @@ class CodedMoments:
         self._second = add_slot("velocity_codes", self._blocks, "uint8")
         self._second_scales = add_slot("velocity_scales", (blocks, 1), "float32")
 
-    def arrange(self, gradient: Any) -> Any:
+    def arrange(self, gradient: Tensor) -> Any:
         """Return the gradient in blocks."""
         gradient = ops.cast(gradient, "float32")
         missing = math.prod(self._blocks) - self._size

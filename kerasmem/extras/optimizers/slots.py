@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.types import Variable
+
 AddSlot = Callable[..., Any]
 """Makes a slot of a variable from a name, a shape and a dtype, float32 if left out."""
 
@@ -26,8 +28,7 @@ class SlotOptimizer(keras.optimizers.Optimizer):
             for variable in variables
         ]
 
-    def _slots_of(self, variable: Any, add_slot: AddSlot) -> Any:
-        """Return what keeps the slots of one variable."""
+    def _slots_of(self, variable: Variable, add_slot: AddSlot) -> Any:
         raise NotImplementedError
 
     def _add_slot(
@@ -38,6 +39,6 @@ class SlotOptimizer(keras.optimizers.Optimizer):
         return self.add_variable(shape=shape, dtype=dtype, name=name)
 
 
-def path_of(variable: Any) -> str:
+def path_of(variable: Variable) -> str:
     """Return the path of a variable, the name of a bare `tf.Variable`."""
     return getattr(variable, "path", variable.name)

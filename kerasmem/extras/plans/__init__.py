@@ -14,13 +14,13 @@ import keras
 
 from kerasmem.backends.protobuf import Message
 from kerasmem.backends.xla.hlo import read_buffers, read_program
-from kerasmem.backends.xla.plan import Block, temporary_block
+from kerasmem.backends.xla.plan import PlannedBlock, temporary_block
 from kerasmem.errors import ConfigError
 from kerasmem.extras.plans import cache, compiler
-from kerasmem.extras.plans.parts import Places, merged
-from kerasmem.extras.plans.workspaces import Call, library_calls
+from kerasmem.extras.plans.parts import BufferOwners, merged
+from kerasmem.extras.plans.workspaces import LibraryCall, library_calls
 from kerasmem.graph.layers import sublayers
-from kerasmem.memory.estimate.cards import description_of
+from kerasmem.memory.estimate.device_specs import description_of
 from kerasmem.memory.estimate.pool import block_bytes, exact_bytes, in_use
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
@@ -87,12 +87,12 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
     ]
     variables = persistent_parts(request)
     others = [*batch, *results]
-    peak_of_plan = Peak(block, calls)
+    peak_of_plan = PlanPeak(block, calls)
     pool = in_use(request.backend, variables, others, peak_of_plan.expected)
     low = exact_bytes(variables, others) + peak_of_plan.least
     high = pool.state + pool.others + block_bytes(peak_of_plan.most)
     peak = pool.total
-    inside, largest = Places(request).contents(block, peak_of_plan.position)
+    inside, largest = BufferOwners(request).contents(block, peak_of_plan.position)
     parts = [
         *variables,
         EstimatePart("input", None, sum(batch)),
@@ -117,7 +117,7 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
     return replace(result, buffers=largest)
 
 
-class Peak:
+class PlanPeak:
     """The temporary block with the workspaces that are not in the plan.
 
     A workspace adds to the block where less room is free at that call than it takes.
@@ -130,7 +130,7 @@ class Peak:
         workspace: bytes of workspace in use there.
     """
 
-    def __init__(self, block: Block, calls: Sequence[Call]) -> None:
+    def __init__(self, block: PlannedBlock, calls: Sequence[LibraryCall]) -> None:
         self.least = self.expected = self.most = block.nbytes
         self.position, self.workspace = block.fullest(), 0
         for call in calls:

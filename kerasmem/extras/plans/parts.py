@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kerasmem.backends.xla.plan import Block, Planned
+from kerasmem.backends.xla.plan import Planned, PlannedBlock
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.names import Names
@@ -15,7 +15,7 @@ _SCRATCH = (1,)
 """Where in the value of a library's call its workspace is."""
 
 
-class Places:
+class BufferOwners:
     """Says of a buffer of a plan for which layer it is, and what for.
 
     Args:
@@ -32,7 +32,7 @@ class Places:
         self._names = Names(model, style)
 
     def contents(
-        self, block: Block, position: int
+        self, block: PlannedBlock, position: int
     ) -> tuple[list[EstimatePart], tuple[EstimateBuffer, ...]]:
         """Return a part and its buffer for all in the block at an instruction.
 

@@ -35,7 +35,7 @@ _PRODUCT_WORKSPACE = 32 * MIB
 _SINGLE = 4
 
 
-class Call(NamedTuple):
+class LibraryCall(NamedTuple):
     """A call of a library.
 
     Args:
@@ -66,7 +66,7 @@ class Call(NamedTuple):
         return sum(arrays) + 2 * _RED_ZONE * len(arrays)
 
 
-def library_calls(instructions: Sequence[Instruction]) -> list[Call]:
+def library_calls(instructions: Sequence[Instruction]) -> list[LibraryCall]:
     """Return the calls of cuDNN and cuBLAS in a compiled program.
 
     Args:
@@ -98,7 +98,6 @@ class _Array(NamedTuple):
 
 
 def _array(one: Instruction) -> _Array:
-    """Return the value of an instruction, the first that it has of several."""
     arrays = [array_size(*texts) for texts in one.shapes.values() if texts[1]]
     return _Array(*arrays[0]) if arrays else _Array((), 0)
 
@@ -119,13 +118,13 @@ def _check_known(one: Instruction) -> None:
 
 def _call(
     position: int, one: Instruction, operands: Sequence[_Array], result: _Array
-) -> Call:
+) -> LibraryCall:
     sizes = tuple(x.nbytes for x in operands)
     axes, estimate, most = one.axes, 0, 0
     is_whole = one.target.startswith(CONVOLUTION) and len(operands) > 1
     if is_whole and axes and len(axes.image_space) == 2 and axes.groups == 1:
         estimate, most = _workspaces(one.target, axes, operands, result)
-    return Call(position, one.target, sizes, result.nbytes, estimate, most)
+    return LibraryCall(position, one.target, sizes, result.nbytes, estimate, most)
 
 
 def _workspaces(
@@ -161,7 +160,6 @@ def _workspaces(
 def _sides(
     target: str, operands: Sequence[_Array], result: _Array
 ) -> tuple[_Array, _Array, _Array]:
-    """Return image, kernel and result of the convolution that a gradient is of."""
     if target == _TO_KERNEL:
         return operands[0], result, operands[1]
     if target == _TO_INPUT:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kerasmem import backends
-from kerasmem.memory.card import count_cards
+from kerasmem.memory.nvidia import count_cards
 from kerasmem.memory.settings import configure
 from kerasmem.records import MEASURED, VariantFigures
 from kerasmem.units import format_bytes, format_ms, format_number
@@ -109,14 +109,12 @@ def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
 
 
 def _is_faster(one: VariantFigures, other: VariantFigures, noise: float | None) -> bool:
-    """Return whether a step takes clearly less time."""
     apart = _number(one.step_high_ms) * (1 + (noise or 0.0))
     enough = _number(one.step_ms) * (1 + _LEAST_TIME) <= _number(other.step_ms)
     return enough and apart < _number(other.step_low_ms)
 
 
 def _needs_less(one: VariantFigures, other: VariantFigures) -> bool:
-    """Return whether the peak is clearly lower."""
     if one.peak_source is None or one.peak_source != other.peak_source:
         return False  # what one counts, the other may leave out
     least = _LEAST_MEMORY if one.peak_source == MEASURED else _LEAST_ESTIMATED
@@ -193,5 +191,4 @@ def _peak(variant: VariantFigures) -> str:
 
 
 def _number(value: float | None) -> float:
-    """Return a figure of a run that gave figures."""
     return 0.0 if value is None else value

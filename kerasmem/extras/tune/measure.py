@@ -24,6 +24,7 @@ from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
 from kerasmem.processes import run_in_child
 from kerasmem.records import MEASURED, MemoryEstimate, TracedStep, VariantFigures
 from kerasmem.stats.timing import spread
+from kerasmem.types import Logs, Model
 
 _WARM_UPS = 3
 """Steps that are left out of the figures of later steps: the first, and two more."""
@@ -85,7 +86,6 @@ def _peak(request: Request, watch: "_Stopwatch") -> dict[str, Any]:
 
 
 def _estimated(request: Request) -> MemoryEstimate | None:
-    """Return the estimate by the best method here, None if there is none."""
     if request.backend == "torch":
         # No method knows what torch.compile makes of a step.
         return None if request.jit_compile else by_step(request)
@@ -103,7 +103,7 @@ class _Stopwatch(keras.callbacks.Callback):
         every: number of batches that make one step.
     """
 
-    def __init__(self, model: Any, every: int) -> None:
+    def __init__(self, model: Model, every: int) -> None:
         super().__init__()
         self._model = model
         self._every = every
@@ -113,14 +113,14 @@ class _Stopwatch(keras.callbacks.Callback):
         self.peaks: list[int] = []
         self.is_reset = True
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's hook
+    def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras's hook
         """Start the first step."""
         self._begin = time.perf_counter()
 
     def on_train_batch_end(
         self,
         batch: int,  # noqa: ARG002 - Keras's hook
-        logs: Any = None,  # noqa: ARG002 - here they are numbers, so the step is done
+        logs: Logs = None,  # noqa: ARG002 - here they are numbers, so the step is done
     ) -> None:
         """End a step and begin the next."""
         self._batches += 1
@@ -146,7 +146,7 @@ _LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
-class Trial:
+class VariantTrial:
     """What came of one variant.
 
     Args:
@@ -160,7 +160,9 @@ class Trial:
     not_counted: str = ""
 
 
-def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -> Trial:
+def attempt(
+    request: Request, variant: Variant, *, count_traces: bool = False
+) -> VariantTrial:
     """Return the figures of `variant`, or why there are none.
 
     Args:
@@ -191,7 +193,7 @@ def attempt(request: Request, variant: Variant, *, count_traces: bool = False) -
         answer_of_child = {"reason": _one_line(str(error))}
     steps = [TracedStep(**step) for step in answer_of_child.pop("traced_steps", [])]
     not_counted = answer_of_child.pop("not_counted", "")
-    return Trial(
+    return VariantTrial(
         figures_of(request, variant, answer_of_child), tuple(steps), not_counted
     )
 

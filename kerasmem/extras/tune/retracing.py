@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import keras
 
@@ -13,13 +12,14 @@ from kerasmem.graph.layers import Weight, has_graph, weights
 from kerasmem.memory.estimate.inputs import zeros
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import OddSize, Retrace, TracedStep
+from kerasmem.types import Logs, Model
 
 _OF_16_BITS, _OF_TF32 = 8, 4
 _SET_BY_USER = ("units", "filters", "output_dim")
 _FEATURES_RANK = 3  # images have more axes, and cuDNN pads their channels itself
 
 
-def odd_sizes(model: Any, batch_size: int) -> tuple[OddSize, ...]:
+def odd_sizes(model: Model, batch_size: int) -> tuple[OddSize, ...]:
     """Return the sizes that are no multiple of 8, each once, with the next that is.
 
     Those are looked at that a user chooses: outputs of layers, the features of inputs
@@ -44,7 +44,7 @@ def odd_sizes(model: Any, batch_size: int) -> tuple[OddSize, ...]:
     )
 
 
-def _outputs(model: Any) -> Iterator[tuple[tuple[str, str], int]]:
+def _outputs(model: Model) -> Iterator[tuple[tuple[str, str], int]]:
     for weight in weights(model):
         if is_embedding(weight) or (is_kernel(weight) and not is_depthwise(weight)):
             name, size = _output(weight)
@@ -53,7 +53,6 @@ def _outputs(model: Any) -> Iterator[tuple[tuple[str, str], int]]:
 
 
 def _output(weight: Weight) -> tuple[str, int]:
-    """Return what the layer calls the size of its output, and the size in a group."""
     for name in _SET_BY_USER:
         size = getattr(weight.owner, name, None)
         if isinstance(size, int):
@@ -94,7 +93,7 @@ def traced_steps(request: Request) -> list[TracedStep]:
     begins: list[float] = []
     steps: list[TracedStep] = []
 
-    def note(batch: int, logs: Any) -> None:  # noqa: ARG001 - Keras names it
+    def note(batch: int, logs: Logs) -> None:  # noqa: ARG001 - Keras names it
         took = 1e3 * (time.perf_counter() - begins[-1])
         traces = backends.current().traces(request.model)
         epoch = len(steps) // len(sizes)

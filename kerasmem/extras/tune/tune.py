@@ -15,7 +15,7 @@ from kerasmem.extras.tune.advice import (
     noise,
     recommendation,
 )
-from kerasmem.extras.tune.measure import Trial, attempt, figures_of
+from kerasmem.extras.tune.measure import VariantTrial, attempt, figures_of
 from kerasmem.extras.tune.retracing import odd_sizes, retraces
 from kerasmem.extras.tune.variants import AS_COMPILED, Variant, changed, variants
 from kerasmem.graph.layers import has_graph
@@ -23,13 +23,14 @@ from kerasmem.memory.estimate.estimate import METHODS, checked_request
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import Tuning, VariantFigures
 from kerasmem.stats.pareto import front
+from kerasmem.types import Model, Optimizer
 
 
 def tune(
-    model: Any,
+    model: Model,
     batch_size: int,
     *,
-    optimizer: Any | None = None,
+    optimizer: Optimizer | None = None,
     input_shape: Any | None = None,
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
@@ -72,11 +73,11 @@ def tune(
 
 
 def plan_options(  # noqa: PLR0913 - those of the command
-    model: Any,
+    model: Model,
     batch_size: int,
     device: str,
     *,
-    optimizer: Any | None = None,
+    optimizer: Optimizer | None = None,
     input_shape: Any | None = None,
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
@@ -135,7 +136,6 @@ def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[V
 def _announced(
     chosen: Sequence[Variant], say: Callable[[str], None]
 ) -> Iterator[Variant]:
-    """Yield variants, each after its name and its place among them were said."""
     for number, variant in enumerate(chosen, 1):
         say(f"{number} of {len(chosen)}: {variant.name}")
         yield variant
@@ -166,7 +166,7 @@ def _confirmed(
 
 def _tuning(
     request: Request,
-    first: Trial,
+    first: VariantTrial,
     figures: Sequence[VariantFigures],
     spread: float | None,
 ) -> Tuning:
@@ -184,7 +184,6 @@ def _tuning(
 def _without_times(
     request: Request, figures: Sequence[VariantFigures], advice: str
 ) -> Tuning:
-    """Return a tuning of which nothing is known but figures and what they advise."""
     return Tuning(
         batch_size=request.batch_size,
         backend=request.backend,
@@ -211,7 +210,7 @@ def _planned(request: Request, variant: Variant) -> VariantFigures:
     return figures_of(request, variant, peaks)
 
 
-def _why_not_counted(request: Request, first: Trial) -> str:
+def _why_not_counted(request: Request, first: VariantTrial) -> str:
     if first.figures.reason:
         return "as compiled it does not run"
     if first.not_counted or any(s.traces is not None for s in first.traced_steps):

@@ -12,6 +12,7 @@ from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.estimate.checks import compiles, scaled_if_half
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.rematerialize import rematerialize
+from kerasmem.types import Optimizer
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 _ACCUMULATIONS = (2, 4)
@@ -153,8 +154,7 @@ def _accumulating(request: Request, count: int) -> Request:
     return replace(smaller, optimizer=optimizer)
 
 
-def _accumulator(optimizer: Any, count: int) -> Any:
-    """Return an optimizer of the same settings that accumulates."""
+def _accumulator(optimizer: Optimizer, count: int) -> Any:
     settings = optimizer.get_config()
     already = settings.get("gradient_accumulation_steps")
     if already:

@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from kerasmem.files.coding import positions, values
-from kerasmem.files.coding.stream import Reader, Writer, damaged
+from kerasmem.files.coding.stream import StreamReader, StreamWriter, damaged
 from kerasmem.files.deflating import crc32
 
 _MAGIC = b"KMC1"
@@ -39,7 +39,7 @@ def encode(array: np.ndarray) -> bytes:
         array: of any shape; an entry has 1, 2, 4 or 8 bytes.
     """
     entries = _as_integers(array)
-    out = Writer()
+    out = StreamWriter()
     out.block(np.dtype(array.dtype.str).str.encode())  # bfloat16 is just two bytes
     out.number(array.ndim)
     for length in array.shape:
@@ -64,7 +64,7 @@ def decode(content: bytes | memoryview, most_bytes: int | None = None) -> np.nda
         raise damaged("it does not begin as it should")
     if crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
         raise damaged("its checksum does not fit")
-    source = Reader(content[8:])
+    source = StreamReader(content[8:])
     shape, dtype = _read_form(source)
     # An axis of 0 counts as 1: the others are made room for all the same.
     size = math.prod(max(length, 1) for length in shape) * dtype.itemsize
@@ -83,10 +83,10 @@ def coded_form(beginning: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
     Args:
         beginning: its first bytes, 400 of them if there are so many.
     """
-    return _read_form(Reader(beginning[8:])) if beginning[:4] == _MAGIC else None
+    return _read_form(StreamReader(beginning[8:])) if beginning[:4] == _MAGIC else None
 
 
-def _write(entries: np.ndarray, shape: tuple[int, ...], out: Writer) -> None:
+def _write(entries: np.ndarray, shape: tuple[int, ...], out: StreamWriter) -> None:
     common = _most_frequent(entries)
     if common is None:
         out.number(_ALL)
@@ -113,7 +113,7 @@ def _write(entries: np.ndarray, shape: tuple[int, ...], out: Writer) -> None:
         whole.write(out)
 
 
-def _read(source: Reader, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _read(source: StreamReader, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     size = math.prod(shape)
     how = source.number()
     if how == _ALL:
@@ -128,7 +128,6 @@ def _read(source: Reader, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _most_frequent(entries: np.ndarray) -> np.ndarray | None:
-    """Return the entry that comes most often, as an array; None if none comes often."""
     sample = values.some_of(entries)
     if not sample.size:
         return None
@@ -137,14 +136,14 @@ def _most_frequent(entries: np.ndarray) -> np.ndarray | None:
     return different[[counts.argmax()]] if often else None
 
 
-def _read_form(source: Reader) -> tuple[tuple[int, ...], np.dtype]:
+def _read_form(source: StreamReader) -> tuple[tuple[int, ...], np.dtype]:
     dtype, axes = _read_dtype(source), source.number()
     if axes > _MOST_AXES:
         raise damaged("it tells a size that cannot be")
     return tuple(source.number() for _ in range(axes)), dtype
 
 
-def _read_dtype(source: Reader) -> np.dtype:
+def _read_dtype(source: StreamReader) -> np.dtype:
     name = bytes(source.block())
     if not _NAME_OF_TYPE.fullmatch(name):  # NumPy warns of some names
         raise damaged("its type is not known")

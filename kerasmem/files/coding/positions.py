@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from kerasmem.files.coding import rans
-from kerasmem.files.coding.stream import Reader, Writer, damaged
+from kerasmem.files.coding.stream import StreamReader, StreamWriter, damaged
 
 _CLASSES_A_DOUBLING = 2
 """Of what a row or column holds."""
@@ -38,7 +38,7 @@ class _Eight:
         counts = np.bincount(self._symbols, minlength=256)[None]
         self.coded_bytes = self._frequencies.code_bytes(counts)
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         out.number(_EIGHT)
         out.number(self._often)
         width = rans.lanes(self._symbols.size, self.coded_bytes, out.whole_bytes)
@@ -87,7 +87,7 @@ class _ByClass:
         if counts.size > 1:
             self.coded_bytes += sum(side.coded_bytes for side in self._sides)
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         for number, side in zip(self._numbers, self._sides, strict=True):
             out.number(number)
             if number > 1:
@@ -118,7 +118,7 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> "_Eight | _ByClass":
     return eight if _WORTH_IT * eight.coded_bytes < best.coded_bytes else best
 
 
-def read(shape: tuple[int, ...], source: Reader) -> np.ndarray:
+def read(shape: tuple[int, ...], source: StreamReader) -> np.ndarray:
     """Return the flags that a way of `plan` wrote, of the shape (entries,)."""
     numbers, classes = [], []
     for length in _grid(shape):
@@ -137,7 +137,7 @@ def read(shape: tuple[int, ...], source: Reader) -> np.ndarray:
     return flags.astype(bool)
 
 
-def _read_eight(source: Reader, size: int) -> np.ndarray:
+def _read_eight(source: StreamReader, size: int) -> np.ndarray:
     often = source.number()
     if often > rans.TOTAL:
         raise damaged("it tells a number that cannot be")
@@ -151,18 +151,15 @@ def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _merged(classes: np.ndarray, step: int) -> np.ndarray:
-    """Return coarser classes: so many as one, all of them for 0."""
     return -(-classes // step) if step else np.zeros_like(classes)
 
 
 def _counts(grid: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
-    """Return how many flags are set in the rows and columns of each two classes."""
     rows, columns = classes
     return _sums(_sums(grid, rows).T, columns).T
 
 
 def _sums(array: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the sum of the rows of each class, of the shape (classes, columns)."""
     order = np.argsort(classes, kind="stable")
     present_classes, begins = np.unique(classes[order], return_index=True)
     sums = np.zeros((int(classes.max(initial=0)) + 1, array.shape[1]), np.int64)
@@ -173,6 +170,5 @@ def _sums(array: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _contexts(classes: list[np.ndarray], columns: int) -> np.ndarray:
-    """Return the context of each position, from the classes of its row and column."""
     of_row, of_column = (numbers.astype(np.uint16) for numbers in classes)
     return (of_row[:, None] * np.uint16(columns) + of_column).ravel()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.files.coding.stream import Reader, Writer, damaged
+from kerasmem.files.coding.stream import StreamReader, StreamWriter, damaged
 
 BITS = 14
 TOTAL = 1 << BITS
@@ -56,12 +56,12 @@ class Frequencies:
         bits = BITS - np.log2(self.table[come].astype(float))
         return float((counts[come] * bits).sum() / 8)
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         """Write them, without the last of each row, which follows from the others."""
         out.block(zlib.compress(self.table[:, :-1].astype("<u2").tobytes(), 9))
 
     @classmethod
-    def read(cls, source: Reader, contexts: int, symbols: int) -> "Frequencies":
+    def read(cls, source: StreamReader, contexts: int, symbols: int) -> "Frequencies":
         """Return what `write` wrote.
 
         Raises:
@@ -135,7 +135,6 @@ class _Places:
 
 
 def _scaled(counts: np.ndarray) -> np.ndarray:
-    """Return whole numbers with the sum 2^14, near to proportional to counts."""
     come = np.flatnonzero(counts)
     whole_numbers = np.zeros(counts.size, np.int64)
     if not come.size:
@@ -283,13 +282,13 @@ class Code:
 
     def __init__(self, counts: np.ndarray) -> None:
         self._frequencies = Frequencies.counted(counts)
-        self._table = Writer()
+        self._table = StreamWriter()
         self._frequencies.write(self._table)
         self._code_bytes = self._frequencies.code_bytes(counts)
         self.coded_bytes = self._code_bytes + len(self._table.content())
 
     def write(
-        self, out: Writer, symbols: np.ndarray, contexts: np.ndarray | None = None
+        self, out: StreamWriter, symbols: np.ndarray, contexts: np.ndarray | None = None
     ) -> None:
         """Write the frequencies, and the symbols that were counted.
 
@@ -321,13 +320,13 @@ class Symbols:
         self._code = Code(np.bincount(symbols, minlength=alphabet)[None])
         self.coded_bytes = self._code.coded_bytes
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         """Write the frequencies and the symbols."""
         self._code.write(out, self._symbols)
 
 
 def read(
-    source: Reader,
+    source: StreamReader,
     count: int,
     alphabet: int,
     contexts: np.ndarray | None = None,
@@ -348,7 +347,7 @@ def read(
 
 
 def read_code(
-    source: Reader,
+    source: StreamReader,
     count: int,
     contexts: np.ndarray | None,
     frequencies: Frequencies,

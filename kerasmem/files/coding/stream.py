@@ -10,7 +10,7 @@ def damaged(what: str) -> ModelFileError:
     return ModelFileError(f"The coded weights in the file are damaged: {what}.")
 
 
-class Writer:
+class StreamWriter:
     """Collects numbers and blocks.
 
     Attributes:
@@ -42,8 +42,8 @@ class Writer:
         return b"".join(self._parts)
 
 
-class Reader:
-    """Gives back what a `Writer` collected, in its order.
+class StreamReader:
+    """Gives back what a `StreamWriter` collected, in its order.
 
     Args:
         content: bytes of a writer.

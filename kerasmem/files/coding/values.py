@@ -13,7 +13,7 @@ import numpy as np
 
 from kerasmem.files.coding import rans
 from kerasmem.files.coding.rans import MOST_SYMBOLS
-from kerasmem.files.coding.stream import Reader, Writer, damaged
+from kerasmem.files.coding.stream import StreamReader, StreamWriter, damaged
 
 _SAMPLE = 1 << 14
 _WORTH_IT = 0.99
@@ -40,7 +40,7 @@ def plan(entries: np.ndarray) -> Any:
     return min(forms, key=lambda form: form.coded_bytes)
 
 
-def read(source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+def read(source: StreamReader, dtype: np.dtype, count: int) -> np.ndarray:
     """Return the entries that a form wrote, of the shape (count,)."""
     number = source.number()
     if number >= len(_FORMS):
@@ -53,12 +53,12 @@ class _Raw:
         self._entries = entries
         self.coded_bytes = entries.nbytes
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         out.number(_FORMS.index(_Raw))
         out.raw(self._entries.tobytes())
 
     @classmethod
-    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+    def read(cls, source: StreamReader, dtype: np.dtype, count: int) -> np.ndarray:
         return source.array(dtype, count).copy()
 
 
@@ -74,7 +74,7 @@ class _Bytes:
             for plane in self._planes
         )
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         out.number(_FORMS.index(_Bytes))
         for plane, raw in zip(self._planes, self._raw, strict=True):
             if plane is not None and plane.coded_bytes < _WORTH_IT * raw.size:
@@ -85,7 +85,7 @@ class _Bytes:
                 out.raw(raw.tobytes())
 
     @classmethod
-    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+    def read(cls, source: StreamReader, dtype: np.dtype, count: int) -> np.ndarray:
         planes = np.empty((count, dtype.itemsize), np.uint8)
         for place in range(dtype.itemsize):
             if source.number():
@@ -115,14 +115,14 @@ class _Few:
             indices = np.searchsorted(different, entries)
         return cls(different, indices) if different.size <= MOST_SYMBOLS else None
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: StreamWriter) -> None:
         out.number(_FORMS.index(_Few))
         out.number(self._different.size)
         out.raw(self._different.tobytes())
         self._symbols.write(out)
 
     @classmethod
-    def read(cls, source: Reader, dtype: np.dtype, count: int) -> np.ndarray:
+    def read(cls, source: StreamReader, dtype: np.dtype, count: int) -> np.ndarray:
         number = source.number()
         if not 0 < number <= MOST_SYMBOLS:
             raise damaged("it tells a number that cannot be")
@@ -131,7 +131,6 @@ class _Few:
 
 
 def _seems_uneven(plane: np.ndarray) -> bool:
-    """Return whether a sample says that bytes take less than 8 bits each."""
     counts = np.bincount(some_of(plane), minlength=256)
     shares = counts[counts > 0] / counts.sum()
     return bool(-(shares * np.log2(shares)).sum() < 8 * _WORTH_IT)
@@ -149,7 +148,6 @@ def _seem_many(entries: np.ndarray) -> bool:
 
 
 def _different(entries: np.ndarray) -> np.ndarray:
-    """Return the different entries, sorted. A sample has most of them, if few."""
     entries_found = np.unique(some_of(entries))
     place = np.searchsorted(entries_found, entries)
     missing = entries_found[np.minimum(place, entries_found.size - 1)] != entries

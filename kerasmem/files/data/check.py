@@ -26,11 +26,12 @@ from kerasmem.graph.outputs import (
     output_of,
     takes_loss,
 )
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 _NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any framework
 
 
-def check_data(model: Any, data: Any) -> None:
+def check_data(model: Model, data: Dataset) -> None:
     """Raise unless the samples are numbers of equal count that fit the model.
 
     Shapes are compared with the model's inputs, the names of labels with its outputs.
@@ -72,7 +73,7 @@ def check_data(model: Any, data: Any) -> None:
             _check_label_names(model, list(named_leaves(parts["y"])))
 
 
-def outputs_on(model: Any, x: Any) -> Any:
+def outputs_on(model: Model, x: Dataset) -> Any:
     """Return what a model gives for inputs.
 
     Raises:
@@ -91,7 +92,7 @@ def outputs_on(model: Any, x: Any) -> Any:
         ) from error
 
 
-def check_labels(model: Any, data: Any, outputs: Any = None) -> None:
+def check_labels(model: Model, data: Dataset, outputs: Tensors = None) -> None:
     """Raise for labels that the loss of a model would take for something else.
 
     These are labels of no class, see `check_classes`, and labels whose shape is not
@@ -119,8 +120,7 @@ def check_labels(model: Any, data: Any, outputs: Any = None) -> None:
     check_classes(model, data)
 
 
-def _check_label_shape(output: Any, loss: Any, labels: Any) -> None:
-    """Raise unless labels, None for none, have the shape of an output of the model."""
+def _check_label_shape(output: Tensor, loss: Any, labels: Tensor) -> None:
     shape = tuple(getattr(labels, "shape", None) or ())
     output_shape = (None, *tuple(output.shape)[1:])
     if shape and None not in shape[1:] and not _fits(output_shape, shape):
@@ -134,7 +134,7 @@ def _check_label_shape(output: Any, loss: Any, labels: Any) -> None:
         )
 
 
-def check_classes(model: Any, data: Any) -> None:
+def check_classes(model: Model, data: Dataset) -> None:
     """Raise for a class label that the model has no output for.
 
     JAX computes a loss of 0 for it, and TensorFlow and torch stop in mid-work. Looked
@@ -179,14 +179,13 @@ def _check_not_one_hot(shape: tuple[int, ...], classes: int | None) -> None:
 
 
 def _takes_classes(loss: Any) -> bool:
-    """Return whether a loss takes the number of a class, and any one."""
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
     name = (name or type(loss).__name__).lower().replace("_", "")
     ignores = getattr(loss, "ignore_class", None) is not None
     return name == "sparsecategoricalcrossentropy" and not ignores
 
 
-def warn_if_not_finite(data: Any) -> None:
+def warn_if_not_finite(data: Dataset) -> None:
     """Warn, in one line, if arrays of samples hold NaN or infinity.
 
     Args:
@@ -208,7 +207,7 @@ def warn_if_not_finite(data: Any) -> None:
                 )
 
 
-def input_names(model: Any) -> list[str]:
+def input_names(model: Model) -> list[str]:
     """Return what data in a dict is named after, for every input in order.
 
     These are the keys of a model whose inputs are in a dict, else the names of inputs.
@@ -258,8 +257,7 @@ def _check_rows(name: str, array: Any) -> None:
     )
 
 
-def _check_label_names(model: Any, label_names: list[str]) -> None:
-    """Raise unless every label is named after an output, and no output lacks one."""
+def _check_label_names(model: Model, label_names: list[str]) -> None:
     outputs = getattr(model, "output", None)  # a Sequential has one and no such name
     if isinstance(outputs, dict):
         output_names = list(named_leaves(outputs))
@@ -282,8 +280,7 @@ def _check_label_names(model: Any, label_names: list[str]) -> None:
         )
 
 
-def _outputs_with_loss(model: Any, names: list[str]) -> set[str]:
-    """Return the names of the outputs that surely have a loss, and so need labels."""
+def _outputs_with_loss(model: Model, names: list[str]) -> set[str]:
     loss = model.loss if model.compiled else None
     if isinstance(loss, dict):
         return {name for name in names if loss.get(name) is not None}
@@ -292,7 +289,7 @@ def _outputs_with_loss(model: Any, names: list[str]) -> set[str]:
 
 
 def _by_input(
-    inputs: Sequence[Any], wanted: list[str], x: Any
+    inputs: Sequence[Any], wanted: list[str], x: Dataset
 ) -> list[tuple[Any, Any]]:
     """Return `(input tensor, array)` pairs, matched as Keras does.
 
@@ -319,7 +316,7 @@ def _by_input(
     return list(zip(inputs, arrays.values(), strict=True))
 
 
-def _check_input(tensor: Any, array: Any) -> None:
+def _check_input(tensor: Tensor, array: Any) -> None:
     shape = tuple(np.shape(array))
     input_shape = (None, *tensor.shape[1:])  # a recorded batch size limits no array
     if not _fits(input_shape, shape):
@@ -336,7 +333,6 @@ def _check_input(tensor: Any, array: Any) -> None:
 
 
 def _fits(expected: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
-    """Return True if Keras would take `shape`: it adds or drops a last axis of 1."""
     if len(shape) == len(expected) + 1 and shape[-1] == 1:
         shape = shape[:-1]
     elif len(shape) == len(expected) - 1 and expected[-1] == 1:
@@ -346,7 +342,7 @@ def _fits(expected: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
     )
 
 
-def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
+def flat_samples(model: Model, data: Dataset, count: int) -> list[np.ndarray]:
     """Return an array per input of `model`, in its order, of the first samples.
 
     Args:
@@ -380,7 +376,7 @@ def flat_samples(model: Any, data: Any, count: int) -> list[np.ndarray]:
     return [_fitted(a, t) for a, t in zip(arrays, tensors, strict=True)]
 
 
-def check_numbers(tensor: Any) -> None:
+def check_numbers(tensor: Tensor) -> None:
     """Raise unless an input takes numbers.
 
     Args:
@@ -396,8 +392,7 @@ def check_numbers(tensor: Any) -> None:
         )
 
 
-def _fitted(array: Any, tensor: Any) -> np.ndarray:
-    """Return the array in the dtype of an input, with the last axis of 1 Keras adds."""
+def _fitted(array: Any, tensor: Tensor) -> np.ndarray:
     array = np.asarray(array, dtype=tensor.dtype)
     if array.ndim == len(tensor.shape) - 1:
         return array[..., None]

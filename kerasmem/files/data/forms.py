@@ -10,11 +10,12 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.graph.input_shapes import fixed_batch
+from kerasmem.types import Dataset, Model
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 
 
-def fit_arguments(data: Any, batch_size: int = 32) -> dict[str, Any]:
+def fit_arguments(data: Dataset, batch_size: int = 32) -> dict[str, Any]:
     """Return the keyword arguments that give `data` to `fit` and `evaluate`.
 
     Args:
@@ -33,7 +34,7 @@ def fit_arguments(data: Any, batch_size: int = 32) -> dict[str, Any]:
     return {**_named(data), "batch_size": batch_size}
 
 
-def is_array_data(data: Any) -> bool:
+def is_array_data(data: Dataset) -> bool:
     """Return True for arrays in memory, False for batches that are iterated over.
 
     Raises:
@@ -60,7 +61,7 @@ class Batches(keras.utils.PyDataset):
         size: Number of samples per batch. Divides the number of samples.
     """
 
-    def __init__(self, data: Any, size: int) -> None:
+    def __init__(self, data: Dataset, size: int) -> None:
         super().__init__()
         self._data, self.size = data, size
         self.samples = sample_count(data) or 0
@@ -77,24 +78,23 @@ class Batches(keras.utils.PyDataset):
         return keras.tree.lists_to_tuples(_cut(self._data, rows))
 
 
-def _at_most(data: Any, count: int) -> int:
-    """Returns the number of samples to take, in whole batches where none is cut."""
+def _at_most(data: Dataset, count: int) -> int:
     return -(-count // data.size) * data.size if isinstance(data, Batches) else count
 
 
-def in_fixed_batches(size: int | None, data: Any) -> Any:
+def in_fixed_batches(size: int | None, data: Dataset) -> Any:
     """Returns arrays in batches of a fixed size, and other data as it is."""
     if size is None or data is None or not is_array_data(data):
         return data
     return data if (sample_count(data) or 0) % size else Batches(data, size)
 
 
-def few_inputs(model: Any, data: Any, count: int = 1) -> Any:
+def few_inputs(model: Model, data: Dataset, count: int = 1) -> Any:
     """Return the inputs of the first samples: of one fixed batch, or of `count`."""
     return sample_inputs(data, fixed_batch(model) or count)
 
 
-def sample_count(data: Any) -> int | None:
+def sample_count(data: Dataset) -> int | None:
     """Return the number of samples, or None where only a pass over them would tell."""
     if isinstance(data, Batches):
         return data.samples
@@ -103,7 +103,7 @@ def sample_count(data: Any) -> int | None:
     return length_of(_leaves(_named(data)["x"])[0])
 
 
-def sample_inputs(data: Any, count: int) -> Any:
+def sample_inputs(data: Dataset, count: int) -> Any:
     """Return the inputs of the first samples, at most `count` of them, as NumPy arrays.
 
     Batched data gives at most its first batch. The structure is that of `x`.
@@ -115,7 +115,7 @@ def sample_inputs(data: Any, count: int) -> Any:
     return _rows(x, 0, _at_most(data, count))
 
 
-def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
+def input_batches(data: Dataset, count: int, batch_size: int) -> Iterator[Any]:
     """Yield the inputs of the first samples batch by batch, as NumPy arrays.
 
     The structure is that of `x`.
@@ -138,7 +138,7 @@ def input_batches(data: Any, count: int, batch_size: int) -> Iterator[Any]:
             return
 
 
-def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
+def inputs_from(data: Dataset, first: int, batch_size: int) -> Iterator[Any]:
     """Yield the inputs of all batches from a number on, those of arrays as NumPy's.
 
     The structure is that of `x`.
@@ -156,7 +156,7 @@ def inputs_from(data: Any, first: int, batch_size: int) -> Iterator[Any]:
 
 
 def labeled_batches(
-    data: Any, batch_size: int, first: int = 0
+    data: Dataset, batch_size: int, first: int = 0
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yield inputs, labels and sample weights of batches, None for what lacks.
 
@@ -182,7 +182,7 @@ def labeled_batches(
 
 
 def drawn_batches(
-    data: Any, count: int, batch_size: int, *, part: int
+    data: Dataset, count: int, batch_size: int, *, part: int
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yield inputs, labels and sample weights of some samples, in NumPy arrays.
 
@@ -207,7 +207,7 @@ def drawn_batches(
         yield from drawn_batches(data, count, batch_size, part=0)
 
 
-def _drawn(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
+def _drawn(data: Dataset, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
     random = np.random.default_rng(0)
     if is_array_data(data):
         parts = [_named(data).get(name) for name in _ARGUMENTS]
@@ -226,13 +226,12 @@ def _drawn(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
     yield from map(keras.utils.unpack_x_y_sample_weight, batches)
 
 
-def _numbers(data: Any, first: int = 0) -> Iterable[int]:
-    """Return the numbers of the batches of a `PyDataset`, which may have no end."""
+def _numbers(data: Dataset, first: int = 0) -> Iterable[int]:
     count = data.num_batches
     return numbers_from(first) if count is None else range(first, count)
 
 
-def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:
+def hold_out(data: Dataset, fraction: float = 0.1) -> tuple[tuple, tuple]:
     """Return `(train, held_out)`, the last `fraction` of the samples held out.
 
     No shuffling: the same data always gives the same split.
@@ -258,7 +257,7 @@ def hold_out(data: Any, fraction: float = 0.1) -> tuple[tuple, tuple]:
     return _cut(data, slice(None, start)), _cut(data, slice(start, None))
 
 
-def take(data: Any, rows: Any) -> tuple:
+def take(data: Dataset, rows: Any) -> tuple:
     """Return some of the samples of `data`, as `(x, y, sample_weight)` in NumPy arrays.
 
     Args:
@@ -268,7 +267,7 @@ def take(data: Any, rows: Any) -> tuple:
     return tuple(_taken(part, rows) for part in _named(data).values())
 
 
-def first_samples(data: Any) -> dict[str, Any]:
+def first_samples(data: Dataset) -> dict[str, Any]:
     """Return `x`, `y`, `sample_weight` of all arrays, or of the first batch."""
     if is_array_data(data):
         return _named(data)
@@ -276,7 +275,7 @@ def first_samples(data: Any) -> dict[str, Any]:
     return dict(zip(_ARGUMENTS, batch, strict=True))
 
 
-def holds_texts(x: Any) -> bool:
+def holds_texts(x: Dataset) -> bool:
     """Returns whether inputs are strings."""
     dtypes = {str(getattr(leaf, "dtype", "")) for leaf in keras.tree.flatten(x)}
     return any(name.startswith(("<U", "|S", "object", "string")) for name in dtypes)
@@ -288,7 +287,7 @@ def named_leaves(part: Any) -> dict[str, Any]:
     return {".".join(str(key) for key in path): leaf for path, leaf in pairs}
 
 
-def _rows(x: Any, start: int, end: int) -> Any:
+def _rows(x: Dataset, start: int, end: int) -> Any:
     def cut(array: Any) -> Any:
         if array is None:  # an optional input that is left out
             return None
@@ -355,7 +354,7 @@ def _dense(value: Any) -> Any:
     return value.toarray() if is_sparse(value) else value
 
 
-def _named(data: Any) -> dict[str, Any]:
+def _named(data: Dataset) -> dict[str, Any]:
     parts = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(parts) <= len(_ARGUMENTS) or not _leaves(parts[0]):
         raise DataError(
@@ -371,7 +370,7 @@ def _named(data: Any) -> dict[str, Any]:
     }
 
 
-def _first_batch(data: Any) -> tuple[Any, Any, Any]:
+def _first_batch(data: Dataset) -> tuple[Any, Any, Any]:
     if isinstance(data, Iterator):
         raise DataError(
             "A generator can be read only once, and its samples are needed twice. "
@@ -385,7 +384,7 @@ def _first_batch(data: Any) -> tuple[Any, Any, Any]:
     return keras.utils.unpack_x_y_sample_weight(batch)
 
 
-def _cut(data: Any, rows: slice) -> tuple:
+def _cut(data: Dataset, rows: slice) -> tuple:
     return tuple(
         keras.tree.map_structure(lambda array: array[rows], part)
         for part in _named(data).values()

@@ -21,6 +21,7 @@ from kerasmem.errors import DataError, ModelFileError
 from kerasmem.files.archive import data_start
 from kerasmem.files.data.check import check_lengths
 from kerasmem.files.data.forms import is_array_data, sample_count
+from kerasmem.types import Dataset
 from kerasmem.units import MIB
 
 
@@ -135,7 +136,6 @@ def _check_members(archive: zipfile.ZipFile) -> None:
 
 
 def _start(path: Path, member: zipfile.ZipInfo) -> int:
-    """Return where a member's bytes begin in the archive."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
             f"The array {member.filename.removesuffix('.npy')!r} of {path} is "
@@ -167,7 +167,7 @@ def shared(batch_size: int) -> int:
     return batch_size - batch_size % _devices()
 
 
-def check_shared(data: Any, batch_size: int) -> None:
+def check_shared(data: Dataset, batch_size: int) -> None:
     """Raise unless the devices can share all batches evenly, the last one too.
 
     Args:
@@ -190,7 +190,7 @@ def check_shared(data: Any, batch_size: int) -> None:
         )
 
 
-def check_ends(data: Any, purpose: str) -> None:
+def check_ends(data: Dataset, purpose: str) -> None:
     """Raise a `DataError` for batched data without an end.
 
     Args:
@@ -212,7 +212,6 @@ def check_ends(data: Any, purpose: str) -> None:
 
 
 def _devices() -> int:
-    """Return how many devices of this process a batch is shared by."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return 1
@@ -302,7 +301,7 @@ def _call(function: Callable[[], Any], spec: str) -> Any:
         ) from error
 
 
-def _split(data: Any, spec: str) -> LoadedData:
+def _split(data: Dataset, spec: str) -> LoadedData:
     if isinstance(data, LoadedData):
         return data
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_whole, data)):
@@ -317,7 +316,6 @@ def _split(data: Any, spec: str) -> LoadedData:
 
 
 def _is_whole(part: Any) -> bool:
-    """Return True for something that is samples with labels by itself."""
     return isinstance(part, tuple) or (part is not None and not is_array_data(part))
 
 
@@ -347,7 +345,6 @@ def _grouped(path: Path, arrays_by_key: dict[str, np.ndarray]) -> LoadedData:
 
 
 def _as_tuple(parts: dict[str, dict[str, np.ndarray]]) -> tuple:
-    """Return `(x,)`, `(x, y)` or `(x, y, sample_weight)`, checked for equal lengths."""
     check_lengths(
         {
             f"{role}_{name}" if name else role: array
@@ -362,7 +359,6 @@ def _as_tuple(parts: dict[str, dict[str, np.ndarray]]) -> tuple:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return all arrays of the file; an array of Python objects is refused."""
     if not path.is_file():
         raise DataError(
             f"There is no data file {str(path)!r}{': it is a folder' * path.is_dir()}. "

@@ -15,6 +15,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import input_names
 from kerasmem.files.data.source import check_sizes
+from kerasmem.types import Model
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """Of an archive: the last two for another compression and for a password."""
@@ -46,7 +47,7 @@ def is_token_file(path: str | Path) -> bool:
 
 
 def token_samples(
-    path: str | Path, model: Any, length: int | None = None
+    path: str | Path, model: Model, length: int | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray]:
     """Return the rows of a file as `(x, y, sample_weight)` for a language model.
 
@@ -87,8 +88,7 @@ def token_samples(
     return x, ahead, weight.astype("float32")
 
 
-def _inputs(model: Any) -> tuple[str, str | None]:
-    """Return the names of the inputs of ids and of their mask, None for none."""
+def _inputs(model: Model) -> tuple[str, str | None]:
     inputs = getattr(model, "inputs", None)
     if not inputs:  # a subclassed model; calling it tells
         return _IDS, None
@@ -106,8 +106,7 @@ def _inputs(model: Any) -> tuple[str, str | None]:
     return others[0], masks[0] if masks else None
 
 
-def _read(path: Path, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and their mask, of one axis or two."""
+def _read(path: Path, model: Model, preprocessor: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         if path.suffix == ".txt":
             return _of_text(path.read_text("utf-8"), model, preprocessor)
@@ -124,7 +123,9 @@ def _read(path: Path, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.nda
         raise DataError(f"{path} holds no tokens: {error}. {_FORMS}") from error
 
 
-def _of_text(text: str, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.ndarray]:
+def _of_text(
+    text: str, model: Model, preprocessor: Any
+) -> tuple[np.ndarray, np.ndarray]:
     tokenizer = getattr(preprocessor, "tokenizer", None)
     if tokenizer is None:
         raise DataError(
@@ -136,7 +137,7 @@ def _of_text(text: str, model: Any, preprocessor: Any) -> tuple[np.ndarray, np.n
     return ids, np.ones(ids.shape, bool)
 
 
-def _length(model: Any, preprocessor: Any, length: int | None) -> int:
+def _length(model: Model, preprocessor: Any, length: int | None) -> int:
     inputs = getattr(model, "inputs", None)
     model_length = inputs[0].shape[1] if inputs else None
     if length is not None and model_length not in (None, length):
@@ -151,7 +152,6 @@ def _length(model: Any, preprocessor: Any, length: int | None) -> int:
 def _rows(
     ids: np.ndarray, mask: np.ndarray, length: int, start: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids cut into rows, and which of them are not padding."""
     if ids.shape != mask.shape:
         return ids, mask  # which is refused
     own = max(length - (start is not None), 1)
@@ -165,8 +165,7 @@ def _rows(
     return rows, mask
 
 
-def _check(ids: np.ndarray, mask: np.ndarray, model: Any, path: Path) -> None:
-    """Raise unless ids and mask are rows that a model can take."""
+def _check(ids: np.ndarray, mask: np.ndarray, model: Model, path: Path) -> None:
     is_rows = ids.ndim == 2 and ids.shape == mask.shape and ids.dtype.kind in "iu"
     if not is_rows or not (mask[:, 1:] & mask[:, :-1]).any():
         raise DataError(
@@ -177,7 +176,7 @@ def _check(ids: np.ndarray, mask: np.ndarray, model: Any, path: Path) -> None:
     check_known(ids, model, path)
 
 
-def check_known(ids: np.ndarray, model: Any, path: str | Path) -> None:
+def check_known(ids: np.ndarray, model: Model, path: str | Path) -> None:
     """Raise unless a model knows ids.
 
     Raises:

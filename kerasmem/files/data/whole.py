@@ -1,16 +1,15 @@
 """Models that run on whole batches only, such as graph networks."""
 
-from typing import Any
-
 import keras
 
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import outputs_on
 from kerasmem.files.data.forms import is_array_data, sample_count, sample_inputs
 from kerasmem.graph.input_shapes import fixed_batch
+from kerasmem.types import Dataset, Model
 
 
-def needed_batch(model: Any, data: Any, batch_size: int) -> int | None:
+def needed_batch(model: Model, data: Dataset, batch_size: int) -> int | None:
     """Returns the only batch size that a model takes, or `None` if it takes any.
 
     See `fixed_batch` and `whole_batch`.
@@ -23,7 +22,7 @@ def needed_batch(model: Any, data: Any, batch_size: int) -> int | None:
     return fixed_batch(model) or whole_batch(model, data, batch_size)
 
 
-def whole_batch(model: Any, data: Any, batch_size: int) -> int | None:
+def whole_batch(model: Model, data: Dataset, batch_size: int) -> int | None:
     """Returns the batch size of a model that runs on whole batches only, or `None`.
 
     In a graph network a batch holds all nodes of a graph. The model is called on one
@@ -58,7 +57,7 @@ def whole_batch(model: Any, data: Any, batch_size: int) -> int | None:
     return None
 
 
-def _runs(model: Any, x: Any) -> bool:
+def _runs(model: Model, x: Dataset) -> bool:
     try:
         with keras.StatelessScope():  # a layer may count its calls
             outputs_on(model, x)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import product
 
 from kerasmem.backends import current
-from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.cost import all_channels
+from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
@@ -62,7 +62,6 @@ def wrong_axis(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 
 def _alike(before: Addition, after: Addition) -> bool:
-    """Return True if Keras adds both along the same axis, whatever the open lengths."""
     if before == after or all(map(_has_two_long_axes, (before, after))):
         return True
     known = {size for shape in (*before, *after) for size in shape if size is not None}

@@ -6,10 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import ChannelSubset, LabelledCall
+from kerasmem.graph.channels.labelled_calls import ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import OUT
 from kerasmem.graph.channels.walk import LabelledModel, label_channels
 from kerasmem.graph.layer_table import entry_of
+from kerasmem.types import Model, Operation
 
 _BY_STEP = frozenset(
     [
@@ -20,7 +21,7 @@ _BY_STEP = frozenset(
 """Families that apply their kernels at every step of a sequence."""
 
 
-def flops(model: Any) -> int:
+def flops(model: Model) -> int:
     """Return the floating-point operations that one sample takes through a model.
 
     Two for every multiplication with a kernel, as `multiplications` counts them. The
@@ -53,14 +54,13 @@ def multiplications(labelled: LabelledModel, subset: ChannelSubset) -> int:
     )
 
 
-def _of_layer(operation: Any) -> list[Any]:
+def _of_layer(operation: Operation) -> list[Any]:
     is_layer = isinstance(operation, keras.layers.Layer)
     is_model = isinstance(operation, keras.Model)
     return operation.weights if is_layer and not is_model else []
 
 
 def _places(labelled: LabelledModel, call: LabelledCall) -> int:
-    """Return at how many places a layer applies its kernels."""
     entry = entry_of(call.operation)
     if entry.channels in _BY_STEP:
         return call.x.shape[1] or 1

@@ -92,7 +92,6 @@ def _sets(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _untied(labels: Labels) -> Groups:
-    """Return the classes in groups, those apart that lose equally many."""
     arrays = [x.array for x in labels.tensors] + [use.labels for use in labels.uses]
     classes = _rectangular(labels, [a for a in arrays if a.size > 1])
     reasons = labels.reasons(classes)
@@ -136,7 +135,6 @@ def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _signature(arrays: list[np.ndarray], count: int) -> np.ndarray:
-    """Return a number for each class that tells the arrays apart that it is in."""
     # The sum of random numbers of the arrays: equal for equal sets of them.
     numbers = np.random.default_rng(0).integers(1 << 62, size=len(arrays))
     signature = np.zeros(count, np.int64)
@@ -146,7 +144,6 @@ def _signature(arrays: list[np.ndarray], count: int) -> np.ndarray:
 
 
 def _equals(free: np.ndarray, signature: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the free classes, parted by the arrays that they are in."""
     _, group = np.unique(signature[free], return_inverse=True)
     parts = [free[group == g] for g in range(group.max(initial=-1) + 1)]
     return tuple(sorted(parts, key=lambda part: int(part[0])))

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from kerasmem.types import Variable
+
 Shape = tuple[int | None, ...]
 """Lengths of axes, None for what the model leaves open."""
 
@@ -24,7 +26,7 @@ MOST_LABELS = 20_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class LabelledTensor:
     """The labels of one tensor of a graph.
 
     Args:
@@ -44,7 +46,7 @@ def axis_of(vector: np.ndarray, axis: int, rank: int) -> np.ndarray:
     return vector.reshape(shape)
 
 
-def along(x: Tensor, axis: int) -> np.ndarray:
+def along(x: LabelledTensor, axis: int) -> np.ndarray:
     """Return the labels along one axis, at the first place of all others, as 1-D."""
     axis %= len(x.shape)
     place = [0] * len(x.shape)
@@ -78,7 +80,7 @@ def narrow(array: np.ndarray) -> np.ndarray:
     ]
 
 
-def written_out(x: Tensor) -> np.ndarray | None:
+def written_out(x: LabelledTensor) -> np.ndarray | None:
     """Return the labels at every place, with size 1 for axes that are left open.
 
     None if labels change along such an axis, or if they are too many.
@@ -136,7 +138,7 @@ class Labels:
     def __init__(self) -> None:
         self.count = 0
         self.uses: list[Use] = []
-        self.tensors: list[Tensor] = []
+        self.tensors: list[LabelledTensor] = []
         self._uses: dict[tuple[int, str, tuple[int, ...]], Use] = {}
         self._from_weight: dict[tuple[int, int], np.ndarray] = {}
         self.tied: list[tuple[np.ndarray, np.ndarray]] = []
@@ -150,7 +152,7 @@ class Labels:
         self.count += int(np.prod(shape))
         return np.arange(first, self.count).reshape(shape)
 
-    def from_weight(self, variable: Any, *shape: int) -> np.ndarray:
+    def from_weight(self, variable: Variable, *shape: int) -> np.ndarray:
         """Return the labels that a variable makes: the same in every call."""
         key = (id(variable), int(np.prod(shape)))
         if key not in self._from_weight:
@@ -185,7 +187,7 @@ class Labels:
             self._notes.append((one, why))
         return one
 
-    def only_along(self, x: Tensor, axis: int) -> np.ndarray:
+    def only_along(self, x: LabelledTensor, axis: int) -> np.ndarray:
         """Return the labels along one axis, united over all other places."""
         axis %= len(x.shape)
         others = [other for other in range(len(x.shape)) if other != axis]
@@ -202,7 +204,12 @@ class Labels:
         return self.freeze(self.fresh(*(1,) * rank), why)
 
     def weigh(
-        self, variable: Any, role: str, array: np.ndarray, *, silenced: bool = False
+        self,
+        variable: Variable,
+        role: str,
+        array: np.ndarray,
+        *,
+        silenced: bool = False,
     ) -> None:
         """Note the labels along some axes of a weight, once for each of its calls."""
         before = self._uses.get((id(variable), role, array.shape))
@@ -215,7 +222,7 @@ class Labels:
 
     def weigh_axis(
         self,
-        variable: Any,
+        variable: Variable,
         role: str,
         axis: int,
         vector: np.ndarray,

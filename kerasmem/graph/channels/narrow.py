@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.channels.call import ChannelSubset
+from kerasmem.graph.channels.labelled_calls import ChannelSubset
 from kerasmem.graph.channels.labels import fits
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 from kerasmem.graph.rebuild import Rewrite, variable_pairs
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Node, Tensor
 
 
 class Narrow(Rewrite):
@@ -24,7 +25,7 @@ class Narrow(Rewrite):
         self._subset = subset
         self._factors: dict[int, float] = {}
 
-    def config(self, node: Any) -> dict[str, Any] | None:
+    def config(self, node: Node) -> dict[str, Any] | None:
         """Return the new numbers of channels."""
         family = family_of(node.operation)
         if family is None:
@@ -33,7 +34,7 @@ class Narrow(Rewrite):
         self._factors.update(family.factors(call, self._subset))
         return family.config(call, self._subset)
 
-    def arguments(self, node: Any, args: Sequence[Any]) -> Sequence[Any]:
+    def arguments(self, node: Node, args: Sequence[Any]) -> Sequence[Any]:
         """Return arguments with the new places of what an operation takes out."""
         family = family_of(node.operation)
         if family is None:
@@ -41,7 +42,7 @@ class Narrow(Rewrite):
         new = family.arguments(self._labelled.calls[id(node)], self._subset)
         return args if new is None else (args[0], *new)
 
-    def check(self, node: Any, outputs: Sequence[Any]) -> None:
+    def check(self, node: Node, outputs: Sequence[Any]) -> None:
         """Raise unless outputs have the shapes that the labels say.
 
         Raises:
@@ -60,7 +61,7 @@ class Narrow(Rewrite):
                     "`ignore`, and report it."
                 )
 
-    def input_shape(self, tensor: Any) -> tuple[int | None, ...]:
+    def input_shape(self, tensor: Tensor) -> tuple[int | None, ...]:
         """Return the shape without the channels that go."""
         return self._subset.shape(self._labelled.tensors[id(tensor)])
 

@@ -7,6 +7,7 @@ import keras
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import listed_graph, of_one_class, sublayers
+from kerasmem.types import Layer
 
 
 class Tied:
@@ -16,17 +17,17 @@ class Tied:
         """Return the layers it may be made of, best first; none if it is not tied."""
         raise NotImplementedError
 
-    def made_of(self, layer: Any) -> Any:
+    def made_of(self, layer: Layer) -> Any:
         """Return a new layer like this one, tied to another layer."""
         raise NotImplementedError
 
 
-def is_tied(layer: Any) -> bool:
+def is_tied(layer: Layer) -> bool:
     """Return whether an operation reads the weights of another layer."""
     return isinstance(layer, Tied) and bool(layer.tied_to())
 
 
-def tied_anew(layer: Any, pairs: Iterable[tuple[Any, Any]]) -> Any:
+def tied_anew(layer: Layer, pairs: Iterable[tuple[Any, Any]]) -> Any:
     """Return a new layer that is tied to the new one of what the old one is tied to.
 
     Args:

@@ -8,7 +8,6 @@ import numpy as np
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Call, Walk
-from kerasmem.graph.channels.call import Family, LabelledCall, length
 from kerasmem.graph.channels.families import attention as attend
 from kerasmem.graph.channels.families import convolution as conv
 from kerasmem.graph.channels.families import dense as matrix
@@ -16,10 +15,12 @@ from kerasmem.graph.channels.families import elementwise as each
 from kerasmem.graph.channels.families import movement as move
 from kerasmem.graph.channels.families import recurrent as rnn
 from kerasmem.graph.channels.families import reduction as over
-from kerasmem.graph.channels.labels import Labels, Tensor, narrow, of_rank
+from kerasmem.graph.channels.labelled_calls import Family, LabelledCall, length
+from kerasmem.graph.channels.labels import LabelledTensor, Labels, narrow, of_rank
 from kerasmem.graph.channels.tied import is_tied
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.layers import listed_graph, own_graph, readers, sublayers
+from kerasmem.types import Model, Operation
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +36,11 @@ class LabelledModel:
 
     labels: Labels
     calls: dict[int, LabelledCall]
-    tensors: dict[int, Tensor]
+    tensors: dict[int, LabelledTensor]
     unknown: dict[str, str]
 
 
-def label_channels(model: Any) -> LabelledModel:
+def label_channels(model: Model) -> LabelledModel:
     """Return the labels of the channels of a model with a graph.
 
     Raises:
@@ -57,7 +58,7 @@ def label_channels(model: Any) -> LabelledModel:
     inputs = []
     for x in graph.inputs:
         why = f"is the input {x.name!r}"
-        inputs.append(Tensor(labels.frozen(len(x.shape), why), tuple(x.shape)))
+        inputs.append(LabelledTensor(labels.frozen(len(x.shape), why), tuple(x.shape)))
     for number, y in enumerate(_Labelling(labelled).run(graph, inputs)):
         labels.freeze(y.array, f"reaches output {number} of the model")
     labels.tensors.extend(labelled.tensors.values())
@@ -65,8 +66,7 @@ def label_channels(model: Any) -> LabelledModel:
     return labelled
 
 
-def _freeze_tied(labelled: LabelledModel, model: Any) -> None:
-    """Freeze the channels of weights that a layer reads which is not followed."""
+def _freeze_tied(labelled: LabelledModel, model: Model) -> None:
     names = readers(model)
     for layer in filter(is_tied, sublayers(model)):
         names |= {id(x): repr(layer.name) for x in layer.tied_to()[-1].variables}
@@ -76,7 +76,7 @@ def _freeze_tied(labelled: LabelledModel, model: Any) -> None:
             labelled.labels.freeze(use.labels, why)
 
 
-def family_of(operation: Any) -> Family | None:
+def family_of(operation: Operation) -> Family | None:
     """Return what is known of an operation, None if nothing is."""
     if getattr(operation, "quantization_mode", None) or getattr(
         operation, "lora_enabled", False
@@ -91,7 +91,9 @@ class _Labelling(Walk):
     def __init__(self, model: LabelledModel) -> None:
         self._model = model
 
-    def settle(self, tensors: Sequence[Any], values: Sequence[Any]) -> list[Tensor]:
+    def settle(
+        self, tensors: Sequence[Any], values: Sequence[Any]
+    ) -> list[LabelledTensor]:
         """Note labels; those of a shared model, which has several, are united."""
         known, labels = self._model.tensors, self._model.labels
         for tensor, value in zip(tensors, values, strict=True):
@@ -104,10 +106,10 @@ class _Labelling(Walk):
             if id(tensor) in known:
                 labels.unite(known[id(tensor)].array, array)
             else:
-                known[id(tensor)] = Tensor(array, tuple(tensor.shape))
+                known[id(tensor)] = LabelledTensor(array, tuple(tensor.shape))
         return [known[id(tensor)] for tensor in tensors]
 
-    def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
+    def entering(self, call: Call, outer: Model, own: Any, value: Any) -> Any:
         """Return the labels unchanged: a cast keeps them, `settle` checks the shape."""
         del call, outer, own
         return value
@@ -126,7 +128,7 @@ class _Labelling(Walk):
                 labels.freeze(array, why)
         return outputs
 
-    def visit(self, call: Call) -> list[Tensor]:
+    def visit(self, call: Call) -> list[LabelledTensor]:
         node, operation = call.nodes[-1], call.operation
         shapes = tuple(tuple(y.shape) for y in node.outputs)
         labelled = LabelledCall(operation, *call.bound(), shapes, self._model.labels)
@@ -140,13 +142,12 @@ class _Labelling(Walk):
             arrays = family.label(labelled)
         for array, shape in zip(arrays, shapes, strict=True):
             closed = _closed(labelled, narrow(of_rank(array, len(shape))), shape)
-            labelled.outputs.append(Tensor(closed, shape))
+            labelled.outputs.append(LabelledTensor(closed, shape))
         self._model.calls[id(node)] = labelled
         return labelled.outputs
 
 
 def _fits(array: Any, shape: Sequence[int | None]) -> bool:
-    """Return whether an array of labels is one of tensors of a shape."""
     return array.ndim == len(shape) and all(
         length == 1 or size in (None, length)
         for length, size in zip(array.shape, shape, strict=True)
@@ -154,7 +155,6 @@ def _fits(array: Any, shape: Sequence[int | None]) -> bool:
 
 
 def _closed(call: LabelledCall, array: Any, shape: tuple[int | None, ...]) -> Any:
-    """Freeze labels that change along an axis whose length the model leaves open."""
     for axis, size in enumerate(shape):
         if size is None and array.shape[axis] > 1:
             why = f"{call.operation.name!r} moves it to an axis without a fixed length"

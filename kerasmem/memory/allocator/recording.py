@@ -34,7 +34,6 @@ def why_refused(allocator: BFCAllocator, size: int) -> str:
 
 
 def _refusal(allocator: BFCAllocator, size: int) -> tuple[str, str]:
-    """Return why `size` bytes are not to be had, and what would help."""
     need, most = rounded(size), allocator.policy.most_bytes
     request, limit = format_bytes(size), format_bytes(most)
     if need > most:
@@ -340,7 +339,6 @@ def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
 
 
 def _run(timeline: Timeline, watcher: MemoryWatcher) -> Block | None:
-    """Run the requests; return the block that was refused."""
     addresses: dict[int, int] = {}
     for is_allocation, number in _operations(timeline.blocks):
         block = timeline.blocks[number]
@@ -361,7 +359,6 @@ def _run(timeline: Timeline, watcher: MemoryWatcher) -> Block | None:
 
 
 def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
-    """Return what would help; that preallocation does was tried."""
     if policy.growth and replay(timeline, replace(policy, growth=False)).fits:
         return "Preallocated (growth=False) everything fits."
     peak = now = 0
@@ -381,7 +378,6 @@ def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
 
 
 def _operations(blocks: tuple[Block, ...]) -> Iterator[tuple[bool, int]]:
-    """Yield `(is_allocation, number of the block)` in the order of events."""
     for number, block in enumerate(blocks):
         if block.allocated_at is None:
             yield True, number

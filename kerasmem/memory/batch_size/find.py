@@ -12,18 +12,22 @@ from kerasmem.checks import Whole
 from kerasmem.errors import ChildDiedError, ConfigError, ModelError
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.batch_size.search import MOST_FAILURES, MOST_TRIALS, Search
+from kerasmem.memory.batch_size.search import (
+    MOST_FAILURES,
+    MOST_TRIALS,
+    BatchSizeSearch,
+)
 from kerasmem.memory.batch_size.trial import (
     ONE_THREAD,
     USABLE,
     BatchSize,
+    BatchSizeTrial,
     CurvePoint,
-    Trial,
     attempt,
     limit_in_bytes,
     ran_out_of_memory,
 )
-from kerasmem.memory.estimate.cards import usable_bytes
+from kerasmem.memory.estimate.device_specs import usable_bytes
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
 from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, peaks_at
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
@@ -32,19 +36,20 @@ from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.unbuilt import built_model
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.processes import ON_THE_CPU, run_in_child
+from kerasmem.types import Dataset, Model, Optimizer
 from kerasmem.units import format_bytes, parse_bytes
 
 _SMALL = (8, 16)
 
 
 def find_batch_size(  # noqa: PLR0913 - a public entry point
-    model: Any,
+    model: Model,
     memory_limit: int | str | None = None,
     *,
-    optimizer: Any | None = None,
+    optimizer: Optimizer | None = None,
     training: bool = True,
     input_shape: Any | None = None,
-    data: Any | None = None,
+    data: Dataset | None = None,
     largest: int = 8192,
     device: str | None = None,
 ) -> BatchSize:
@@ -130,7 +135,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
 
 def _search(
     request: Request, limit_bytes: int, sizes: Sequence[int], *, by_plans: bool
-) -> Search:
+) -> BatchSizeSearch:
     """Return a search for the largest batch that keeps a limit.
 
     Args:
@@ -152,15 +157,17 @@ def _search(
         )
     usable = fixed_bytes + round(USABLE * (limit_bytes - fixed_bytes))
 
-    def tried(size: int) -> Trial:
+    def tried(size: int) -> BatchSizeTrial:
         return attempt(request.with_batch_size(size), limit_bytes, usable)
 
-    def planned(size: int) -> Trial:
+    def planned(size: int) -> BatchSizeTrial:
         peak = METHODS["plan"](request.with_batch_size(size)).peak_bytes
         fits = peak <= usable
-        return Trial(size, fits, peak, "" if fits else f"{format_bytes(peak)} planned")
+        return BatchSizeTrial(
+            size, fits, peak, "" if fits else f"{format_bytes(peak)} planned"
+        )
 
-    return Search(
+    return BatchSizeSearch(
         predict=predictor(request, sizes[-1]),
         attempt=planned if by_plans else tried,
         limit_bytes=usable,
@@ -171,7 +178,7 @@ def _search(
     )
 
 
-def _result(search: Search, limit: int) -> BatchSize:
+def _result(search: BatchSizeSearch, limit: int) -> BatchSize:
     largest = max((t.batch_size for t in search.trials if t.fits), default=0)
     if not largest:
         smallest = min(search.trials, key=lambda trial: trial.batch_size)
@@ -192,7 +199,7 @@ def _result(search: Search, limit: int) -> BatchSize:
     )
 
 
-def _check_free_batch(model: Any) -> None:
+def _check_free_batch(model: Model) -> None:
     size = fixed_batch(model)
     if size is not None:
         raise ModelError(
@@ -246,7 +253,6 @@ def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _planned(request: Request, sizes: Sequence[int]) -> list[int]:
-    """Return the peaks that XLA plans, on the line through two small batches."""
     low, high = (
         estimate_in_process(request.with_batch_size(size)).peak_bytes for size in _SMALL
     )
@@ -255,7 +261,6 @@ def _planned(request: Request, sizes: Sequence[int]) -> list[int]:
 
 
 def _between(sizes: Sequence[int], peaks: Sequence[int], batch_size: int) -> int:
-    """Return the peak at a batch size, on the line through its neighbors."""
     place = min(max(bisect_right(sizes, batch_size), 1), len(sizes) - 1)
     low, high = sizes[place - 1], sizes[place]
     slope = (peaks[place] - peaks[place - 1]) / (high - low)

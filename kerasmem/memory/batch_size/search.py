@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kerasmem.memory.batch_size.trial import Trial
+from kerasmem.memory.batch_size.trial import BatchSizeTrial
 
 TOLERANCE = 1.06
 """The search ends when this multiple of the batch that fits is known not to."""
@@ -18,7 +18,7 @@ MOST_TRIALS = 16
 
 
 @dataclass
-class Search:
+class BatchSizeSearch:
     """Looks for the largest batch that fits.
 
     Args:
@@ -31,12 +31,12 @@ class Search:
     """
 
     predict: Callable[[int], int]
-    attempt: Callable[[int], Trial]
+    attempt: Callable[[int], BatchSizeTrial]
     limit_bytes: int
     fixed_bytes: int
     sizes: Sequence[int]
     most_failures: int = MOST_FAILURES
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[BatchSizeTrial] = field(default_factory=list)
 
     def run(self) -> int:
         """Return the largest batch size that was seen to fit, 0 if none was."""
@@ -76,11 +76,9 @@ class Search:
         return fails <= max(self._above(fits), int(TOLERANCE * fits))
 
     def _above(self, size: int) -> int:
-        """Return the next size that may be asked for."""
         return self.sizes[bisect_right(self.sizes, size)]
 
     def _next(self) -> int:
-        """Return a size above what fits and below what does not."""
         below = bisect_right(self.sizes, self._wanted())
         size = self.sizes[max(below - 1, 0)]
         return size if size > self._fits else self._above(self._fits)
@@ -102,7 +100,6 @@ class Search:
         return min(close, fails - 1)
 
     def _most(self, peak: Callable[[int], float]) -> int:
-        """Return the largest batch size, from 1, whose `peak` is within the limit."""
         largest = self.sizes[-1]
         low, high = 1, 2
         while high < largest and peak(high) <= self.limit_bytes:

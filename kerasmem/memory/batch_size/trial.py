@@ -9,12 +9,12 @@ import psutil
 from kerasmem import backends
 from kerasmem.backends.exhaustion import complaint, is_out_of_memory
 from kerasmem.errors import ChildDiedError, ConfigError
-from kerasmem.memory.card import read_card
 from kerasmem.memory.estimate.inputs import run_once, zeros
 from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, later_peak, peak_of
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.traced.on_torch import later_step
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
+from kerasmem.memory.nvidia import read_card
 from kerasmem.memory.settings import configure
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB, format_bytes, parse_bytes
@@ -38,7 +38,7 @@ ONLY_WHAT_IT_NEEDS = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class BatchSizeTrial:
     """One batch size, tried in a child process.
 
     Args:
@@ -81,7 +81,7 @@ class BatchSize(int):
 
     limit_bytes: int
     curve: tuple[CurvePoint, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[BatchSizeTrial, ...]
 
     def __new__(
         cls,
@@ -89,7 +89,7 @@ class BatchSize(int):
         *,
         limit_bytes: int,
         curve: tuple[CurvePoint, ...],
-        trials: tuple[Trial, ...],
+        trials: tuple[BatchSizeTrial, ...],
     ) -> "BatchSize":
         """Return the number with its story."""
         self = super().__new__(cls, batch_size)
@@ -142,7 +142,7 @@ def set_limit(limit_bytes: int, device: str) -> None:
 _STEPS = 5  # near the limit threads decide: one step may run and the next may not
 
 
-def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> Trial:
+def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> BatchSizeTrial:
     """Return whether steps of `request`'s batch run within the limit.
 
     Args:
@@ -165,8 +165,8 @@ def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> Trial:
     except ChildDiedError as error:
         if not ran_out_of_memory(error):
             raise
-        return Trial(request.batch_size, fits=False, reason=str(error))
-    return Trial(**answer)
+        return BatchSizeTrial(request.batch_size, fits=False, reason=str(error))
+    return BatchSizeTrial(**answer)
 
 
 def ran_out_of_memory(error: ChildDiedError) -> bool:
@@ -186,14 +186,15 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         if not is_out_of_memory(error):
             raise
         words = complaint(str(error))[:200]
-        return asdict(Trial(job["batch_size"], fits=False, reason=words))
+        return asdict(BatchSizeTrial(job["batch_size"], fits=False, reason=words))
     over = peak is not None and peak > job["usable"]
     reason = f"{format_bytes(peak or 0)} is too near to the limit, or above it"
-    return asdict(Trial(job["batch_size"], not over, peak, reason if over else ""))
+    return asdict(
+        BatchSizeTrial(job["batch_size"], not over, peak, reason if over else "")
+    )
 
 
 def _peak(request: Request) -> int | None:
-    """Return the measured peak of the later steps, None if nobody tells."""
     if request.device == "cpu" and request.backend != "tensorflow":
         return _peak_without_allocator(request)
     return later_peak(request, _STEPS - 1)

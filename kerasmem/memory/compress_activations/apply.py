@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from kerasmem.backends import current
-from kerasmem.backends.recompute import Function, Store
+from kerasmem.backends.recompute import ArgumentStore, Function
 from kerasmem.checks import PATTERNS, Checked, Whole
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
@@ -22,6 +22,7 @@ from kerasmem.graph.layers import check_built, nodes_in_order, own_graph
 from kerasmem.graph.segments import recompute
 from kerasmem.memory.compress_activations.plan import GraphPlan, plan
 from kerasmem.memory.compress_activations.store import PackedStore
+from kerasmem.types import Model, Operation
 
 _NAME = "compress_activations"
 
@@ -40,13 +41,13 @@ class ActivationCompression(Checked):
     exclude: Annotated[Any, PATTERNS]
     seed: Annotated[int, Whole(0)]
 
-    def chosen(self, operation: Any) -> bool:
+    def chosen(self, operation: Operation) -> bool:
         """Return whether the layer or operation is compressed."""
         name = operation.name
         is_included = self.include is None or _matches(name, self.include)
         return is_included and not _matches(name, self.exclude)
 
-    def check(self, model: Any) -> None:
+    def check(self, model: Model) -> None:
         """Raise a ConfigError if a name or pattern matches nothing in `model`."""
         names = _names(model)
         for pattern in (*(self.include or ()), *self.exclude):
@@ -57,7 +58,7 @@ class ActivationCompression(Checked):
                 )
 
 
-def _names(model: Any) -> set[str]:
+def _names(model: Model) -> set[str]:
     names: set[str] = set()
     for node in nodes_in_order(own_graph(model)):
         names.add(node.operation.name)
@@ -71,7 +72,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def compress_activations(
-    model: Any,
+    model: Model,
     *,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] = (),
@@ -133,7 +134,7 @@ def compress_activations(
     return copy
 
 
-def compress_in_place(model: Any, settings: ActivationCompression) -> None:
+def compress_in_place(model: Model, settings: ActivationCompression) -> None:
     """Let `model` itself train with compressed activations from now on.
 
     Raises:
@@ -149,7 +150,7 @@ def compress_in_place(model: Any, settings: ActivationCompression) -> None:
     set_policy(model, _policy(plans, settings))
 
 
-def default_policy(model: Any) -> ActivationPolicy:
+def default_policy(model: Model) -> ActivationPolicy:
     """Return how `compress_activations(model)` would train; the model stays as it is.
 
     Raises:
@@ -159,7 +160,7 @@ def default_policy(model: Any) -> ActivationPolicy:
     return _policy(_plans(model, settings), settings)
 
 
-def _plans(model: Any, settings: ActivationCompression) -> list[GraphPlan]:
+def _plans(model: Model, settings: ActivationCompression) -> list[GraphPlan]:
     plans = plan(model, settings.chosen, settings.seed)
     stores = [step.store for graph in plans for step in graph.steps]
     if not any(isinstance(store, PackedStore) and store.packed for store in stores):
@@ -183,7 +184,7 @@ def _policy(
     return ActivationPolicy(_NAME, apply_again, asdict(settings), segments)
 
 
-def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
+def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
     """Let a model that was made anew train as the one with these settings."""
     compress_in_place(model, _settings_from(settings))
 
@@ -192,7 +193,7 @@ def _settings_from(plain: Mapping[str, Any]) -> ActivationCompression:
     return ActivationCompression(plain["include"], plain["exclude"], plain["seed"])
 
 
-def settings_of(model: Any) -> ActivationCompression:
+def settings_of(model: Model) -> ActivationCompression:
     """Return the settings that a model was compressed with.
 
     Raises:
@@ -208,7 +209,7 @@ def settings_of(model: Any) -> ActivationCompression:
     return _settings_from(policy.settings)
 
 
-def _recomputed(model: Any, store: Store, function: Function) -> Function:
+def _recomputed(model: Model, store: ArgumentStore, function: Function) -> Function:
     # Whether XLA compiles the step is known once it is traced.
     return current().recomputed(
         function, store, compiled=model.compiled and bool(model.jit_compile)

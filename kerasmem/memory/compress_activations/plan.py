@@ -16,6 +16,7 @@ from kerasmem.memory.compress_activations.store import (
     PackedStore,
     grouping,
 )
+from kerasmem.types import Model, Node, Operation, Tensor
 
 
 class Role(Enum):
@@ -45,7 +46,7 @@ def roles_of(nodes: Sequence[Any]) -> list[Role]:
     return roles[::-1]
 
 
-def role_of(operation: Any) -> Role:
+def role_of(operation: Operation) -> Role:
     """Return the role of a layer or of a `keras.Operation` such as `a + b`.
 
     Whatever is not known to be cheap, such as a layer of the user's own, is taken for
@@ -116,7 +117,7 @@ def choose(
     return list(zip(segments, ways, strict=True))
 
 
-def _way(node: Any, role: Role, last: _Group | None) -> Way:
+def _way(node: Node, role: Role, last: _Group | None) -> Way:
     if role is Role.MODEL:
         return Way.PLAIN
     behind = last is not None and (
@@ -125,7 +126,7 @@ def _way(node: Any, role: Role, last: _Group | None) -> Way:
     return Way.EMPTY if behind and role is Role.LINEAR else Way.PACKED
 
 
-def _joins(node: Any, role: Role, way: Way, last: _Group) -> bool:
+def _joins(node: Node, role: Role, way: Way, last: _Group) -> bool:
     if way is not last.way:
         return False
     return (
@@ -133,7 +134,7 @@ def _joins(node: Any, role: Role, way: Way, last: _Group) -> bool:
     )
 
 
-def _after_kernel(node: Any, group: _Group) -> bool:
+def _after_kernel(node: Node, group: _Group) -> bool:
     return any(id(x) in group.dear for x in node.input_tensors)
 
 
@@ -141,7 +142,7 @@ _PACKABLE = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class StoredSegment:
     """A segment of a graph and how its inputs are stored in training.
 
     Args:
@@ -163,10 +164,10 @@ class GraphPlan:
     """
 
     model: Any
-    steps: tuple[Step, ...]
+    steps: tuple[StoredSegment, ...]
 
 
-def plan(model: Any, chosen: Chosen, seed: int) -> list[GraphPlan]:
+def plan(model: Model, chosen: Chosen, seed: int) -> list[GraphPlan]:
     """Return the plans of a model and of the models inside of it.
 
     Args:
@@ -176,7 +177,7 @@ def plan(model: Any, chosen: Chosen, seed: int) -> list[GraphPlan]:
     """
     plans: dict[int, GraphPlan] = {}
 
-    def add(model: Any, data: set[int]) -> None:
+    def add(model: Model, data: set[int]) -> None:
         graph = own_graph(model)
         cuts = choose(nodes_in_order(graph), graph.outputs, chosen)
         steps = tuple(_step(segment, way, seed, data) for segment, way in cuts)
@@ -191,25 +192,25 @@ def plan(model: Any, chosen: Chosen, seed: int) -> list[GraphPlan]:
     return list(plans.values())
 
 
-def _step(segment: Segment, way: Way, seed: int, data: set[int]) -> Step:
+def _step(segment: Segment, way: Way, seed: int, data: set[int]) -> StoredSegment:
     # An input without a value has no number among the arguments of a step.
     if way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs):
-        return Step(segment, None)
+        return StoredSegment(segment, None)
     numbered_inputs = list(enumerate(segment.inputs))
     if way is Way.EMPTY:
         floats = frozenset(n for n, x in numbered_inputs if "float" in x.dtype)
-        return Step(segment, EmptyStore(floats))
+        return StoredSegment(segment, EmptyStore(floats))
     packed_numbers = frozenset(
         n for n, x in numbered_inputs if id(x) not in data and _is_packable(x)
     )
-    return Step(segment, PackedStore(packed_numbers, seed))
+    return StoredSegment(segment, PackedStore(packed_numbers, seed))
 
 
-def _is_packable(x: Any) -> bool:
+def _is_packable(x: Tensor) -> bool:
     long_enough = grouping(x.shape).entries >= FEWEST
     return x.dtype in _PACKABLE and not x.sparse and long_enough
 
 
-def _is_optional(x: Any) -> bool:
+def _is_optional(x: Tensor) -> bool:
     maker = node_of(x).operation
     return isinstance(maker, keras.layers.InputLayer) and maker.optional

@@ -13,9 +13,10 @@ from kerasmem.graph.clone import clone, compile_settings, same_draws
 from kerasmem.graph.layers import own_graph
 from kerasmem.graph.values import nbytes, to_numpy
 from kerasmem.memory.compress_activations.apply import compress_in_place, settings_of
-from kerasmem.memory.compress_activations.plan import GraphPlan, Step, plan
+from kerasmem.memory.compress_activations.plan import GraphPlan, StoredSegment, plan
 from kerasmem.memory.compress_activations.store import EmptyStore, packed_bytes
 from kerasmem.records.plain import AnyNumber, JsonRecord
+from kerasmem.types import Dataset, Model, Node, Tensor, Variable
 from kerasmem.units import format_bytes
 
 FATES = ("8 bits", "as it is", "not stored")
@@ -102,7 +103,7 @@ _PACKED, _AS_IT_IS, _NOT_STORED = FATES
 
 
 def layer_bytes(
-    model: Any, plans: Sequence[GraphPlan], x: Any
+    model: Model, plans: Sequence[GraphPlan], x: Tensor
 ) -> tuple[LayerBytes, ...]:
     """Return a record of every output, in the order in which a step makes them.
 
@@ -118,7 +119,7 @@ def layer_bytes(
         _Value("", keras.KerasTensor(array.shape, symbol.dtype))
         for array, symbol in zip(arrays, symbols, strict=True)
     ]
-    count = _Count({id(plan.model): plan for plan in plans})
+    count = _ByteCount({id(plan.model): plan for plan in plans})
     for value in count.run(model, data):
         value.whole = True
     return tuple(value.record() for value in count.outputs)
@@ -133,7 +134,7 @@ class _Value:
     packed: int = 0
     whole: bool = False
 
-    def store(self, number: int, step: Step) -> None:
+    def store(self, number: int, step: StoredSegment) -> None:
         """Count what is stored for a step of which this is an input."""
         if step.store is None:
             self.whole = True
@@ -153,11 +154,11 @@ class _Value:
 
 
 @dataclass
-class _Count:
+class _ByteCount:
     plans: dict[int, GraphPlan]
     outputs: list[_Value] = field(default_factory=list[_Value])
 
-    def run(self, model: Any, inputs: Sequence[_Value]) -> list[_Value]:
+    def run(self, model: Model, inputs: Sequence[_Value]) -> list[_Value]:
         """Return the outputs of a model; count what it makes and stores."""
         graph = own_graph(model)
         values = dict(zip(map(id, graph.inputs), inputs, strict=True))
@@ -172,7 +173,7 @@ class _Count:
         return [values[id(y)] for y in graph.outputs]
 
     def _call(
-        self, node: Any, known: dict[int, _Value], *, whole: bool
+        self, node: Node, known: dict[int, _Value], *, whole: bool
     ) -> list[_Value]:
         operation = node.operation
         if id(operation) in self.plans:
@@ -200,13 +201,18 @@ class _Recorder(keras.optimizers.Optimizer):
             self.add_variable_from_reference(v, name="gradient") for v in variables
         ]
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:  # noqa: ARG002
+    def update_step(
+        self,
+        gradient: Tensor,
+        variable: Variable,
+        learning_rate: Any,  # noqa: ARG002
+    ) -> None:
         # Added to zeros: of a sparse gradient Keras knows how to add it.
         slot = self.gradients[self._get_variable_index(variable)]
         self.assign_add(slot, gradient)
 
 
-def gradients(model: Any, batch: Sequence[Any]) -> dict[str, np.ndarray]:
+def gradients(model: Model, batch: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return the gradient of every trainable variable, by path.
 
     Args:
@@ -256,7 +262,7 @@ def _square(values: np.ndarray) -> float:
     return float(np.sum(values.astype(np.float64) ** 2))
 
 
-def activation_report(model: Any, data: Any) -> ActivationReport:
+def activation_report(model: Model, data: Dataset) -> ActivationReport:
     """Return what is stored for the backward pass of a batch, and how exact it is.
 
     The bytes come from the shapes of the batch. The gradient is measured, in one step

@@ -15,6 +15,7 @@ from keras import ops
 
 from kerasmem.backends.recompute import Like
 from kerasmem.graph.activation_policy import Residuals
+from kerasmem.types import Tensor
 
 GROUP = 256
 """Most entries that share a scale."""
@@ -128,23 +129,22 @@ def rounding_noise(known: Any, seed: int) -> Any:
 
 
 def _spread(like: Any) -> Any:
-    """Return evenly spread numbers, so that equal groups are not rounded equally."""
     places = ops.cumsum(ops.reshape(ops.ones_like(like), (-1,)))
     return ops.reshape(_fraction(places * _GOLDEN), ops.shape(like))
 
 
-def _fraction(x: Any) -> Any:
+def _fraction(x: Tensor) -> Any:
     return x - ops.floor(x)
 
 
-def _level(x: Any) -> Any:
+def _level(x: Tensor) -> Any:
     return ops.floor(_fraction(x) * NOISE_LEVELS) / NOISE_LEVELS
 
 
 _LARGEST = {"float16": 65504.0}
 
 
-def pack(tensor: Any, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
+def pack(tensor: Tensor, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
     """Return uint8 codes, float32 scales and the float32 codes of zero.
 
     Every finite entry becomes one of the two nearest multiples of its group's scale,
@@ -189,7 +189,7 @@ def unpack(
     return ops.reshape(ops.cast(rows[..., : groups.entries], dtype), shape)
 
 
-def _grouped(tensor: Any, groups: Grouping) -> Any:
+def _grouped(tensor: Tensor, groups: Grouping) -> Any:
     leading = ops.shape(tensor)[: groups.leading]
     rows = ops.reshape(tensor, (*leading, groups.entries))
     if groups.padding:
@@ -211,12 +211,12 @@ class PackedStore:
     seed: int
     residuals = Residuals.EIGHT_BITS
 
-    def applies_to(self, index: int, tensor: Any) -> bool:
+    def applies_to(self, index: int, tensor: Tensor) -> bool:
         """Return whether the argument is packed, and of a length that is worth it."""
         # Within a step TensorFlow may know less of a shape than the model does.
         return index in self.packed and grouping(tuple(tensor.shape)).entries >= FEWEST
 
-    def pack(self, tensor: Any) -> tuple[Any, ...]:
+    def pack(self, tensor: Tensor) -> tuple[Any, ...]:
         """Return codes, scales and the codes of zero."""
         return pack(tensor, grouping(tuple(tensor.shape)), self.seed)
 
@@ -237,11 +237,11 @@ class EmptyStore:
     dropped: frozenset[int]
     residuals = Residuals.NO_FLOATS
 
-    def applies_to(self, index: int, tensor: Any) -> bool:  # noqa: ARG002
+    def applies_to(self, index: int, tensor: Tensor) -> bool:  # noqa: ARG002
         """Return whether the argument is dropped."""
         return index in self.dropped
 
-    def pack(self, tensor: Any) -> tuple[Any, ...]:
+    def pack(self, tensor: Tensor) -> tuple[Any, ...]:
         """Return one zero: what is made of it waits for the gradient, as it must."""
         return (ops.zeros((), dtype=tensor.dtype),)
 

@@ -8,7 +8,8 @@ from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.saving import unbuilt_copy
-from kerasmem.memory.estimate.cards import CARDS, is_card
+from kerasmem.memory.estimate.device_specs import CARDS, is_card
+from kerasmem.types import Model, Optimizer
 
 DEVICES = ("gpu", "cpu")
 
@@ -25,7 +26,9 @@ def checked_device(device: Any) -> tuple[str, str | None]:
     return device, None
 
 
-def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> Any:
+def checked_optimizer(
+    model: Model, optimizer: Optimizer, policy: str | None = None
+) -> Any:
     """Return the optimizer that is meant: the one given, or the compiled one.
 
     Args:
@@ -57,7 +60,7 @@ def checked_optimizer(model: Any, optimizer: Any, policy: str | None = None) -> 
     return scaled_if_half(optimizer, policy or model.dtype_policy.name)
 
 
-def scaled_if_half(optimizer: Any, policy: str) -> Any:
+def scaled_if_half(optimizer: Optimizer, policy: str) -> Any:
     """Return the optimizer as `model.compile` would take it up.
 
     With `"mixed_float16"` Keras puts it into one that scales the loss, which holds back
@@ -90,7 +93,7 @@ def checked_policy(dtype_policy: Any) -> str | None:
 
 
 def compiles(
-    model: Any, backend: str, device: str, *, asked: bool | None, replicas: int = 1
+    model: Model, backend: str, device: str, *, asked: bool | None, replicas: int = 1
 ) -> bool:
     """Return whether Keras compiles the step on `backend` and `device`.
 
@@ -117,7 +120,9 @@ def compiles(
     )
 
 
-def compiles_generation(model: Any, backend: str, device: str, **options: Any) -> bool:
+def compiles_generation(
+    model: Model, backend: str, device: str, **options: Any
+) -> bool:
     """Return whether KerasHub compiles what generates: always on JAX, never on torch.
 
     Args:

@@ -15,6 +15,7 @@ from kerasmem.memory.estimate.sharding import sharding_of
 from kerasmem.memory.estimate.unbuilt import built_model
 from kerasmem.optional import feature
 from kerasmem.records import MemoryEstimate
+from kerasmem.types import Dataset, Model, Optimizer
 
 
 def _estimate_by_plan(request: Request) -> MemoryEstimate:
@@ -31,10 +32,10 @@ METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
 
 
 def estimate_memory(  # noqa: PLR0913 - the public entry point
-    model: Any,
+    model: Model,
     batch_size: int,
     *,
-    optimizer: Any | None = None,
+    optimizer: Optimizer | None = None,
     dtype_policy: Any | None = None,
     jit_compile: bool | None = None,
     backend: str | None = None,
@@ -42,7 +43,7 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     device: str | None = None,
     method: str = "auto",
     input_shape: Any | None = None,
-    data: Any | None = None,
+    data: Dataset | None = None,
     generate: int | None = None,
 ) -> MemoryEstimate:
     """Estimate the peak memory that `model` needs, and what fills it.
@@ -119,17 +120,17 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
 
 
 def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
-    model: Any,
+    model: Model,
     batch_size: int,
     *,
-    optimizer: Any | None = None,
+    optimizer: Optimizer | None = None,
     dtype_policy: Any | None = None,
     jit_compile: bool | None = None,
     backend: str | None = None,
     training: bool = True,
     device: str = "gpu",
     input_shape: Any | None = None,
-    data: Any | None = None,
+    data: Dataset | None = None,
     generate: int | None = None,
 ) -> Request:
     """Return the checked arguments of `estimate_memory`."""

@@ -18,10 +18,11 @@ from kerasmem.graph.input_shapes import Shape
 from kerasmem.graph.layers import sublayers
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import Precision
+from kerasmem.types import Model
 from kerasmem.units import MIB
 
 
-def check_generates(model: Any, length: int) -> None:
+def check_generates(model: Model, length: int) -> None:
     """Raise unless `model` generates, and the length is a whole number from 1.
 
     Raises:
@@ -57,7 +58,7 @@ def generated_shapes(
 
 
 @dataclass(frozen=True)
-class Cache:
+class KeyValueCache:
     """The cache of keys and values of a batch.
 
     Args:
@@ -74,7 +75,7 @@ class Cache:
     merged: float
 
 
-def cache_of(request: Request) -> Cache:
+def cache_of(request: Request) -> KeyValueCache:
     """Return the cache, as KerasHub makes it.
 
     Raises:
@@ -95,7 +96,7 @@ def cache_of(request: Request) -> Cache:
     width = Precision(model.dtype_policy, request.dtype_policy).compute_width(
         model, cache.dtype
     )
-    return Cache(
+    return KeyValueCache(
         nbytes=math.prod(cache.shape) * width,
         layers=layers,
         beams=getattr(model.sampler, "num_beams", 1),
@@ -108,7 +109,7 @@ _LARGEST_MERGED = 64 * MIB
 its operands. Plans show it, and that the merged result waits as a whole."""
 
 
-def _merged(model: Any, tokens: int, width: int) -> float:
+def _merged(model: Model, tokens: int, width: int) -> float:
     kernels = {
         layer.name: layer._kernel.shape  # not the sum with LoRA
         for layer in sublayers(model)
@@ -122,7 +123,7 @@ def _merged(model: Any, tokens: int, width: int) -> float:
     return (query + 2 * key) / (2 * key) if entries * width <= _LARGEST_MERGED else 1.0
 
 
-def _unknown(model: Any, expected: str) -> ModelError:
+def _unknown(model: Model, expected: str) -> ModelError:
     return ModelError(
         "The analytic method does not know the cache of this model. Expected: "
         f"{expected}. Received: model={model.name!r}, of class {type(model).__name__}, "
@@ -134,7 +135,7 @@ def _unknown(model: Any, expected: str) -> ModelError:
 class _Prefill(keras.Operation):
     """Makes the cache of prompts."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self._model = model
 

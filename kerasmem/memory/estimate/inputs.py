@@ -21,15 +21,16 @@ from kerasmem.graph.input_shapes import (
 from kerasmem.graph.layers import has_own_step, own_graph
 from kerasmem.memory.estimate.generation import generated_shapes
 from kerasmem.memory.estimate.request import Input, Request
-from kerasmem.memory.program import Tensor
+from kerasmem.memory.program import ProgramTensor
 from kerasmem.memory.timeline import Watched
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 
 def checked_inputs(
-    model: Any,
+    model: Model,
     batch_size: int,
     input_shape: Any | None,
-    data: Any | None = None,
+    data: Dataset | None = None,
     *,
     generate: int | None = None,
 ) -> tuple[Input, ...]:
@@ -97,7 +98,9 @@ def checked_inputs(
     )
 
 
-def example_labels(model: Any, data: Any, batch_size: int) -> tuple[Any, Any] | None:
+def example_labels(
+    model: Model, data: Dataset, batch_size: int
+) -> tuple[Any, Any] | None:
     """Return labels and sample weights of a batch as in `Request.labels`.
 
     Args:
@@ -125,7 +128,7 @@ def example_labels(model: Any, data: Any, batch_size: int) -> tuple[Any, Any] | 
         return None
 
 
-def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
+def lengths_in(model: Model, x: Tensor) -> dict[str, tuple[int, ...]]:
     """Return the lengths of inputs that `model` leaves open, of samples or a batch.
 
     Args:
@@ -149,7 +152,7 @@ def lengths_in(model: Any, x: Any) -> dict[str, tuple[int, ...]]:
     }
 
 
-def structure_when_built(model: Any) -> Any | None:
+def structure_when_built(model: Model) -> Any | None:
     """Return the inputs as a model without a graph takes them, or None if one tensor.
 
     Args:
@@ -173,8 +176,7 @@ def _tensors(shapes: Any, dtype: str) -> Any:
     return [_tensors(shape, dtype) for shape in shapes]
 
 
-def _own_inputs(model: Any) -> list[tuple[str, Shape | None, str]]:
-    """Return name, shape without the batch axis (None if unknown) and dtype."""
+def _own_inputs(model: Model) -> list[tuple[str, Shape | None, str]]:
     if own_graph(model) is not None:
         named_tensors = zip(input_names(model), model.inputs, strict=True)
     # A model without a graph remembers at most the shapes that it was built with.
@@ -231,7 +233,7 @@ def zeros(request: Request) -> Any:
     return keras.tree.map_structure(array, symbolic_batch(request))
 
 
-def run_once(request: Request, batch: Any) -> None:
+def run_once(request: Request, batch: Tensors) -> None:
     """Run one step; the model must not be the user's."""
     model = request.model
     parts = keras.utils.unpack_x_y_sample_weight(batch)
@@ -248,7 +250,7 @@ def run_once(request: Request, batch: Any) -> None:
     model.train_on_batch(*parts)
 
 
-def _like_inputs(model: Any, tensors: list[Any]) -> Any:
+def _like_inputs(model: Model, tensors: list[Any]) -> Any:
     # Private: whether a model takes a list or a dict, and of which names.
     structure = getattr(model, "_inputs_struct", None)
     if structure is None and own_graph(model) is None:
@@ -258,8 +260,7 @@ def _like_inputs(model: Any, tensors: list[Any]) -> Any:
     return keras.tree.pack_sequence_as(structure, tensors)
 
 
-def _targets(model: Any, x: Any) -> Any:
-    """Return targets of the shapes that the model's losses compare with."""
+def _targets(model: Model, x: Tensor) -> Any:
     takes_training = "training" in inspect.signature(model.call).parameters
     options = {"training": False} if takes_training else {}
     outputs = model.compute_output_spec(x, **options)
@@ -277,7 +278,7 @@ _OF_LABELS = ("sparse", "chunkedcrossentropy")
 """Parts of the names of losses that take integers."""
 
 
-def _target(output: Any, loss: Any) -> Any:
+def _target(output: Tensor, loss: Any) -> Any:
     name = loss if isinstance(loss, str) else getattr(loss, "name", None)
     name = name or getattr(loss, "__name__", "")
     names = f"{name} {type(loss).__name__}".lower()
@@ -286,8 +287,8 @@ def _target(output: Any, loss: Any) -> Any:
     return keras.KerasTensor(output.shape, dtype=keras.backend.floatx())
 
 
-def as_tensors(model: Watched) -> tuple[Tensor, ...]:
+def as_tensors(model: Watched) -> tuple[ProgramTensor, ...]:
     """Return the variables of a model as a program has them."""
     return tuple(
-        Tensor((v.nbytes,), 1, v.layer, kind=v.category) for v in model.variables
+        ProgramTensor((v.nbytes,), 1, v.layer, kind=v.category) for v in model.variables
     )

@@ -207,7 +207,6 @@ def _before(events: Sequence[MemoryEvent]) -> int:
 def _growth(
     steps: Sequence[Sequence[MemoryEvent]], sizes: Sequence[int], batch_size: int
 ) -> dict[int, int]:
-    """Return by how much each block of the last step grows, by its event's number."""
     if len(steps) == 1:
         return {}
     factor = (batch_size - sizes[-1]) / (sizes[-1] - sizes[0])
@@ -223,7 +222,6 @@ def _growth(
 
 
 def _by_operation(events: Sequence[MemoryEvent]) -> dict[str, list[tuple[int, int]]]:
-    """Return size and number of each operation's blocks, smallest first."""
     by_operation: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for number, event in enumerate(events):
         if event.is_allocation:

@@ -13,6 +13,7 @@ import keras
 
 from kerasmem import backends
 from kerasmem.errors import ConfigError
+from kerasmem.types import Variable
 
 
 def _replicated(_variable: Any) -> None:
@@ -62,7 +63,7 @@ class Sharding:
         """
         return -(-batch_size // self.replicas)
 
-    def shard_shape(self, variable: Any) -> tuple[int, ...]:
+    def shard_shape(self, variable: Variable) -> tuple[int, ...]:
         """Return the shape of what one device holds of a variable.
 
         Raises:
@@ -90,7 +91,7 @@ def sharding_of(strategy: Any | None, backend: str) -> Sharding:
     return Sharding(devices, replicas, running.layout_of, running.distribution_config)
 
 
-def shard_shape(variable: Any, layout: Any | None) -> tuple[int, ...]:
+def shard_shape(variable: Variable, layout: Any | None) -> tuple[int, ...]:
     """Return the shape of what one device holds of a variable.
 
     Args:

@@ -15,9 +15,10 @@ from kerasmem.graph.from_config import set_alike
 from kerasmem.graph.input_shapes import is_shape, with_lengths
 from kerasmem.graph.layers import has_weights, of_one_class, sublayers
 from kerasmem.processes.transfer import pack, unpack
+from kerasmem.types import Dataset, Model
 
 
-def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
+def built_model(model: Model, input_shape: Any | None, data: Dataset | None) -> Any:
     """Return the model, or a copy that is built if the model has no weights yet.
 
     The copy is made in the memory of the host.
@@ -65,7 +66,6 @@ def built_model(model: Any, input_shape: Any | None, data: Any | None) -> Any:
 
 
 def _zeros(input_shape: Any) -> Any:
-    """Return a batch of one sample for a shape, or for a list or dict of shapes."""
     names: list[Any] = ["input"]
     if isinstance(input_shape, dict):
         names = list(input_shape)

@@ -19,6 +19,7 @@ from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding, shard_shape
 from kerasmem.records import EstimatePart
+from kerasmem.types import Layer, Optimizer, Variable
 
 _BITS = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
 
@@ -42,7 +43,7 @@ class Precision:
         self._own = own
         self._assumed = keras.dtype_policies.get(assumed) if assumed else own
 
-    def compute_width(self, layer: Any, output_dtype: Any) -> int:
+    def compute_width(self, layer: Layer, output_dtype: Any) -> int:
         """Return the bytes of an entry that `layer` computes with."""
         policy = getattr(layer, "dtype_policy", None)
         if policy is not None:
@@ -52,7 +53,7 @@ class Precision:
         is_own = str(output_dtype) == self._own.compute_dtype
         return width(self._assumed.compute_dtype if is_own else output_dtype)
 
-    def variable_dtype(self, variable: Any) -> str:
+    def variable_dtype(self, variable: Variable) -> str:
         """Return the type that `variable` is stored in."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
         return (
@@ -101,7 +102,7 @@ def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
     all weights.
     """
 
-    def slots(optimizer: Any) -> list[Slot]:
+    def slots(optimizer: Optimizer) -> list[Slot]:
         return optimizer_slots(optimizer, variables, request.backend, request.sharding)
 
     own = slots(request.optimizer)
@@ -120,7 +121,7 @@ def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
 
 
 def optimizer_slots(
-    optimizer: Any,
+    optimizer: Optimizer,
     variables: Sequence[Any],
     backend: str | None = None,
     sharding: Sharding = ONE_DEVICE,
@@ -180,7 +181,7 @@ class _StandIn(VariableShape):
     _layout: Any = None
 
     @classmethod
-    def of(cls, variable: Any, dtype: str | None = None) -> "_StandIn":
+    def of(cls, variable: Variable, dtype: str | None = None) -> "_StandIn":
         stand_in = super().of(variable, dtype)
         stand_in._layout = getattr(variable, "_layout", None)
         return stand_in
@@ -196,8 +197,7 @@ class _StandIn(VariableShape):
         return math.prod(self.held) * width(self.dtype)
 
 
-def _shell(optimizer: Any, ledger: _Ledger) -> Any:
-    """Return an unbuilt copy that writes its slots into `ledger`."""
+def _shell(optimizer: Optimizer, ledger: _Ledger) -> Any:
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
     # First of its own class: `from_config` may return another one.
@@ -214,7 +214,7 @@ def _shell(optimizer: Any, ledger: _Ledger) -> Any:
     return shell
 
 
-def _shell_of_many(optimizer: Any, ledger: _Ledger) -> Any:
+def _shell_of_many(optimizer: Optimizer, ledger: _Ledger) -> Any:
     # The user's map hands out the user's own optimizers, which must stay unbuilt, and
     # Keras offers no way to the map.
     choose = optimizer._optimizer_map
@@ -226,7 +226,7 @@ def _shell_of_many(optimizer: Any, ledger: _Ledger) -> Any:
             shells[id(chosen)] = (chosen, _shell(chosen, ledger))
         return shells[id(chosen)][1]
 
-    def mapped(variable: Any) -> Any:
+    def mapped(variable: Variable) -> Any:
         return shell_of(choose(variable))
 
     default = getattr(choose, "default_optimizer", None)

@@ -16,6 +16,7 @@ from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.memory.fit import losses
 from kerasmem.memory.fit.notices import Notices, smaller_batches
 from kerasmem.records import PostMortem, Remedy
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 from kerasmem.units import format_bytes
 
 _MOST_ROWS, _CHUNK, _MOST_ELEMENTS = 64, 8, 2**20
@@ -36,7 +37,7 @@ class CouplingCheck:
         remedy: The advice if batches cannot be split, else `None`.
     """
 
-    def __init__(self, model: Any, notices: Notices) -> None:
+    def __init__(self, model: Model, notices: Notices) -> None:
         self.coupled: str | None = None
         self.remedy = smaller_batches(model)
         self._model, self._notices = model, notices
@@ -46,7 +47,7 @@ class CouplingCheck:
         self,
         steps: Steps,
         state: Any,
-        batch: Any,
+        batch: Tensors,
         most: int,
         find_cause: Callable[[Exception], Any],
     ) -> Remedy | None:
@@ -74,7 +75,7 @@ class CouplingCheck:
             steps.free()
         return self.remedy
 
-    def _check(self, steps: Steps, state: Any, batch: Any, most: int) -> None:
+    def _check(self, steps: Steps, state: Any, batch: Tensors, most: int) -> None:
         self.coupled = find_coupling(self._model, steps, state, batch, most)
         self._has_run = True
         if self.coupled is not None:
@@ -106,7 +107,7 @@ class CouplingCheck:
 
 
 def find_coupling(
-    model: Any, steps: Steps, state: Any, batch: Any, most: int
+    model: Model, steps: Steps, state: Any, batch: Tensors, most: int
 ) -> str | None:
     """Return the name of the first loss that couples samples, `None` if there is none.
 
@@ -145,31 +146,31 @@ def find_coupling(
 class _Probe:
     """Runs a model and its losses on samples, without changes of the model's state."""
 
-    def __init__(self, model: Any, steps: Steps, state: Any) -> None:
+    def __init__(self, model: Model, steps: Steps, state: Any) -> None:
         self.model, self.steps, self._state = model, steps, state
         self._functions: dict[Any, Any] = {}
         self.names: list[str] = []
 
-    def predict(self, batch: Any) -> Any:
+    def predict(self, batch: Tensors) -> Any:
         """Return outputs, their masks and the sum of the `add_loss` terms."""
         return self._run(self._outputs, batch)
 
-    def evaluate(self, data: Any) -> np.ndarray:
+    def evaluate(self, data: Dataset) -> np.ndarray:
         """Return the value of each loss, and the count that it divides by."""
         return np.asarray(ops.convert_to_numpy(self._run(self._losses, data)))
 
-    def _run(self, function: Any, data: Any) -> Any:
+    def _run(self, function: Any, data: Dataset) -> Any:
         # One function a shape: a model may need to know the number of samples.
         key = function, splitting.length_of(data)
         if key not in self._functions:
             self._functions[key] = self.steps.counting(function)
         return self.steps.on_replicas(self._functions[key](self._state, data))[0]
 
-    def rows(self, batch: Any, begin: int, end: int) -> Any:
+    def rows(self, batch: Tensors, begin: int, end: int) -> Any:
         """Return some samples."""
         return splitting.cut(batch, begin, end, self.steps.take_rows)
 
-    def _outputs(self, values: Sequence[tuple[Any, Any]], batch: Any) -> Any:
+    def _outputs(self, values: Sequence[tuple[Any, Any]], batch: Tensors) -> Any:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         scope = keras.StatelessScope(state_mapping=list(values), collect_losses=True)
         with scope:
@@ -178,7 +179,7 @@ class _Probe:
             terms = [ops.sum(ops.cast(term, "float32")) for term in scope.losses]
             return outputs, masks, ops.sum(ops.stack(terms)) if terms else ops.zeros(())
 
-    def _losses(self, values: Sequence[tuple[Any, Any]], data: Any) -> Any:
+    def _losses(self, values: Sequence[tuple[Any, Any]], data: Dataset) -> Any:
         (outputs, masks), batch = data
         x, y, weight = keras.utils.unpack_x_y_sample_weight(
             splitting.copy_weights(batch)
@@ -205,12 +206,12 @@ class _Probe:
         return ops.stack(results) if results else ops.zeros((0, 2))
 
 
-def _value_and_count(loss: Any, y_true: Any, y_pred: Any, weight: Any) -> Any:
+def _value_and_count(loss: Any, y_true: Tensor, y_pred: Tensor, weight: Any) -> Any:
     value = ops.sum(ops.cast(loss(y_true, y_pred, weight), "float32"))
     return ops.stack([value, losses.count(loss, y_true, y_pred, weight)])
 
 
-def _in_losses(probe: _Probe, data: Any) -> str | None:
+def _in_losses(probe: _Probe, data: Dataset) -> str | None:
     rows = splitting.length_of(data)
     whole = probe.evaluate(data)[:, 0]
     single = [probe.evaluate(probe.rows(data, row, row + 1)) for row in range(rows)]
@@ -231,7 +232,7 @@ def _in_losses(probe: _Probe, data: Any) -> str | None:
     return None
 
 
-def _in_model(probe: _Probe, batch: Any, whole: Any, half: int) -> str | None:
+def _in_model(probe: _Probe, batch: Tensors, whole: Any, half: int) -> str | None:
     one, other = probe.rows(batch, 0, half), probe.rows(batch, half, 2 * half)
     halves = [probe.predict(one), probe.predict(other)]
     swapped = probe.predict(_joined([other, one]))
@@ -263,7 +264,7 @@ def _differ(one: Any, other: Any, limit: float) -> bool:
     return bool(np.abs(one - other).max(initial=0.0) > limit * np.abs(one).max())
 
 
-def _known_to_couple(model: Any) -> str | None:
+def _known_to_couple(model: Model) -> str | None:
     """Returns the first loss of Keras that couples samples, whatever the first batch.
 
     Dice and Tversky sum over the batch if no axis is given. In a batch without any
@@ -287,6 +288,6 @@ def _joined(pieces: Sequence[Any]) -> Any:
     )
 
 
-def _rows_within(outputs: Any) -> int:
+def _rows_within(outputs: Tensors) -> int:
     elements = sum(int(np.prod(x.shape[1:])) for x in keras.tree.flatten(outputs))
     return min(_MOST_ROWS, _MOST_ELEMENTS // max(elements, 1))

@@ -21,6 +21,7 @@ from kerasmem.memory.fit.surviving import (
 )
 from kerasmem.memory.oom import noting_refusals
 from kerasmem.memory.oom.cause import figures_of
+from kerasmem.types import Dataset, Model
 from kerasmem.units import parse_bytes
 
 
@@ -86,7 +87,9 @@ class Installation(keras.callbacks.Callback):
 
 
 @contextmanager
-def installed(model: Any, installation: Installation, callbacks: Any) -> Iterator[Any]:
+def installed(
+    model: Model, installation: Installation, callbacks: Any
+) -> Iterator[Any]:
     """Give the callbacks with which a `fit` uses surviving steps; leave nothing behind.
 
     Args:
@@ -111,9 +114,9 @@ ON_OOM = ("split", "raise")
 
 
 def fit(  # noqa: PLR0913 - the public entry point
-    model: Any,
-    x: Any = None,
-    y: Any = None,
+    model: Model,
+    x: Dataset = None,
+    y: Dataset = None,
     *,
     batch_size: int | None = None,
     memory_limit: int | str | None = None,
@@ -215,7 +218,7 @@ def fit(  # noqa: PLR0913 - the public entry point
         raise fit_error
 
 
-def _check(model: Any, on_oom: str) -> None:
+def _check(model: Model, on_oom: str) -> None:
     OneOf(ON_OOM).check("fit", "on_oom", on_oom)
     if not isinstance(model, keras.Model) or not model.compiled:
         raise ModelError(

@@ -9,19 +9,20 @@ from typing import Any
 import keras
 
 from kerasmem.backends import splitting
+from kerasmem.types import Model, Tensor, Tensors
 
 Loss = Callable[..., Any]
 _MEANS_OF_ALL = {"sum_over_batch_size", "mean"}
 
 
-def are_means(model: Any) -> bool:
+def are_means(model: Model) -> bool:
     """Return whether every loss is a mean over the samples, if nothing is masked."""
     return all(
         getattr(loss, "reduction", "mean") in _MEANS_OF_ALL for loss in _losses(model)
     )
 
 
-def is_counted(model: Any) -> bool:
+def is_counted(model: Model) -> bool:
     """Return whether the model has losses of Keras to count."""
     return bool(_losses(model))
 
@@ -38,7 +39,7 @@ class LossFactors:
             the number of samples is unknown.
     """
 
-    def __init__(self, model: Any, *, weighs_batches_alike: bool) -> None:
+    def __init__(self, model: Model, *, weighs_batches_alike: bool) -> None:
         self._model = model
         self._weighs_batches_alike = weighs_batches_alike
         self._now = threading.local()
@@ -120,7 +121,7 @@ class WeighedMetric:
         self._metric = metric
         self._now = now
 
-    def update_state(self, value: Any, sample_weight: Any = None) -> Any:  # noqa: ARG002
+    def update_state(self, value: Any, sample_weight: Tensor = None) -> Any:  # noqa: ARG002
         """Update the metric with one loss."""
         share = getattr(self._now, "share", None)
         return self._metric.update_state(value, sample_weight=share)
@@ -130,7 +131,7 @@ class WeighedMetric:
         return getattr(self._metric, name)
 
 
-def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
+def count_valid(model: Model, batch: Tensors, note_mask: Callable[[], None]) -> Any:
     """Return what each loss divides its sum by: a vector, NaN where it does not.
 
     The model is called as in inference, and changes nothing if the caller sees to it
@@ -149,7 +150,7 @@ def count_valid(model: Any, batch: Any, note_mask: Callable[[], None]) -> Any:
 
 
 def apply(
-    model: Any, function: Loss, y_true: Any, y_pred: Any, sample_weight: Any
+    model: Model, function: Loss, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor
 ) -> list[Any]:
     """Return the results of a function of each loss and its arguments.
 
@@ -176,8 +177,8 @@ def apply(
 
 def count(
     loss: Any,
-    y_true: Any,
-    y_pred: Any,
+    y_true: Tensor,
+    y_pred: Tensor,
     weight: Any,
     note_mask: Callable[[], None] = lambda: None,
 ) -> Any:
@@ -203,7 +204,7 @@ class Count(keras.losses.Loss):
         self._loss = loss
         self._note_mask = note_mask
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         """Return a one for every value of the loss, for every sample if it is one."""
         values = self._loss.call(y_true, y_pred)
         if len(values.shape) == 0:
@@ -226,31 +227,30 @@ class Ones(keras.layers.Layer):
         self.supports_masking = True
         self._note_mask = note_mask
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
+    def call(self, inputs: Tensors, mask: Tensor = None) -> Any:
         """Return the ones."""
         if mask is not None:
             self._note_mask()
         return keras.ops.ones_like(inputs)
 
 
-def names(model: Any) -> list[str]:
+def names(model: Model) -> list[str]:
     """Return the name of each loss."""
     return [loss.name for loss in _losses(model)]
 
 
-def dtype_of(model: Any, place: int) -> str:
+def dtype_of(model: Model, place: int) -> str:
     """Return the dtype that a loss computes in."""
     return dict(enumerate(loss.dtype for loss in _losses(model))).get(place, "float32")
 
 
-def _losses(model: Any) -> list[Any]:
+def _losses(model: Model) -> list[Any]:
     losses = [entry.loss for entry in _entries(model)]
     return [loss.loss if isinstance(loss, ScaledLoss) else loss for loss in losses]
 
 
 @contextmanager
-def _replaced(model: Any, replace: Callable[[Any, int], Loss]) -> Iterator[None]:
-    """Have each loss of a model replaced, in a scope, by what `replace` makes of it."""
+def _replaced(model: Model, replace: Callable[[Any, int], Loss]) -> Iterator[None]:
     entries, losses = _entries(model), _losses(model)
     before = list(entries)
     entries[:] = [
@@ -263,7 +263,7 @@ def _replaced(model: Any, replace: Callable[[Any, int], Loss]) -> Iterator[None]
         entries[:] = before
 
 
-def _entries(model: Any) -> list[Any]:
+def _entries(model: Model) -> list[Any]:
     # Private: where a compiled model keeps its losses, one per output that has one;
     # `model.loss` is only what the user wrote. A model with a `compute_loss` of its
     # own may have none.

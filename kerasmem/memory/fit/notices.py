@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from typing import Any
 
 import keras
 
@@ -11,12 +10,13 @@ from kerasmem.files.run_dir import add_post_mortem
 from kerasmem.graph.layers import has_own_step, sublayers
 from kerasmem.graph.values import other_optimizers
 from kerasmem.records import PostMortem, Remedy
+from kerasmem.types import Model
 from kerasmem.units import format_bytes
 
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
 
-def stateful_layers(model: Any) -> list[str]:
+def stateful_layers(model: Model) -> list[str]:
     """Return the names of the recurrent layers that go on from batch to batch."""
     return [
         layer.name
@@ -25,7 +25,7 @@ def stateful_layers(model: Any) -> list[str]:
     ]
 
 
-def smaller_batches(model: Any) -> Remedy | None:
+def smaller_batches(model: Model) -> Remedy | None:
     """Return what to do instead if batches cannot be split, None if they can."""
     optimizers = other_optimizers(model)
     if optimizers:
@@ -73,7 +73,7 @@ class Notices:
             "batch_size."
         )
 
-    def foreseen(self, model: Any, size: int, parts: int) -> None:
+    def foreseen(self, model: Model, size: int, parts: int) -> None:
         """Say that a batch will be trained in parts."""
         self._warn(
             f"By the estimate a batch of {size} does not fit into memory; it is "
@@ -81,7 +81,7 @@ class Notices:
         )
         self._warn_of_differences(model)
 
-    def failed(self, model: Any, report: PostMortem, parts: int, lost: int) -> None:
+    def failed(self, model: Model, report: PostMortem, parts: int, lost: int) -> None:
         """Say that memory ran out, and what happens now."""
         back = (
             "The model is as it was before the step."
@@ -133,7 +133,7 @@ class Notices:
         except OSError as error:
             self._warn(f"The post-mortem could not be written: {error}.")
 
-    def _warn_of_differences(self, model: Any) -> None:
+    def _warn_of_differences(self, model: Model) -> None:
         if has_own_step(model) and not _uses_compiled_loss(model):
             self._warn(
                 "The loss of a custom `train_step` cannot be checked before the batch "
@@ -155,8 +155,7 @@ class Notices:
             warnings.warn(text, KerasMemWarning, stacklevel=2)
 
 
-def _uses_compiled_loss(model: Any) -> bool:
-    """Returns whether a custom `train_step` names Keras's or `compute_loss`."""
+def _uses_compiled_loss(model: Model) -> bool:
     code = getattr(type(model).train_step, "__code__", None)
     names = getattr(code, "co_names", ())
     calls = any("compute_loss" in n or n == "train_step" for n in names)
@@ -167,6 +166,6 @@ def _in_parts(parts: int) -> str:
     return "as a whole" if parts == 1 else f"in {parts} parts"
 
 
-def _has_batch_statistics(model: Any) -> bool:
+def _has_batch_statistics(model: Model) -> bool:
     kind = keras.layers.BatchNormalization
     return any(isinstance(layer, kind) for layer in sublayers(model))

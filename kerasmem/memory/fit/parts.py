@@ -10,10 +10,11 @@ import keras
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.backends.steps import GradientSum, Part, Step, Steps
+from kerasmem.backends.steps import BatchPart, GradientSum, Step, Steps
 from kerasmem.errors import ModelError
 from kerasmem.memory.fit import losses
 from kerasmem.memory.fit.losses import LossFactors
+from kerasmem.types import Model, Tensors, Variable
 
 
 class Parts(ABC):
@@ -28,7 +29,7 @@ class Parts(ABC):
         is_open: whether batches go in parts.
     """
 
-    def __init__(self, model: Any, steps: Steps, factors: LossFactors) -> None:
+    def __init__(self, model: Model, steps: Steps, factors: LossFactors) -> None:
         self.is_open = False
         self._model = model
         self._steps = steps
@@ -57,7 +58,7 @@ class Parts(ABC):
         self.is_open = False
 
     @abstractmethod
-    def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
+    def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
         """Return logs and state after one batch.
 
         Args:
@@ -66,8 +67,7 @@ class Parts(ABC):
             count: the number of parts, from 1 to that of the samples.
         """
 
-    def _weighed(self, state: Any, batch: Any, count: int) -> list[tuple[Any, Any]]:
-        """Return the parts of a batch, each with its share and factors."""
+    def _weighed(self, state: Any, batch: Tensors, count: int) -> list[tuple[Any, Any]]:
         parts = self._steps.split(batch, count)
         return self._steps.weigh(parts, self._counted(state, parts))
 
@@ -80,7 +80,7 @@ class Parts(ABC):
             return None
         return [first, *(self._count(state, part) for part in parts[1:])]
 
-    def _valid(self, values: Sequence[tuple[Any, Any]], batch: Any) -> Any:
+    def _valid(self, values: Sequence[tuple[Any, Any]], batch: Tensors) -> Any:
         with keras.StatelessScope(state_mapping=list(values)):
             return losses.count_valid(self._model, batch, self._note_mask)
 
@@ -101,7 +101,7 @@ class MicroBatches(Parts):
         factors: multiplies its losses.
     """
 
-    def __init__(self, model: Any, training: Steps, factors: LossFactors) -> None:
+    def __init__(self, model: Model, training: Steps, factors: LossFactors) -> None:
         super().__init__(model, training, factors)
         self._training = training
         self._sums: dict[int, GradientSum] = {}
@@ -141,7 +141,7 @@ class MicroBatches(Parts):
         """Give the memory of the sums back when there is no state any more."""
         self._undo.close()
 
-    def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
+    def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
         """Return logs and state after one update."""
         *parts, last = self._weighed(state, batch, count)
         for part in parts:
@@ -149,7 +149,7 @@ class MicroBatches(Parts):
         self._notice_reached()
         return self._training.run(self._functions[True], state, last)
 
-    def _sum_for(self, variable: Any, undo: ExitStack) -> GradientSum:
+    def _sum_for(self, variable: Variable, undo: ExitStack) -> GradientSum:
         state = backends.current().step_state(
             self._model.optimizer,
             np.zeros(variable.shape, "float32"),
@@ -166,7 +166,6 @@ class MicroBatches(Parts):
         self._reached = 0
 
     def _notice_reached(self) -> None:
-        """Have the last step traced anew if it knows less gradients than there are."""
         reached = sum(each.is_reached for each in self._sums.values())
         if reached > self._reached:
             self._reached = reached
@@ -177,7 +176,7 @@ class MicroBatches(Parts):
 
         def step(*arguments: Any) -> Any:
             *state, (batch, (share, factors)) = arguments
-            self._now.part, self._now.updates = Part(share, is_last), 0
+            self._now.part, self._now.updates = BatchPart(share, is_last), 0
             try:
                 with self._factors.using(share, factors):
                     result = original(*state, batch)
@@ -188,7 +187,7 @@ class MicroBatches(Parts):
 
         return self._training.function_of(step)
 
-    def _part(self) -> Part | None:
+    def _part(self) -> BatchPart | None:
         part = getattr(self._now, "part", None)
         if part is not None:
             self._now.updates += 1
@@ -216,7 +215,7 @@ class EvaluationParts(Parts):
         factors: multiplies its losses.
     """
 
-    def __init__(self, model: Any, evaluation: Steps, factors: LossFactors) -> None:
+    def __init__(self, model: Model, evaluation: Steps, factors: LossFactors) -> None:
         super().__init__(model, evaluation, factors)
         original = evaluation.step
 
@@ -232,7 +231,7 @@ class EvaluationParts(Parts):
         """The function that it calls."""
         return (self._function,)
 
-    def run(self, state: Any, batch: Any, count: int) -> tuple[Any, Any]:
+    def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
         """Return logs and state after one batch."""
         logs = None
         for part in self._weighed(state, batch, count):

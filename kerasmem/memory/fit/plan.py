@@ -16,11 +16,12 @@ from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.records import MemoryEstimate
+from kerasmem.types import Model, Tensors
 
 _FIRST_PATIENCE = 2
 
 
-class Plan:
+class MicroBatchPlan:
     """The most samples that go through the model at a time.
 
     After a failure they become fewer. A failure may have had a cause that passes: so
@@ -80,7 +81,7 @@ _SAFE = 0.8  # of the limit: XLA asks for what a step needs in one piece, where 
 # memory may lie in several
 
 
-def example(model: Any, batch: Any, input_shape: Any | None) -> dict[str, Any]:
+def example(model: Model, batch: Tensors, input_shape: Any | None) -> dict[str, Any]:
     """Return the argument of `estimate_memory` that describes a batch.
 
     Args:
@@ -94,7 +95,7 @@ def example(model: Any, batch: Any, input_shape: Any | None) -> dict[str, Any]:
 
 
 def micro_batches(
-    model: Any,
+    model: Model,
     batch_size: int,
     limit_bytes: int,
     *,
@@ -135,7 +136,7 @@ def micro_batches(
 
 
 def _estimate(
-    model: Any, size: int, *, is_cautious: bool, **described: Any
+    model: Model, size: int, *, is_cautious: bool, **described: Any
 ) -> MemoryEstimate:
     estimate = estimate_memory(model, size, device=device_kind(), **described)
     return (
@@ -143,7 +144,7 @@ def _estimate(
     )
 
 
-def _other_bytes(model: Any) -> int:
+def _other_bytes(model: Model) -> int:
     in_use = figures_of().current_bytes
     if in_use is None:
         return 0

@@ -16,9 +16,16 @@ from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
-from kerasmem.memory.fit.plan import Plan, Rollback, SafeShapes, example, micro_batches
+from kerasmem.memory.fit.plan import (
+    MicroBatchPlan,
+    Rollback,
+    SafeShapes,
+    example,
+    micro_batches,
+)
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
 from kerasmem.records import TORN, Cause, PostMortem, Remedy
+from kerasmem.types import Model, Tensors
 from kerasmem.units import format_bytes
 
 _END = object()
@@ -62,12 +69,12 @@ class SurvivingStep(ABC):
         whole: the function that Keras made; it has to be set.
     """
 
-    def __init__(self, model: Any, steps: Steps, context: FitContext) -> None:
+    def __init__(self, model: Model, steps: Steps, context: FitContext) -> None:
         self.whole: Step = _not_set
         self._model = model
         self._steps = steps
         self._context = context
-        self._plan = Plan()
+        self._plan = MicroBatchPlan()
         self._rollback = Rollback(steps)
         self._parts: Parts | None = None
         self._safe = SafeShapes()
@@ -97,7 +104,7 @@ class SurvivingStep(ABC):
             self._parts.release()
 
     @abstractmethod
-    def _meet(self, state: Any, batch: Any, size: int) -> None:
+    def _meet(self, state: Any, batch: Tensors, size: int) -> None:
         """Prepare for a batch that is larger than any before."""
 
     @abstractmethod
@@ -122,7 +129,7 @@ class SurvivingStep(ABC):
         self._steps.give_up(state)
         raise self._error(cause, state, self._largest or 1, 1)
 
-    def _survived(self, state: Any, batch: Any) -> tuple[Any, Any]:
+    def _survived(self, state: Any, batch: Tensors) -> tuple[Any, Any]:
         size = self._steps.size(batch)
         if size > self._largest:
             self._largest = size
@@ -149,7 +156,7 @@ class SurvivingStep(ABC):
             # Here the error and what its traceback held are gone.
             state = self._recovered(cause, state, batch, parts)
 
-    def _prepare(self, state: Any, batch: Any, size: int) -> None:
+    def _prepare(self, state: Any, batch: Tensors, size: int) -> None:
         try:
             self._meet(state, batch, size)
         except BaseException:
@@ -158,18 +165,16 @@ class SurvivingStep(ABC):
         self._context.factors.install()
 
     def _abandon(self, state: Any) -> None:
-        """Leave the model as well as can be where an error of any kind ends the fit."""
         if state is not None and not self._steps.is_intact(state):
             # On JAX, where the step was given the only copy there is but ours.
             self._steps.give_up(self._rollback.back(state))
 
-    def _run(self, state: Any, batch: Any, parts: int) -> tuple[Any, Any]:
+    def _run(self, state: Any, batch: Tensors, parts: int) -> tuple[Any, Any]:
         if self._parts is not None and self._parts.is_open:
             return self._parts.run(state, batch, parts)
         return self._steps.run(self.whole, state, batch)
 
     def _arranged(self, state: Any) -> Any:
-        """Return the state with what parts need or without, as the plan wants it."""
         is_split = self._plan.most is not None
         if self._parts is None and is_split:
             self._parts = self._new_parts()
@@ -177,8 +182,7 @@ class SurvivingStep(ABC):
             return state
         return self._parts.open(state) if is_split else self._parts.close(state)
 
-    def _recovered(self, cause: Cause, state: Any, batch: Any, parts: int) -> Any:
-        """Return the state to try the same batch with in smaller parts."""
+    def _recovered(self, cause: Cause, state: Any, batch: Tensors, parts: int) -> Any:
         size = self._steps.size(batch)
         self._steps.free()
         if not self._steps.survives_failure:
@@ -210,22 +214,20 @@ class SurvivingStep(ABC):
             and self._processes == 1
         )
 
-    def _whole_for(self, state: Any, batch: Any, most: int) -> Remedy | None:
+    def _whole_for(self, state: Any, batch: Tensors, most: int) -> Remedy | None:
         find_cause = partial(self._cause, phase="unknown")
         check = self._context.coupling
         return check.run(self._steps, state, batch, most, find_cause)
 
     def _forget_parts(self) -> None:
-        """Begin anew, because the model's function is another one."""
         if self._parts is not None:
             self._parts.release()
             self._parts = None
             self._safe = SafeShapes()
 
     def _cause(self, error: BaseException, phase: str) -> Cause | None:
-        return classify(
-            error, self._model, phase=phase, refusals=self._context.refusals
-        )
+        refusals = self._context.refusals
+        return classify(error, self._model, phase=phase, refusals=refusals)
 
     def _error(
         self,
@@ -262,7 +264,7 @@ class SurvivingTraining(SurvivingStep):
         context: what its steps share with others of this `fit`.
     """
 
-    def __init__(self, model: Any, training: Steps, context: FitContext) -> None:
+    def __init__(self, model: Model, training: Steps, context: FitContext) -> None:
         super().__init__(model, training, context)
         self._training = training
         self._trained_by: Any = None
@@ -300,11 +302,10 @@ class SurvivingTraining(SurvivingStep):
             # Before the first epoch it is Keras that looks at the first batches; the
             # frames that would say so it takes out of the traceback.
             cause = self._cause(error, "input")
-        return (
-            None if cause is None else self._error(cause, None, self._largest or 1, 1)
-        )
+        size = self._largest or 1
+        return None if cause is None else self._error(cause, None, size, 1)
 
-    def _meet(self, state: Any, batch: Any, size: int) -> None:
+    def _meet(self, state: Any, batch: Tensors, size: int) -> None:
         build_for(self._model, batch)
         context = self._context
         if context.limit_bytes is None or not context.splits:
@@ -325,7 +326,7 @@ class SurvivingTraining(SurvivingStep):
         if parts is not None and parts > 1:
             self._foresee(state, batch, -(-size // parts))
 
-    def _estimated_parts(self, batch: Any, size: int, limit: int) -> int | None:
+    def _estimated_parts(self, batch: Tensors, size: int, limit: int) -> int | None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         self._input_shape = lengths_in(self._model, x) or None
         return micro_batches(
@@ -336,7 +337,7 @@ class SurvivingTraining(SurvivingStep):
             **example(self._model, batch, self._input_shape),
         )
 
-    def _foresee(self, state: Any, batch: Any, most: int) -> None:
+    def _foresee(self, state: Any, batch: Tensors, most: int) -> None:
         size, context = self._steps.size(batch), self._context
         remedy = self._whole_for(state, batch, most)
         if remedy is None:
@@ -357,10 +358,9 @@ class SurvivingTraining(SurvivingStep):
         self._context.notices.failed(self._model, report, parts, lost)
 
     def _notice_changes(self) -> None:
-        """Begin anew if a callback has made another step, or unfrozen layers."""
         model = self._model
-        trained = tuple(map(id, model.trainable_variables))
-        trained_by = id(self.whole), id(model.optimizer), trained
+        parts = (self.whole, model.optimizer, *model.trainable_variables)
+        trained_by = tuple(map(id, parts))
         if self._trained_by not in (None, trained_by):
             self._forget_parts()
         self._trained_by = trained_by
@@ -387,7 +387,7 @@ class SurvivingEvaluation(SurvivingStep):
         self.whole, self._epoch = whole, epoch
         self._rollback.expire()
 
-    def _meet(self, state: Any, batch: Any, size: int) -> None:
+    def _meet(self, state: Any, batch: Tensors, size: int) -> None:
         """Do nothing: it takes less than the training that has just run."""
 
     def _new_parts(self) -> EvaluationParts:

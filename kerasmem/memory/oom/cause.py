@@ -4,7 +4,6 @@ import os
 import traceback
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends.exhaustion import (
@@ -23,6 +22,7 @@ from kerasmem.memory.timeline import watched
 from kerasmem.memory.timeline.names import Names, Origin
 from kerasmem.records import TORN, Cause, PostMortem
 from kerasmem.records.post_mortem import cause_sentence, fitting_sentence
+from kerasmem.types import Model
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ def figures_of(name: str | None = None) -> DeviceFigures:
 
 
 def _limit(name: str | None) -> tuple[int | None, bool]:
-    """Return the limit, and whether it is exact."""
     backend = backends.current()
     ordinals = backend.cuda_ordinals()
     if name not in ordinals:
@@ -141,7 +140,7 @@ def noting_refusals() -> AbstractContextManager[RefusalLog]:
 
 def classify(
     error: BaseException,
-    model: Any | None = None,
+    model: Model | None = None,
     *,
     phase: str = "unknown",
     refusals: RefusalLog | None = None,
@@ -213,13 +212,12 @@ def _figures(device: str | None) -> DeviceFigures:
 
 
 def _reads_data(error: BaseException) -> bool:
-    """Return whether the error came out of the code that makes batches."""
     frames = traceback.walk_tb(error.__traceback__)
     files = [os.path.normpath(frame.f_code.co_filename) for frame, _ in frames]
     return any(part in name for name in files for part in _READS_DATA)
 
 
-def _origin(operation: str, model: Any | None) -> Origin:
+def _origin(operation: str, model: Model | None) -> Origin:
     if model is None or not operation:
         return Origin(None, "unknown")
     try:

@@ -39,6 +39,7 @@ from kerasmem.records import (
     Remedy,
     Timeline,
 )
+from kerasmem.types import Model
 
 _Part = TypeVar("_Part")
 AtPeak = tuple[int, str, tuple[EstimatePart, ...]]
@@ -49,7 +50,7 @@ _SECONDS = 20
 """After these no more estimate is begun."""
 
 
-def post_mortem(model: Any, cause: Cause, context: StepContext) -> PostMortem:
+def post_mortem(model: Model, cause: Cause, context: StepContext) -> PostMortem:
     """Return all that can be told of why memory ran out, and what would help.
 
     It never raises: a part that cannot be found out is left out and said. Nothing runs
@@ -67,7 +68,7 @@ def post_mortem(model: Any, cause: Cause, context: StepContext) -> PostMortem:
 
 
 class _Examination:
-    def __init__(self, model: Any, cause: Cause, context: StepContext) -> None:
+    def __init__(self, model: Model, cause: Cause, context: StepContext) -> None:
         self._model = model
         self._cause = cause
         self._context = context

@@ -11,6 +11,7 @@ import keras
 from kerasmem.files.data.forms import is_array_data
 from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.records import MemoryEstimate, Timeline
+from kerasmem.types import Tensor, Tensors
 
 _STORED = ("parameter", "optimizer_state")
 _LOOKS_BY_LINE = 4
@@ -59,7 +60,7 @@ class StepContext:
         return -(-self.batch_size // self.micro_batches)
 
 
-def samples_per_batch(x: Any, batch_size: int | None) -> int:
+def samples_per_batch(x: Tensor, batch_size: int | None) -> int:
     """Return the samples of a full batch, 0 where they cannot be told beforehand.
 
     Args:
@@ -80,7 +81,7 @@ def samples_per_batch(x: Any, batch_size: int | None) -> int:
     return next((_samples(batch) for batch in itertools.islice(x, 1)), 0)
 
 
-def _samples(batch: Any) -> int:
+def _samples(batch: Tensors) -> int:
     leaves = [leaf for leaf in keras.tree.flatten(batch) if hasattr(leaf, "shape")]
     return int(leaves[0].shape[0]) if leaves and len(leaves[0].shape) else 0
 
@@ -215,7 +216,6 @@ def _fewest_fitting(
 
 
 def _crossing(spare: Callable[[int], float], low: int, high: int) -> int:
-    """Return the size at which the line through two sizes leaves nothing spare."""
     at_low, at_high = spare(low), spare(high)
     if at_high >= at_low:
         return high

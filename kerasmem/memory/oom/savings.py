@@ -209,7 +209,6 @@ def _other_optimizer(
 
 
 def _may_change_activations(step: FailedStep) -> bool:
-    """Return whether the model can be made to keep fewer activations."""
     untreated = policy_of(step.model) is None
     return step.estimate.training and has_graph(step.model) and untreated
 

@@ -15,9 +15,12 @@ from kerasmem.files.data.forms import first_samples
 from kerasmem.memory.pipeline.stages import leaf_bytes, stages
 from kerasmem.processes.host import host_peak, resident_bytes
 from kerasmem.records import DataMemory
+from kerasmem.types import Dataset, Tensors
 
 
-def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMemory:
+def inspect_data(
+    data: Dataset, batch_size: int = 32, *, batches: int = 8
+) -> DataMemory:
     """Measure the host memory that `data` takes when a model is fitted with it.
 
     Nothing is trained: the first batches go through a model that does nothing. A
@@ -71,7 +74,7 @@ def inspect_data(data: Any, batch_size: int = 32, *, batches: int = 8) -> DataMe
     )
 
 
-def _batch_bytes(data: Any, batch_size: int) -> int:
+def _batch_bytes(data: Dataset, batch_size: int) -> int:
     first = first_samples(data)
     if not is_array_data(data):
         return leaf_bytes(first)
@@ -79,7 +82,7 @@ def _batch_bytes(data: Any, batch_size: int) -> int:
     return leaf_bytes(first) * min(batch_size, count) // count
 
 
-def _measure(data: Any, batch_size: int, batches: int) -> int:
+def _measure(data: Dataset, batch_size: int, batches: int) -> int:
     arguments = fit_arguments(data, batch_size)
     if is_array_data(data):
         del arguments["batch_size"]
@@ -102,7 +105,7 @@ def _measure(data: Any, batch_size: int, batches: int) -> int:
 class _Nothing(keras.Model):
     """Takes any batch and does nothing with it."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensors) -> Any:
         """Return a zero per sample."""
         first = keras.tree.flatten(inputs)[0]
         return keras.ops.zeros((keras.ops.shape(first)[0], 1))

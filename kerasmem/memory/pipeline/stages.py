@@ -16,12 +16,13 @@ from kerasmem.files.data.forms import first_samples, is_sparse, named_leaves
 from kerasmem.files.data.source import mapping_of
 from kerasmem.memory.pipeline.stream import Stream
 from kerasmem.records import PipelineStage
+from kerasmem.types import Dataset
 from kerasmem.units import MIB, format_bytes
 
 _TUNED_PREFETCH = 2  # elements that TensorFlow starts with when it tunes the buffer
 
 
-def stages(data: Any) -> Iterator[PipelineStage]:
+def stages(data: Dataset) -> Iterator[PipelineStage]:
     """Yield the parts of `data`, from the source on."""
     if is_array_data(data):
         yield from array_stages(data)
@@ -35,7 +36,7 @@ def stages(data: Any) -> Iterator[PipelineStage]:
         yield from _iterable_stages(data)
 
 
-def _py_dataset_stages(data: Any) -> Iterator[PipelineStage]:
+def _py_dataset_stages(data: Dataset) -> Iterator[PipelineStage]:
     array_list = list(
         _stream_stages(data) if isinstance(data, Stream) else held_stages(vars(data))
     )
@@ -63,13 +64,13 @@ def _stream_stages(data: Stream) -> Iterator[PipelineStage]:
         )
 
 
-def _is_loader(data: Any) -> bool:
+def _is_loader(data: Dataset) -> bool:
     # By name, so that torch is not imported for data that is none of it.
     names = (f"{c.__module__}.{c.__name__}" for c in type(data).__mro__)
     return "torch.utils.data.dataloader.DataLoader" in names
 
 
-def _loader_stages(data: Any) -> Iterator[PipelineStage]:
+def _loader_stages(data: Dataset) -> Iterator[PipelineStage]:
     array_list = list(held_stages(_attributes(data.dataset)))
     yield from array_list
     size, workers = leaf_bytes(first_samples(data)), data.num_workers
@@ -85,7 +86,7 @@ def _loader_stages(data: Any) -> Iterator[PipelineStage]:
         yield PipelineStage("a batch in pinned memory", size)
 
 
-def _iterable_stages(data: Any) -> Iterator[PipelineStage]:
+def _iterable_stages(data: Dataset) -> Iterator[PipelineStage]:
     is_generator = inspect.isgenerator(data)
     yield from held_stages(
         inspect.getgeneratorlocals(data) if is_generator else _attributes(data)
@@ -108,7 +109,7 @@ def _queue(batches: int, batch_bytes: int, less: str) -> PipelineStage:
     return PipelineStage(name, size, less if batches > 2 and size >= MIB else None)
 
 
-def array_stages(data: Any) -> Iterator[PipelineStage]:
+def array_stages(data: Dataset) -> Iterator[PipelineStage]:
     """Yield the arrays of `data`, and the copies that `fit` makes of them."""
     cast = copy_bytes = 0
     for role, part in first_samples(data).items():
@@ -197,7 +198,6 @@ def _in_floatx(array: Any) -> int:
 
 
 def _dataset_stage(stage: DatasetStage) -> PipelineStage | None:
-    """Return what a stage of a `tf.data.Dataset` may hold, None if that is nothing."""
     nbytes, size = stage.element_bytes, stage.size
     everything = _times(stage.elements, nbytes)
     match stage.kind:
@@ -227,7 +227,6 @@ def _dataset_stage(stage: DatasetStage) -> PipelineStage | None:
 
 
 def _passing_stage(stage: DatasetStage) -> PipelineStage | None:
-    """Return what a stage holds of the elements that are on their way through it."""
     nbytes, size = stage.element_bytes, stage.size
     match stage.kind:
         case "ParallelMap":
@@ -261,7 +260,6 @@ def _prefetch(stage: DatasetStage) -> PipelineStage:
 
 
 def _large(name: str, size: int | None, advice: str) -> PipelineStage:
-    """Return the stage, with advice if there is something to gain."""
     return PipelineStage(name, size, advice if size and size >= MIB else None)
 
 

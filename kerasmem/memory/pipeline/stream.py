@@ -13,6 +13,7 @@ from kerasmem.checks import OneOf, Whole
 from kerasmem.errors import DataError
 from kerasmem.files.data import fit_arguments, is_array_data, load_data, sample_count
 from kerasmem.files.data.source import mapping_of, release_pages
+from kerasmem.types import Dataset
 from kerasmem.units import MIB
 
 _ROLES = ("x", "y", "sample_weight")
@@ -92,7 +93,7 @@ class Stream(keras.utils.PyDataset):
 
 
 def stream(
-    data: Any,
+    data: Dataset,
     batch_size: int = 32,
     *,
     split: str = "train",

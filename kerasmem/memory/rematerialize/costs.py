@@ -12,10 +12,18 @@ from kerasmem.graph.activation_policy import Residuals
 from kerasmem.graph.layers import last_uses, nodes_in_order
 from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import Record, record
-from kerasmem.memory.estimate.analytic.segments import BARRIER, Segment
+from kerasmem.memory.estimate.analytic.segments import BARRIER, ReplayedSegment
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
-from kerasmem.memory.program import Op, Plan, Program, Shape, Tensor, peak_of
+from kerasmem.memory.program import (
+    AllocationPlan,
+    Op,
+    Program,
+    ProgramTensor,
+    Shape,
+    peak_of,
+)
+from kerasmem.types import Node
 
 _WORK_PER_BYTE = 10
 """Operations on numbers in the time in which a processor moves a byte, roughly."""
@@ -88,7 +96,6 @@ class RecordedStep:
 
     @cached_property
     def _numbers(self) -> Sequence[int | None]:
-        """For each call of the model, that of the part it is in, None for none."""
         place = {id(node): n for n, node in enumerate(self.nodes)}
         return [
             next((place[id(n)] for n in call.nodes if id(n) in place), None)
@@ -97,7 +104,6 @@ class RecordedStep:
 
     @cached_property
     def _work(self) -> float:
-        """The estimated time of all operations of a later step."""
         return sum(map(_work, self._with_pieces(()).ops))
 
     def by_call(self, phase: str) -> list[list[Op]]:
@@ -112,7 +118,7 @@ class RecordedStep:
     def simulate(self, pieces: Pieces) -> Simulation:
         """Return what a later step needs in which pieces are computed again."""
         step, how = self._with_pieces(pieces), self.record.how
-        events = Plan(step, in_place=how.in_place).events
+        events = AllocationPlan(step, in_place=how.in_place).events
         nbytes = peak_of(events, how.rounding).nbytes
         extra = sum(map(_work, step.ops)) - self._work
         return Simulation(
@@ -128,7 +134,7 @@ class RecordedStep:
             )
             for start, end in pieces
         ]
-        segments = [Segment(numbers, Residuals.ALL) for numbers in calls]
+        segments = [ReplayedSegment(numbers, Residuals.ALL) for numbers in calls]
         return self.record.steps(segments)[1]
 
 
@@ -154,7 +160,7 @@ def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
     )
 
 
-def _is_fixed(node: Any) -> bool:
+def _is_fixed(node: Node) -> bool:
     """Return whether a call keeps next to nothing, or takes what is no plain tensor.
 
     The gradient of a table of embeddings reads the indices only, and names the rows
@@ -165,7 +171,6 @@ def _is_fixed(node: Any) -> bool:
 
 
 def _work(op: Op) -> float:
-    """Return the estimated time of an operation, in additions or multiplications."""
     if op.name == BARRIER:
         return 0.0
     # What only says that others are done has no bytes.
@@ -174,8 +179,7 @@ def _work(op: Op) -> float:
     return _WORK_PER_BYTE * moved_bytes + 2 * _products(op, reads)
 
 
-def _products(op: Op, reads: Sequence[Tensor]) -> float:
-    """Return the multiplications of a matrix product or a convolution."""
+def _products(op: Op, reads: Sequence[ProgramTensor]) -> float:
     shapes = [x.shape for x in (*reads, *op.writes)]
     if op.name in _CONVOLUTIONS:
         return _convolution(shapes, len(op.writes))
@@ -256,7 +260,6 @@ def _costs(step: RecordedStep) -> list[CallCosts]:
 
 
 def _output_bytes(forward: Sequence[list[Op]], number: int, last_use: int) -> int:
-    """Return the bytes that later calls take."""
     outputs = {y.root for op in forward[number] for y in op.writes}
     later_reads = {
         x.root
@@ -267,5 +270,5 @@ def _output_bytes(forward: Sequence[list[Op]], number: int, last_use: int) -> in
     return _nbytes(outputs & later_reads)
 
 
-def _nbytes(tensors: set[Tensor]) -> int:
+def _nbytes(tensors: set[ProgramTensor]) -> int:
     return sum(x.nbytes for x in tensors if x.kind == "value")

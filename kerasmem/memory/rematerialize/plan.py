@@ -12,10 +12,11 @@ from kerasmem.graph.layers import has_graph, nodes_in_order, own_graph, sublayer
 from kerasmem.graph.segments import graph_of
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.rematerialize.costs import Path, RecordedStep, recorded
+from kerasmem.types import Model, Node
 from kerasmem.units import format_bytes
 
 
-def main_part(model: Any, path: Sequence[int]) -> Any:
+def main_part(model: Model, path: Sequence[int]) -> Any:
     """Return what a path leads to, opened where it is a layer; the model for none."""
     for number in path:
         node = nodes_in_order(graph_of(model))[number]
@@ -25,7 +26,7 @@ def main_part(model: Any, path: Sequence[int]) -> Any:
     return model
 
 
-def check_graph(model: Any) -> None:
+def check_graph(model: Model) -> None:
     """Raise unless the model has a graph.
 
     Raises:
@@ -142,7 +143,7 @@ def _main_call(step: RecordedStep) -> int | None:
     return None
 
 
-def _can_be_cut(node: Any) -> bool:
+def _can_be_cut(node: Node) -> bool:
     layer = node.operation
     if has_graph(layer):
         return True

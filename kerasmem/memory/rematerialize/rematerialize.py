@@ -32,6 +32,7 @@ from kerasmem.memory.rematerialize.plan import (
     recorded_step,
 )
 from kerasmem.memory.rematerialize.search import by_limit, by_segments
+from kerasmem.types import Model
 from kerasmem.units import parse_bytes
 
 _LEAST_SHARE = 0.05  # of the peak: estimates are not sharper
@@ -40,7 +41,7 @@ _PLANS: WeakKeyDictionary[Any, Rematerialization] = WeakKeyDictionary()
 
 
 def rematerialize(
-    model: Any,
+    model: Model,
     *,
     memory_limit: int | str | None = None,
     segments: int | Sequence[str] | None = None,
@@ -118,13 +119,12 @@ def rematerialize(
     return lean
 
 
-def plan_of(model: Any) -> Rematerialization | None:
+def plan_of(model: Model) -> Rematerialization | None:
     """Return the plan of a model that `rematerialize` made, None of any other."""
     return _PLANS.get(model)
 
 
 def _warn_if_little(plan: Rematerialization) -> None:
-    """Warn of a plan that is chosen for its peak and hardly lowers it."""
     if plan.saved_bytes < _LEAST_SHARE * plan.plain_peak_bytes:
         warnings.warn(
             "To compute activations again hardly pays here. "
@@ -136,7 +136,7 @@ def _warn_if_little(plan: Rematerialization) -> None:
         )
 
 
-def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> None:
+def _check(model: Model, memory_limit: Any, segments: Any, batch_size: Any) -> None:
     check_built(model)
     batch_size = Whole(1).check("rematerialize", "batch_size", batch_size)
     if memory_limit is not None and segments is not None:
@@ -153,7 +153,7 @@ def _check(model: Any, memory_limit: Any, segments: Any, batch_size: Any) -> Non
         )
 
 
-def apply(model: Any, path: Path, pieces: Pieces) -> None:
+def apply(model: Model, path: Path, pieces: Pieces) -> None:
     """Let a model run by a plan from now on.
 
     Args:
@@ -169,7 +169,7 @@ def apply(model: Any, path: Path, pieces: Pieces) -> None:
     set_policy(model, policy_for(model, path, pieces))
 
 
-def policy_for(model: Any, path: Path, pieces: Pieces) -> ActivationPolicy:
+def policy_for(model: Model, path: Path, pieces: Pieces) -> ActivationPolicy:
     """Return how a model would train by a plan; the model stays as it is.
 
     Args:
@@ -189,7 +189,6 @@ def policy_for(model: Any, path: Path, pieces: Pieces) -> ActivationPolicy:
 
 
 def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
-    """Yield all segments in order, and whether each is computed again."""
     starts = sorted({place for piece in pieces for place in piece} - {0})
     again = {start for start, _ in pieces}
     at = 0
@@ -198,13 +197,13 @@ def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
         at += len(segment.nodes)
 
 
-def apply_again(model: Any, settings: Mapping[str, Any]) -> None:
+def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
     """Let a model that was made anew train as the one with this plan."""
     pieces: Sequence[Sequence[int]] = settings["pieces"]
     apply(model, tuple(settings["path"]), tuple((a, b) for a, b in pieces))
 
 
-def _recomputed(model: Any, function: Function) -> Function:
+def _recomputed(model: Model, function: Function) -> Function:
     # Whether XLA compiles the step is known once it is traced.
     is_compiled = model.compiled and bool(model.jit_compile)
     return current().recomputed(function, compiled=is_compiled)

@@ -85,7 +85,6 @@ def split(pieces: Sequence[tuple[int, int]], fixed: frozenset[int]) -> Pieces:
 
 
 def _crossing(calls: Sequence[CallCosts]) -> list[int]:
-    """Return the bytes handed over each place between two calls."""
     crossing_bytes = [0] * (len(calls) + 1)
     for number, call in enumerate(calls):
         for place in range(number + 1, min(call.last_use, len(calls)) + 1):
@@ -94,7 +93,6 @@ def _crossing(calls: Sequence[CallCosts]) -> list[int]:
 
 
 def _cuts(calls: Sequence[CallCosts]) -> list[int]:
-    """Return the places where a cut is worth a thought."""
     places = list(range(1, len(calls)))
     if len(places) > _MOST_CUTS:
         crossing = _crossing(calls)
@@ -140,7 +138,6 @@ def _again(calls: Sequence[CallCosts], start: int, end: int) -> _Edge:
 
 
 def _shortest(edges: Sequence[_Edge], end: int, price: float) -> Pieces:
-    """Return the pieces of the path with the least bytes and time."""
     best: list[float] = [0.0] + [float("inf")] * end
     came: dict[int, _Edge] = {}
     for edge in sorted(edges, key=lambda e: e.start):
@@ -158,7 +155,6 @@ def _shortest(edges: Sequence[_Edge], end: int, price: float) -> Pieces:
 
 
 def _spread(values: Sequence[int], count: int) -> list[int]:
-    """Return at most `count` of the values, evenly spread, the last one among them."""
     if len(values) <= count:
         return list(values)
     step = len(values) / count
@@ -258,7 +254,6 @@ def _chosen(step: RecordedStep, pieces: Pieces, simulation: Simulation) -> Chose
 
 
 def _pieces(step: RecordedStep, pieces: Pieces) -> list[Piece]:
-    """Return all pieces in order, those between the given ones too."""
     all_pieces: list[Piece] = []
     at = 0
     for start, end in (*pieces, (len(step.calls),) * 2):

@@ -56,7 +56,6 @@ class Gradients:
                 self._trained[layer].remove(variable)
 
     def _give_to_outer_layers(self) -> None:
-        """Leave variables that found no gradient to the layers around theirs."""
         for layer, variables in list(self._trained.items()):
             outer = (layer or "").rpartition("/")[0]
             if outer:
@@ -260,7 +259,6 @@ class Categories:
 
 
 def _next_after(numbers: Sequence[int], number: int) -> int | None:
-    """Return the first of the ascending `numbers` that is larger, None if none is."""
     place = bisect_right(numbers, number)
     return numbers[place] if place < len(numbers) else None
 

@@ -11,6 +11,7 @@ from kerasmem.backends.profile import Followed, Storage
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import nbytes, optimizers
 from kerasmem.records import Block
+from kerasmem.types import Layer, Model, Variable
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Watched:
         return {v.nbytes for v in self.variables if v.is_trained}
 
 
-def watched(model: Any) -> tuple[Watched, Followed]:
+def watched(model: Model) -> tuple[Watched, Followed]:
     """Return what a timeline has to know of a built and compiled model."""
     pairs = list(_known_variables(model))
     layers: dict[int, tuple[Any, str]] = {id(model): (model, "")}
@@ -116,7 +117,7 @@ def shape_text(shape: Any) -> str:
     return f"[{','.join(str(size) for size in shape)}]"
 
 
-def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
+def _known_variables(model: Model) -> Iterator[tuple[KnownVariable, Any]]:
     layer_of = {
         id(variable): layer.path or layer.name
         for layer in sublayers(model)
@@ -139,7 +140,7 @@ def _known_variables(model: Any) -> Iterator[tuple[KnownVariable, Any]]:
 
 
 def _known(
-    variable: Any, layer: str | None, category: str, *, is_trained: bool = False
+    variable: Variable, layer: str | None, category: str, *, is_trained: bool = False
 ) -> KnownVariable:
     return KnownVariable(
         layer=layer,
@@ -171,7 +172,7 @@ def _layer_of_slot(
     return layer_of.get(id(longest))
 
 
-def _optimizers(model: Any) -> Iterator[Any]:
+def _optimizers(model: Model) -> Iterator[Any]:
     # Of a model that was never compiled it is no attribute.
     inner = model.optimizer if model.compiled else None
     while inner is not None:
@@ -180,8 +181,7 @@ def _optimizers(model: Any) -> Iterator[Any]:
         inner = getattr(inner, "inner_optimizer", None)
 
 
-def _node(layer: Any, path: str, layers: dict[int, tuple[Any, str]]) -> LayerNode:
-    """Return the tree below `layer`, and note every layer in `layers`."""
+def _node(layer: Layer, path: str, layers: dict[int, tuple[Any, str]]) -> LayerNode:
     layers.setdefault(id(layer), (layer, path))
     # Keras offers no public walk of the layers directly inside of any layer.
     direct = list(layer._flatten_layers(include_self=False, recursive=False))
@@ -194,7 +194,6 @@ def _node(layer: Any, path: str, layers: dict[int, tuple[Any, str]]) -> LayerNod
 
 
 def _prefix(siblings: list[Any], parent: str) -> str:
-    """Return what comes before the name of a layer that has no path of its own."""
     for layer in siblings:
         if layer.path and layer.path.endswith(layer.name):
             return layer.path.removesuffix(layer.name)

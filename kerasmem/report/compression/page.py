@@ -22,7 +22,7 @@ from kerasmem.records.comparison import file_label, models_table
 from kerasmem.records.table import Table, evenly, number_text
 from kerasmem.records.weights import weight_table
 from kerasmem.report.page.html import html_page, write_html
-from kerasmem.report.page.panels import Line, Packer, Panel, packed_panels
+from kerasmem.report.page.panels import Packer, Panel, Series, packed_panels
 from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradients import gradient_flow, norm_panel, norm_table
 from kerasmem.report.run.memory import memory_panels, memory_tables
@@ -167,11 +167,13 @@ def history_panels(history: Mapping[str, Sequence[float]]) -> list[Panel]:
     ]
 
 
-def _lines(history: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[Line]:
+def _lines(
+    history: Mapping[str, Sequence[float]], names: Sequence[str]
+) -> list[Series]:
     points = [(name, _by_epoch(history, name)) for name in names]
     non_empty = [(name, values) for name, values in points if values]
     return [
-        Line(name, style, [*map(float, values)], [*map(float, values.values())])
+        Series(name, style, [*map(float, values)], [*map(float, values.values())])
         for (name, values), style in zip(non_empty, _STYLES, strict=False)
     ]
 
@@ -216,7 +218,7 @@ def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
     most_sensitive = by_drop[: len(_STYLES)]
     places = [0.0, *sensitivity.sparsities]
     lines = [
-        Line(
+        Series(
             w.weight,
             style,
             places,

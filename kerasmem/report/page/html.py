@@ -75,7 +75,6 @@ def write_html(path: str | Path, html: str) -> None:
 
 
 def _breakable(text: str) -> Markup:
-    """Return text that may go on in the next line after a name within a path."""
     return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(text))))
 
 

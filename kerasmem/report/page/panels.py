@@ -82,7 +82,6 @@ def _as_float32(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
-    """Return whole numbers in the smallest type that holds them all."""
     if not len(column):
         return column.astype(np.uint8)
     low, high = column.min(), column.max()
@@ -96,7 +95,7 @@ _MOST_POINTS = 5000
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """One series of a panel.
 
     Args:
@@ -127,7 +126,7 @@ class Panel:
     """
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[Series, ...]
     notes: tuple[str, ...] = ()
     unit: str = "bytes"
     marks: tuple[float, ...] = ()
@@ -152,16 +151,16 @@ class Lines:
     """Lines by name, in the order of the first point of each."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Line] = {}
+        self._by_name: dict[str, Series] = {}
 
     def add(self, name: str, style: str, x: float, y: float | None) -> None:
         """Add a point to the line `name`; what is unknown is no point."""
         if y is not None:
-            line = self._by_name.setdefault(name, Line(name, style))
+            line = self._by_name.setdefault(name, Series(name, style))
             line.x.append(x)
             line.y.append(y)
 
-    def filled(self) -> tuple[Line, ...]:
+    def filled(self) -> tuple[Series, ...]:
         """Return the lines that have points."""
         return tuple(self._by_name.values())
 
@@ -190,7 +189,7 @@ def packed_panels(panels: Sequence[Panel], packer: Packer) -> list[dict[str, Any
     ]
 
 
-def thinned(line: Line) -> Line:
+def thinned(line: Series) -> Series:
     """Return the line with at most `_MOST_POINTS` points; lows and highs stay.
 
     Every stretch of a long line keeps its lowest and its highest point.
@@ -203,7 +202,7 @@ def thinned(line: Line) -> Line:
     for part in np.array_split(np.arange(len(y)), _MOST_POINTS // 2):
         ends = {int(part[low[part].argmin()]), int(part[high[part].argmax()])}
         indices |= dict.fromkeys(sorted(ends))
-    return Line(
+    return Series(
         line.name,
         line.style,
         [line.x[i] for i in indices],

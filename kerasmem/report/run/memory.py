@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kerasmem.records import DeviceReading, MemoryRecord
 from kerasmem.records.table import Table, bytes_or_missing, evenly, share_text
-from kerasmem.report.page.panels import Line, Lines, Panel
+from kerasmem.report.page.panels import Lines, Panel, Series
 from kerasmem.report.run.epochs import numbered, placed
 from kerasmem.units import format_bytes
 
@@ -89,7 +89,6 @@ _CALLS = ("evaluate", "predict")
 
 
 def _call_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Panel]:
-    """Yield what each call of `evaluate` or `predict` left, where there are several."""
     for phase in _CALLS:
         calls = [r for r in records if r.phase == phase and r.batch is None]
         by_holder: dict[str, Lines] = {}
@@ -112,8 +111,9 @@ def _title(name: str, owner: str) -> str:
     return f"{name}, {owner}" if owner else name
 
 
-def _without_far_above(lines: tuple[Line, ...]) -> tuple[tuple[Line, ...], list[str]]:
-    """Leave out what would flatten all the rest, and say so."""
+def _without_far_above(
+    lines: tuple[Series, ...],
+) -> tuple[tuple[Series, ...], list[str]]:
     background = ("pool", "card", "first")
     top = max(max(line.y) for line in lines if line.style not in background)
     far = [

@@ -72,7 +72,6 @@ def metric_panels(run: Run) -> list[Panel]:
 
 
 def _epochs(run: Run) -> list[tuple[int, GradientRecord | MemoryRecord]]:
-    """Return the number of every epoch, from 1, with a record that tells its loss."""
     ends = [
         record
         for record in run.memory

@@ -10,9 +10,9 @@ from kerasmem.compression.channels import verify
 from kerasmem.compression.channels.apply import prune_channels
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
-from kerasmem.graph.channels.call import ChannelSubset, Family
 from kerasmem.graph.channels.cost import flops
 from kerasmem.graph.channels.families import movement as index
+from kerasmem.graph.channels.labelled_calls import ChannelSubset, Family
 from kerasmem.graph.channels.walk import FAMILIES
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import randomize

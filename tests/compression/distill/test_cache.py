@@ -11,9 +11,9 @@ from scipy.special import logsumexp, softmax
 
 from kerasmem.compression.distill import Distiller, distill
 from kerasmem.compression.distill.cache import (
+    AnswerStore,
     Cache,
     Column,
-    Store,
     all_logits,
     clipped,
     largest_logits,
@@ -111,13 +111,13 @@ def test_labels_and_sample_weights_come_along(data, tmp_path):
 
 def test_a_teacher_is_asked_once_for_several_students(data, tmp_path, monkeypatch):
     asked = []
-    append = Store.append
+    append = AnswerStore.append
 
     def counting(self, keys, arrays):
         asked.append(len(keys))
         append(self, keys, arrays)
 
-    monkeypatch.setattr(Store, "append", counting)
+    monkeypatch.setattr(AnswerStore, "append", counting)
     teacher = classifier(8)
     run(teacher, classifier(4), data, Cache(tmp_path, batch_size=8))
     assert asked == [8, 8, 4]
@@ -141,7 +141,7 @@ def test_batches_are_found_again_in_any_order(data, tmp_path, monkeypatch):
     expected, _ = run(teacher, student, Batches(*data))
     assert_close(run(teacher, student, Batches(*data), cache)[0], expected, 1e-6)
 
-    monkeypatch.delattr(Store, "append")  # nothing is asked for again
+    monkeypatch.delattr(AnswerStore, "append")  # nothing is asked for again
     np.savez(tmp_path / "data.npz", x=data[0], y=data[1])
     shuffled = stream(tmp_path / "data.npz", batch_size=4)
     run(teacher, student, shuffled, cache)
@@ -150,7 +150,7 @@ def test_batches_are_found_again_in_any_order(data, tmp_path, monkeypatch):
 def test_what_was_broken_off_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
     teacher, student = classifier(8), classifier(4)
     cache = Cache(tmp_path, batch_size=5)
-    append, asked = Store.append, []
+    append, asked = AnswerStore.append, []
 
     def breaking(self, keys, arrays):
         if len(asked) == 2:
@@ -159,15 +159,15 @@ def test_what_was_broken_off_goes_on_where_it_stopped(data, tmp_path, monkeypatc
         asked.append(len(keys))
         append(self, keys, arrays)
 
-    monkeypatch.setattr(Store, "append", breaking)
+    monkeypatch.setattr(AnswerStore, "append", breaking)
     with pytest.raises(KeyboardInterrupt):
         run(teacher, student, data, cache)
 
-    monkeypatch.setattr(Store, "append", append)
-    first = Store._opened
+    monkeypatch.setattr(AnswerStore, "append", append)
+    first = AnswerStore._opened
     kept = []
     monkeypatch.setattr(
-        Store, "_opened", lambda self: kept.append(first(self)) or kept[-1]
+        AnswerStore, "_opened", lambda self: kept.append(first(self)) or kept[-1]
     )
     found, _ = run(teacher, student, data, cache)
     assert len(kept[0]) == SAMPLES  # ten of them before the rest was asked for
@@ -289,7 +289,7 @@ def test_several_teachers_have_a_folder_each(data, tmp_path):
 def test_a_store_cut_anywhere_has_whole_rows_or_none(tmp_path_factory, batches, cut):
     folder = tmp_path_factory.mktemp("store")
     column = Column("a.bin", "float16", (3,))
-    store = Store(folder, "teacher", [column])
+    store = AnswerStore(folder, "teacher", [column])
     for batch in batches:
         keys = [k for k in dict.fromkeys(batch) if k not in store.rows]
         rows = np.array([[k[0], k[1], k[2]] for k in keys], "float16").reshape(-1, 3)
@@ -297,7 +297,7 @@ def test_a_store_cut_anywhere_has_whole_rows_or_none(tmp_path_factory, batches, 
     for name in ("a.bin", "keys.bin"):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: max(len(content) - cut, 0)])
-    again = Store(folder, "teacher", [column])
+    again = AnswerStore(folder, "teacher", [column])
     assert len(again.rows) <= len(store.rows)
     if again.rows:
         (array,) = again.arrays()
@@ -322,7 +322,7 @@ def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
 ):
     mine, folder = tmp_path / "mine", tmp_path / "cache"
     columns = [Column("a.bin", "float16", (3,))]
-    Store(folder, "teacher", columns)
+    AnswerStore(folder, "teacher", columns)
     mine.write_bytes((folder / name).read_bytes() + bytes(10_001))
     before = mine.read_bytes()
     (folder / name).unlink()
@@ -330,7 +330,7 @@ def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
     with pytest.raises(
         DataError, match=r"no sound cache.*(regular file|cannot be read|too large)"
     ):
-        Store(folder, "teacher", columns)
+        AnswerStore(folder, "teacher", columns)
     assert mine.read_bytes() == before
 
 
@@ -341,14 +341,14 @@ def test_a_cache_that_leads_elsewhere_is_refused_and_nothing_there_changes(
 def test_a_cache_that_says_something_else_is_refused(content, tmp_path):
     (tmp_path / "cache.json").write_text(content)
     with pytest.raises(DataError, match=r"no sound cache|is of another teacher"):
-        Store(tmp_path, "teacher", [Column("a.bin", "float16", (3,))])
+        AnswerStore(tmp_path, "teacher", [Column("a.bin", "float16", (3,))])
 
 
 @pytest.mark.one_backend
 def test_a_cache_of_zeros_without_end_is_not_read_to_it(tmp_path):
     columns = [Column("a.bin", "float16", (3,))]
-    Store(tmp_path, "teacher", columns)
+    AnswerStore(tmp_path, "teacher", columns)
     for name in ("a.bin", "keys.bin"):
         os.truncate(tmp_path / name, 1 << 40)
     with pytest.raises(DataError, match="a key of it comes twice"):
-        Store(tmp_path, "teacher", columns)
+        AnswerStore(tmp_path, "teacher", columns)

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_softmax, softmax
 
 from kerasmem.compression.distill import Distiller, distill
-from kerasmem.compression.distill.features import FeatureRef, Reader
+from kerasmem.compression.distill.features import FeatureReader, FeatureRef
 from kerasmem.compression.distill.losses import (
     DKD,
     AttentionTransfer,
@@ -251,7 +251,7 @@ def test_states_of_a_recurrent_layer_are_features_too():
 
     x = np.random.default_rng(0).normal(size=(SAMPLES, 4, 3)).astype("float32")
     teacher = reader(5)
-    _, refs = Reader(teacher, [FeatureRef("lstm", 2)])(x)
+    _, refs = FeatureReader(teacher, [FeatureRef("lstm", 2)])(x)
     cell = keras.Model(teacher.inputs[0], teacher.get_layer("lstm").output[2])(x)
     np.testing.assert_allclose(
         value(refs[FeatureRef("lstm", 2)]), value(cell), rtol=1e-5

@@ -24,7 +24,7 @@ from kerasmem.compression.distill.losses import (
 from kerasmem.compression.distill.losses.base import Answers, OutputLoss
 from kerasmem.compression.distill.losses.relations import KINDS
 from kerasmem.errors import ConfigError
-from kerasmem.graph.outputs import Task
+from kerasmem.graph.outputs import OutputTask
 from tests.compression.distill import papers
 from tests.compression.distill.gradients import by_backend, by_differences
 
@@ -56,7 +56,9 @@ def pair(shape, seed=0):
 def on_outputs(loss, teacher, labels=LABELS):
     def value(student):
         tensor = keras.ops.convert_to_tensor(teacher)
-        answers = Answers(Task.CATEGORICAL, tensor, student, loss.temperature, labels)
+        answers = Answers(
+            OutputTask.CATEGORICAL, tensor, student, loss.temperature, labels
+        )
         return keras.ops.mean(loss.distances(answers))
 
     return value

@@ -10,7 +10,7 @@ import kerasmem as km
 from kerasmem.compression.quantize import Equalize
 from kerasmem.compression.quantize.balance import (
     LARGEST,
-    Link,
+    ScalePair,
     Side,
     balance,
     largest_by,
@@ -81,8 +81,8 @@ def test_along_a_chain_every_channel_becomes_equally_large(first, middle, last):
     peaks = {0: np.array(first), 1: np.array(middle).max(0)[:, None], 2: np.array(last)}
     before = {key: value.copy() for key, value in peaks.items()}
     links = [
-        Link(Side(0, eye), (Side(1, one[:, None]),), 3),
-        Link(Side(1, one[:, None]), (Side(2, one[:, None]),), 3),
+        ScalePair(Side(0, eye), (Side(1, one[:, None]),), 3),
+        ScalePair(Side(1, one[:, None]), (Side(2, one[:, None]),), 3),
     ]
     factors = balance(links, peaks)
     made = largest_by(eye, peaks[0], 3)

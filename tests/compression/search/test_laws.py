@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.compression.search.judging import drop, split
+from kerasmem.compression.search.significance import drop, split
 from kerasmem.compression.search.target import COSTS, Target, cost_text, families
 from kerasmem.errors import ConfigError, DataError
 from kerasmem.records import SearchTrial

@@ -26,7 +26,7 @@ from kerasmem.compression.search import parallel, strategy, trials
 from kerasmem.compression.search import target as tried_families
 from kerasmem.compression.search.parallel import SharedSetup
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.search.trials import Task
+from kerasmem.compression.search.trials import SearchTask
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError
 from tests.models import L, chain
@@ -231,7 +231,7 @@ def test_a_process_that_dies_is_one_clear_error_and_nothing_goes_on(most):
 
 
 def test_a_process_makes_layers_of_the_types_that_this_one_makes():
-    task = Task(network(), Target({}), None, Context(()), held=None)
+    task = SearchTask(network(), Target({}), None, Context(()), held=None)
     before = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy("mixed_bfloat16")

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.compression.search import trials
-from kerasmem.compression.search.judging import HeldOut
+from kerasmem.compression.search.significance import HeldOut
 from kerasmem.compression.search.strategy import search
 from kerasmem.compression.search.target import Target
-from kerasmem.compression.search.trials import Task
+from kerasmem.compression.search.trials import SearchTask
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ModelError
 
@@ -74,7 +74,7 @@ class World:
             clock = SimpleNamespace(monotonic=lambda: float(next(looks)))
             patch.setattr(trials, "time", clock)
             fit = {"callbacks": [], "batch_size": 1, "verbose": 0}
-            task = Task(
+            task = SearchTask(
                 original=None,
                 target=Target(wanted.get("target", {})),
                 max_drop=wanted.get("max_drop"),

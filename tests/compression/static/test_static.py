@@ -9,7 +9,7 @@ from kerasmem.compression.quantize.aware.learned import is_aware, is_static, lea
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.compression.quantize.static.apply import quantize_static
-from kerasmem.compression.quantize.static.calls import split
+from kerasmem.compression.quantize.static.split_layers import split
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.result import CompressionResult
 from kerasmem.compression.technique import Context

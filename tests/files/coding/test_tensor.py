@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from kerasmem.errors import ModelFileError
 from kerasmem.files.coding import decode, encode, positions
-from kerasmem.files.coding.stream import Reader, Writer
+from kerasmem.files.coding.stream import StreamReader, StreamWriter
 
 pytestmark = pytest.mark.one_backend
 
@@ -94,11 +94,11 @@ def test_the_frequencies_of_eight_flags_are_the_products_of_theirs(often):
 @pytest.mark.parametrize("size", [9, 4096, 300_001])
 def test_positions_that_are_full_alike_are_eight_a_symbol(size):
     full = np.random.default_rng(9).random(size) < 0.2
-    out = Writer()
+    out = StreamWriter()
     positions.plan(full, (size,)).write(out)
     content = out.content()
     assert content[0] == 0
-    source = Reader(content)
+    source = StreamReader(content)
     np.testing.assert_array_equal(positions.read((size,), source), full)
     source.finish()
 
@@ -204,7 +204,7 @@ def test_what_was_forged_is_an_array_or_an_error(different):
 
 def forged(dtype, shape, *rest):
     """Return content with a checksum that fits."""
-    out = Writer()
+    out = StreamWriter()
     out.block(dtype)
     for number in (len(shape), *shape, *rest):
         out.number(number)
@@ -234,7 +234,7 @@ def test_what_no_weight_is_is_refused_before_there_is_room_for_it(
 
 def test_a_code_that_would_take_forever_is_refused():
     """One lane for a million symbols, each of no bits at all."""
-    out = Writer()
+    out = StreamWriter()
     out.block(b"|u1")
     for number in (1, 1 << 22, 0, 2, 1):  # an axis, its length, all follow, few, one
         out.number(number)

@@ -78,7 +78,7 @@ def _data(folder: Path) -> None:
     import numpy as np
     import yaml
 
-    from kerasmem.compression.distill.cache import Column, Store
+    from kerasmem.compression.distill.cache import AnswerStore, Column
 
     (folder / "recipe.json").write_text(json.dumps({"steps": STEPS}))
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"steps": STEPS}))
@@ -86,7 +86,7 @@ def _data(folder: Path) -> None:
     arrays = {"x": random.normal(size=(8, 4)), "y": random.integers(0, 3, 8)}
     np.savez(folder / "data.npz", **arrays)
     np.savez_compressed(folder / "packed.npz", **arrays)
-    store = Store(folder / "cache", "teacher", [Column(*c) for c in COLUMNS])
+    store = AnswerStore(folder / "cache", "teacher", [Column(*c) for c in COLUMNS])
     keys = [bytes([i]) * 16 for i in range(5)]
     store.append(keys, [np.ones((5, 3), "float16")])
     store.finish()

@@ -53,9 +53,9 @@ def _checkpoint(path: Path) -> None:
 
 
 def _cache(path: Path) -> None:
-    from kerasmem.compression.distill.cache import Column, Store
+    from kerasmem.compression.distill.cache import AnswerStore, Column
 
-    store = Store(path, "teacher", [Column(*c) for c in COLUMNS])
+    store = AnswerStore(path, "teacher", [Column(*c) for c in COLUMNS])
     if store.rows:
         _ = [array[list(store.rows.values())].sum() for array in store.arrays()]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.allocator.caching import CachingAllocator
+from kerasmem.memory.allocator.torch_allocator import CachingAllocator
 from kerasmem.units import MIB
 
 pytestmark = pytest.mark.one_backend

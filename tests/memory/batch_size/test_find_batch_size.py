@@ -9,8 +9,8 @@ from keras import layers
 from kerasmem import errors
 from kerasmem.memory.batch_size import (
     BatchSize,
+    BatchSizeTrial,
     CurvePoint,
-    Trial,
     find,
     find_batch_size,
 )
@@ -150,7 +150,9 @@ def test_a_step_that_fails_for_another_reason_is_no_batch_that_does_not_fit():
 @pytest.mark.one_backend
 def test_a_batch_size_is_an_int_that_knows_its_story():
     curve = (CurvePoint(8, 100, 110),)
-    found = BatchSize(8, limit_bytes=120, curve=curve, trials=(Trial(8, fits=True),))
+    found = BatchSize(
+        8, limit_bytes=120, curve=curve, trials=(BatchSizeTrial(8, fits=True),)
+    )
     assert found == 8
     assert list(range(16))[::found] == [0, 8]
     assert (found.limit_bytes, found.curve) == (120, curve)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.batch_size.search import TOLERANCE, Search
-from kerasmem.memory.batch_size.trial import Trial
+from kerasmem.memory.batch_size.search import TOLERANCE, BatchSizeSearch
+from kerasmem.memory.batch_size.trial import BatchSizeTrial
 
 pytestmark = pytest.mark.one_backend
 
@@ -18,9 +18,9 @@ def search(limit, per_sample, *, said, sizes=range(1, LARGEST + 1)):
 
     def attempt(size):
         peak = FIXED + per_sample * size
-        return Trial(size, peak <= limit, peak if peak <= limit else None)
+        return BatchSizeTrial(size, peak <= limit, peak if peak <= limit else None)
 
-    return Search(
+    return BatchSizeSearch(
         predict=lambda size: FIXED + said * size,
         attempt=attempt,
         limit_bytes=limit,

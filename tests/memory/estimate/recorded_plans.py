@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 
 from kerasmem.extras.plans import compiler
-from kerasmem.memory.estimate.cards import CARDS
+from kerasmem.memory.estimate.device_specs import CARDS
 from kerasmem.memory.estimate.estimate import checked_request
 from tests.memory.estimate.test_measured import cnn, mlp, transformer
 

@@ -11,7 +11,7 @@ import kerasmem as km
 from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import record
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.program import Plan
+from kerasmem.memory.program import AllocationPlan
 from tests.memory.estimate.test_estimate_memory import Opaque
 
 pytestmark = pytest.mark.one_backend
@@ -71,7 +71,9 @@ def saved_bytes(model):
     request = checked_request(model, BATCH, optimizer="adam", jit_compile=False)
     how = framework("tensorflow", "cpu", compiled=False)
     step = record(replace(request, backend="tensorflow"), how).steps()[1]
-    return sum(x.nbytes for x in Plan(step, in_place=how.in_place).residuals())
+    return sum(
+        x.nbytes for x in AllocationPlan(step, in_place=how.in_place).residuals()
+    )
 
 
 def test_a_partly_frozen_base_saves_activations_of_the_trained_layers():

@@ -13,7 +13,7 @@ from keras import layers
 import kerasmem as km
 from kerasmem.backends.xla.convolutions import ConvolutionAxes
 from kerasmem.backends.xla.hlo import Instruction
-from kerasmem.backends.xla.plan import Block, Planned
+from kerasmem.backends.xla.plan import Planned, PlannedBlock
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.extras import plans
 from kerasmem.extras.plans import cache, compiler
@@ -21,7 +21,7 @@ from kerasmem.extras.plans.workspaces import library_calls
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import METHODS
-from kerasmem.memory.estimate.cards import CARDS, description_of
+from kerasmem.memory.estimate.device_specs import CARDS, description_of
 from kerasmem.memory.estimate.pool import block_bytes
 from kerasmem.records import MemoryEstimate
 from tests.memory.estimate import recorded_plans
@@ -106,7 +106,9 @@ def buffer(address, size, begin, end):
 
 
 def test_shared_bytes_of_a_block_count_once():
-    block = Block(12, [buffer(0, 8, 0, 2), buffer(4, 4, 1, 3), buffer(8, 4, 2, 3)], 4)
+    block = PlannedBlock(
+        12, [buffer(0, 8, 0, 2), buffer(4, 4, 1, 3), buffer(8, 4, 2, 3)], 4
+    )
     assert [block.occupied(position) for position in range(4)] == [8, 8, 12, 8]
     assert block.fullest() == 2
     assert [own for _, own in block.live(2)] == [8, 4]
@@ -162,11 +164,11 @@ def test_the_workspace_of_a_convolution(target, result, options, expected):
 
 def test_a_workspace_moves_the_peak_only_where_it_has_no_room():
     instructions = convolution("__cudnn$convForward", 64, 128, "made")
-    block = Block(WINOGRAD + 100, [buffer(0, 50, 0, 1), buffer(0, 100, 2, 2)], 3)
-    moved = plans.Peak(block, library_calls(instructions))
+    block = PlannedBlock(WINOGRAD + 100, [buffer(0, 50, 0, 1), buffer(0, 100, 2, 2)], 3)
+    moved = plans.PlanPeak(block, library_calls(instructions))
     assert moved.expected == WINOGRAD + 100
-    full = Block(100, [buffer(0, 100, 0, 1), buffer(0, 50, 2, 2)], 3)
-    moved = plans.Peak(full, library_calls(instructions))
+    full = PlannedBlock(100, [buffer(0, 100, 0, 1), buffer(0, 50, 2, 2)], 3)
+    moved = plans.PlanPeak(full, library_calls(instructions))
     assert (moved.least, moved.expected) == (100, 50 + WINOGRAD)
     assert (moved.position, moved.workspace) == (2, WINOGRAD)
 

@@ -9,7 +9,7 @@ import kerasmem as km
 from kerasmem.backends.protobuf import Message
 from kerasmem.backends.xla.hlo import read_buffers
 from kerasmem.extras.plans import compiler
-from kerasmem.memory.estimate import cards
+from kerasmem.memory.estimate import device_specs
 from tests.keras_hub.families import FAMILIES, samples, shapes
 from tests.memory.estimate import recorded_plans
 
@@ -28,7 +28,7 @@ def _own_cache(tmp_path, monkeypatch):
 def test_the_plan_of_a_dense_net(backend, monkeypatch):
     request = recorded_plans.request("mlp", backend=backend)
     plan = compiler.compiled(
-        compiler.program_of(request), cards.CARDS["h200"].description
+        compiler.program_of(request), device_specs.CARDS["h200"].description
     )
     assert read_buffers(Message(plan).last(3)).scratch_bytes == MLP_BYTES
 

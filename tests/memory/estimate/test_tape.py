@@ -5,7 +5,7 @@ import pytest
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import fused
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.program import Plan, Program, as_ready, peak_of
+from kerasmem.memory.program import AllocationPlan, Program, as_ready, peak_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -32,7 +32,7 @@ def reads_of(t, name):
 
 def peak(ops, in_place, kept=()):
     return peak_of(
-        Plan(Program(tuple(ops), tuple(kept)), in_place=in_place).events, N
+        AllocationPlan(Program(tuple(ops), tuple(kept)), in_place=in_place).events, N
     ).nbytes
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from kerasmem.backends.trace import Graph, Operation, Output
-from kerasmem.memory.allocator.caching import RoundingAllocator
+from kerasmem.backends.trace import Graph, Operation, OperationOutput
+from kerasmem.memory.allocator.torch_allocator import RoundingAllocator
 from kerasmem.memory.estimate.traced.on_tensorflow import written
-from kerasmem.memory.program import Plan, live, peak_of
+from kerasmem.memory.program import AllocationPlan, live, peak_of
 from kerasmem.memory.timeline.watched import KnownVariable, LayerNode, Watched
 
 pytestmark = pytest.mark.one_backend
 
-KB = Output((256,), 4)
+KB = OperationOutput((256,), 4)
 
 
 def op(name, kind, *inputs, outputs=(KB,), after=()):
@@ -32,7 +32,7 @@ def program(graph, device="gpu", model=MODEL):
 def events(graph, device="gpu"):
     step = program(graph, device)
     own = {*step.present, *(x for op in step.ops[:1] for x in op.writes)}
-    return [e for e in Plan(step, in_place=True).events if e.block not in own]
+    return [e for e in AllocationPlan(step, in_place=True).events if e.block not in own]
 
 
 def peak(graph, device="gpu"):
@@ -109,12 +109,16 @@ def test_a_variable_is_updated_in_its_place():
 
 def test_a_variable_that_is_still_read_moves_to_a_copy():
     step = program(_update(read_again=True))
-    asked = [e for e in Plan(step, in_place=True).events if e.op.name == "assign"]
+    asked = [
+        e for e in AllocationPlan(step, in_place=True).events if e.op.name == "assign"
+    ]
     assert [(e.nbytes, e.block.kind) for e in asked] == [(KB.nbytes, "parameter")]
     (before,) = step.present
     (after,) = step.successors.values()
     assert before is not after
-    freed = [e.block for e in Plan(step, in_place=True).events if not e.nbytes]
+    freed = [
+        e.block for e in AllocationPlan(step, in_place=True).events if not e.nbytes
+    ]
     assert before in freed
     assert after not in freed
 
@@ -122,7 +126,7 @@ def test_a_variable_that_is_still_read_moves_to_a_copy():
 def test_after_every_step_the_variables_are_all_that_is_left():
     step = program(_update(read_again=True))
     memory = RoundingAllocator(1)
-    peaks, _ = live([Plan(step, in_place=True)] * 3, memory)
+    peaks, _ = live([AllocationPlan(step, in_place=True)] * 3, memory)
     assert len({peak.nbytes for peak in peaks}) == 1
     assert memory.in_use_bytes == KB.nbytes
 

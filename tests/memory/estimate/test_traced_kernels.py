@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kerasmem.backends.trace import Operation, Output
+from kerasmem.backends.trace import Operation, OperationOutput
 from kerasmem.memory.estimate.scratch import unrolled_bytes
 from kerasmem.memory.estimate.traced.kernels import output_bytes, scratch_bytes
 from kerasmem.units import MIB
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.one_backend
 
 
 def floats(*shape):
-    return Output(shape, 4)
+    return OperationOutput(shape, 4)
 
 
 def scratch(kind, inputs, output, **attributes):
@@ -87,7 +87,7 @@ def test_cudnn_keeps_gates_and_cell_and_works_on_products_and_copies(mode, kept,
     state = floats(batch, 1, units)
     taken = [floats(batch, time, features), state, state, floats(weights)]
     output = floats(batch, time, units)
-    made = (output, state, state, Output(None, 4), Output(None, 1))
+    made = (output, state, state, OperationOutput(None, 4), OperationOutput(None, 1))
     operation = Operation("name", "CudnnRNNV3", (), (), made, {"rnn_mode": mode})
 
     reads = 4 * (batch * time * features + 2 * weights)

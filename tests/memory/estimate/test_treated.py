@@ -10,13 +10,13 @@ from kerasmem.graph.values import held_bytes
 from kerasmem.memory.batch_size.trial import ONE_THREAD
 from kerasmem.memory.compress_activations.store import packed_bytes
 from kerasmem.memory.estimate import Input, Request
-from kerasmem.memory.estimate.analytic.segments import Segment, rematerialized
+from kerasmem.memory.estimate.analytic.segments import ReplayedSegment, rematerialized
 from kerasmem.memory.estimate.inputs import run_once, symbolic_batch, zeros
 from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.memory.estimate.request import request_of
 from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
-from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
+from kerasmem.memory.program import AllocationPlan, Op, Program, ProgramTensor, peak_of
 from kerasmem.memory.rematerialize import plan_of
 from kerasmem.memory.timeline import watched
 from kerasmem.processes import ON_THE_CPU, run_in_child
@@ -70,16 +70,16 @@ def analytic(model, **changes):
 
 def chain(length, size):
     """Operations of `length` layers; each one's gradient reads what it was given."""
-    x = Tensor((0,), 1, kind="input")
+    x = ProgramTensor((0,), 1, kind="input")
     values, ops = [x], []
     for call in range(length):
-        y = Tensor((size,), 1)
+        y = ProgramTensor((size,), 1)
         ops.append(Op("do", None, "forward", (values[-1],), (y,), call=call))
         values.append(y)
-    dy = Tensor((size,), 1)
+    dy = ProgramTensor((size,), 1)
     ops.append(Op("loss", None, "backward", (values[-1],), (dy,)))
     for call in range(length - 1, -1, -1):
-        dx = Tensor((size,), 1)
+        dx = ProgramTensor((size,), 1)
         reads = (dy, values[call])
         ops.append(Op("undo", None, "backward", reads, (dx,), call=call))
         dy = dx
@@ -87,14 +87,16 @@ def chain(length, size):
 
 
 def peak(ops):
-    return peak_of(Plan(Program(tuple(ops)), in_place=False).events, 1).nbytes
+    return peak_of(AllocationPlan(Program(tuple(ops)), in_place=False).events, 1).nbytes
 
 
 def test_a_chain_keeps_what_enters_its_pieces_and_the_inside_of_one():
     ops = chain(9, 10)
     # All nine outputs, and a gradient beside that of the loss's.
     assert peak(ops) == 10 * 10
-    segments = [Segment(frozenset(range(a, a + 3)), Residuals.ALL) for a in (0, 3)]
+    segments = [
+        ReplayedSegment(frozenset(range(a, a + 3)), Residuals.ALL) for a in (0, 3)
+    ]
     # Two outputs of pieces, three of the last layers, one gradient.
     assert peak(rematerialized(ops, segments)) == 10 * 6
     assert len(rematerialized(ops, segments)) == len(ops) + 2 * 2 + 2 * 3

@@ -4,7 +4,7 @@ import pytest
 
 from kerasmem.backends.xla.hlo import Flat, Value
 from kerasmem.memory.estimate.traced.on_xla import stored, trial, written
-from kerasmem.memory.program import Plan, peak_of
+from kerasmem.memory.program import AllocationPlan, peak_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -20,7 +20,7 @@ def value(opcode, *operands, shape=(SIDE, SIDE), name=""):
 
 
 def temporary(program):
-    return peak_of(Plan(written(program), in_place=False).events, 1).nbytes
+    return peak_of(AllocationPlan(written(program), in_place=False).events, 1).nbytes
 
 
 def names(program):

@@ -9,28 +9,29 @@ from keras import ops
 from kerasmem.checks import invalid
 from kerasmem.compression.distill.schedules import Number, Scheduled, serialized
 from kerasmem.compression.fields import Config
-from kerasmem.graph.outputs import Task
+from kerasmem.graph.outputs import OutputTask
+from kerasmem.types import Model, Tensor
 
 SMALLEST = 1e-12
 
 
-def flat(features: Any) -> Any:
+def flat(features: Tensor) -> Any:
     """Return features as one vector per sample, (batch, entries)."""
     return ops.reshape(features, (ops.shape(features)[0], -1))
 
 
-def unit(vectors: Any, axis: int = -1) -> Any:
+def unit(vectors: Tensor, axis: int = -1) -> Any:
     """Return vectors of length 1; one of length 0 stays as it is."""
     squares = ops.sum(ops.square(vectors), axis=axis, keepdims=True)
     return vectors / ops.sqrt(ops.maximum(squares, SMALLEST))
 
 
-def products(vectors: Any) -> Any:
+def products(vectors: Tensor) -> Any:
     """Return the dot product of every vector with every other, (batch, batch)."""
     return ops.matmul(vectors, ops.transpose(vectors))
 
 
-def off_diagonal(vectors: Any) -> Any:
+def off_diagonal(vectors: Tensor) -> Any:
     """Return a (batch, batch) matrix of ones with zeros on its diagonal."""
     count = ops.shape(vectors)[0]
     numbers = ops.arange(count)
@@ -38,7 +39,7 @@ def off_diagonal(vectors: Any) -> Any:
     return 1.0 - ops.cast(same, "float32")
 
 
-def batch_size(vectors: Any) -> Any:
+def batch_size(vectors: Tensor) -> Any:
     """Return the number of samples, a float32 scalar."""
     return ops.cast(ops.shape(vectors)[0], "float32")
 
@@ -49,7 +50,7 @@ def huber(difference: Any) -> Any:
     return ops.where(size <= 1, 0.5 * ops.square(difference), size - 0.5)
 
 
-def one_hot(labels: Any, logits: Any) -> Any:
+def one_hot(labels: Tensor, logits: Tensor) -> Any:
     """Return labels as float32 of the shape of logits, (..., classes).
 
     Args:
@@ -114,7 +115,7 @@ class Answers:
         labels: as the data has them, or None.
     """
 
-    task: Task
+    task: OutputTask
     teacher: Any
     student: Any
     temperature: Any
@@ -133,7 +134,7 @@ class OutputLoss(DistillationLoss):
     temperature: Annotated[Number, TEMPERATURE] = 4.0
 
     scheduled: ClassVar[tuple[str, ...]] = ("weight", "temperature")
-    tasks: ClassVar[tuple[Task, ...]] = (Task.CATEGORICAL,)
+    tasks: ClassVar[tuple[OutputTask, ...]] = (OutputTask.CATEGORICAL,)
     needs_labels: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -173,7 +174,7 @@ class FeatureLoss(DistillationLoss):
             self._set("layers", _pairs(self.layers))
 
     @abc.abstractmethod
-    def distances(self, teacher: Any, student: Any) -> Any:
+    def distances(self, teacher: Model, student: Model) -> Any:
         """Return one value per sample, of two float32 features of a batch.
 
         Args:

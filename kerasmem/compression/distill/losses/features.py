@@ -19,9 +19,10 @@ from kerasmem.compression.distill.losses.base import (
     flat,
     unit,
 )
+from kerasmem.types import Model, Tensor
 
 
-def mean_squared_distance(teacher: Any, student: Any) -> Any:
+def mean_squared_distance(teacher: Model, student: Model) -> Any:
     """Return the mean squared difference of all entries, one value per sample."""
     return ops.mean(ops.square(flat(teacher) - flat(student)), axis=-1)
 
@@ -56,7 +57,7 @@ class Features(FeatureLoss):
     name: ClassVar[str] = "features"
     heads: ClassVar[str] = "student"
 
-    def distances(self, teacher: Any, student: Any) -> Any:
+    def distances(self, teacher: Model, student: Model) -> Any:
         """Return one value per sample."""
         return mean_squared_distance(teacher, student)
 
@@ -72,7 +73,7 @@ class Features(FeatureLoss):
         )
 
 
-def attention_map(features: Any, power: float) -> Any:
+def attention_map(features: Tensor, power: float) -> Any:
     """Return the channels' absolute values to a power, summed, as unit vectors.
 
     Args:
@@ -115,7 +116,7 @@ class AttentionTransfer(FeatureLoss):
 
     name: ClassVar[str] = "attention_transfer"
 
-    def distances(self, teacher: Any, student: Any) -> Any:
+    def distances(self, teacher: Model, student: Model) -> Any:
         """Return one value per sample."""
         maps = attention_map(teacher, self.power), attention_map(student, self.power)
         squares = ops.sum(ops.square(maps[0] - maps[1]), axis=-1)

@@ -19,10 +19,11 @@ from kerasmem.compression.distill.losses.base import (
     OutputLoss,
     one_hot,
 )
-from kerasmem.graph.outputs import Task
+from kerasmem.graph.outputs import OutputTask
+from kerasmem.types import Model, Tensor
 
 
-def categorical_divergence(teacher: Any, student: Any, temperature: Any) -> Any:
+def categorical_divergence(teacher: Model, student: Model, temperature: Any) -> Any:
     """Return T^2 KL(teacher || student) over the classes of the last axis.
 
     The factor T^2 keeps the size of the gradient the same for every T.
@@ -38,7 +39,7 @@ def categorical_divergence(teacher: Any, student: Any, temperature: Any) -> Any:
     return temperature**2 * divergence
 
 
-def binary_divergence(teacher: Any, student: Any, temperature: Any) -> Any:
+def binary_divergence(teacher: Model, student: Model, temperature: Any) -> Any:
     """Return T^2 KL(teacher || student) of yes-or-no answers, mean of the last axis."""
     teacher, student = teacher / temperature, student / temperature
     yes = ops.log_sigmoid(teacher) - ops.log_sigmoid(student)
@@ -73,18 +74,18 @@ class Logits(OutputLoss):
     """
 
     name: ClassVar[str] = "logits"
-    tasks: ClassVar[tuple[Task, ...]] = (
-        Task.CATEGORICAL,
-        Task.BINARY,
-        Task.REGRESSION,
+    tasks: ClassVar[tuple[OutputTask, ...]] = (
+        OutputTask.CATEGORICAL,
+        OutputTask.BINARY,
+        OutputTask.REGRESSION,
     )
 
     def distances(self, answers: Answers) -> Any:
         """Return one value for every entry of the output but its last axis."""
         values = answers.teacher, answers.student
-        if answers.task is Task.REGRESSION:
+        if answers.task is OutputTask.REGRESSION:
             return ops.mean(ops.square(values[0] - values[1]), axis=-1)
-        if answers.task is Task.BINARY:
+        if answers.task is OutputTask.BINARY:
             return binary_divergence(*values, answers.temperature)
         return categorical_divergence(*values, answers.temperature)
 
@@ -92,7 +93,9 @@ class Logits(OutputLoss):
 _OUT = 1e4  # taken off the right class's logit: its probability is 0 in float32
 
 
-def target_divergence(teacher: Any, student: Any, target: Any, temperature: Any) -> Any:
+def target_divergence(
+    teacher: Model, student: Model, target: Any, temperature: Any
+) -> Any:
     """Return T^2 KL of right class against all the others (the paper's TCKD).
 
     Args:
@@ -110,7 +113,9 @@ def target_divergence(teacher: Any, student: Any, target: Any, temperature: Any)
     return temperature**2 * (terms[0] + terms[1])
 
 
-def other_divergence(teacher: Any, student: Any, target: Any, temperature: Any) -> Any:
+def other_divergence(
+    teacher: Model, student: Model, target: Any, temperature: Any
+) -> Any:
     """Return T^2 KL of the classes but the right one among themselves (NCKD).
 
     Takes what `target_divergence` does.
@@ -159,7 +164,7 @@ class DKD(OutputLoss):
         return self.alpha * right + self.beta * others
 
 
-def _log_target_and_rest(logits: Any, target: Any) -> tuple[Any, Any]:
+def _log_target_and_rest(logits: Tensor, target: Any) -> tuple[Any, Any]:
     log_all = ops.log_softmax(logits)
     right = ops.sum(log_all * target, axis=-1)
     return right, ops.logsumexp(log_all - _OUT * target, axis=-1)

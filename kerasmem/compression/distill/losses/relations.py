@@ -29,17 +29,18 @@ from kerasmem.compression.distill.losses.base import (
     unit,
 )
 from kerasmem.errors import ConfigError
+from kerasmem.types import Model, Tensor
 
 _GAMMA, _ORDER = 0.4, 2
 _SMALLEST = 1e-7
 
 
-def similarities(features: Any) -> Any:
+def similarities(features: Tensor) -> Any:
     """Return the dot products of a batch's features, each row of length 1."""
     return unit(products(flat(features)))
 
 
-def distances_between(features: Any) -> Any:
+def distances_between(features: Tensor) -> Any:
     """Return the distance of every pair over the mean of all, (batch, batch)."""
     vectors = flat(features)
     away = off_diagonal(vectors)
@@ -49,17 +50,17 @@ def distances_between(features: Any) -> Any:
     return lengths / ops.maximum(mean, SMALLEST)
 
 
-def angles_at(features: Any) -> Any:
+def angles_at(features: Tensor) -> Any:
     """Return the cosine at every sample between every two others, (batch,) * 3."""
     edges = unit(_differences(flat(features)))
     return ops.matmul(edges, ops.transpose(edges, (0, 2, 1)))
 
 
-def _differences(vectors: Any) -> Any:
+def _differences(vectors: Tensor) -> Any:
     return ops.expand_dims(vectors, 0) - ops.expand_dims(vectors, 1)
 
 
-def correlations(features: Any, gamma: float, order: int) -> Any:
+def correlations(features: Tensor, gamma: float, order: int) -> Any:
     """Return the kernel of every pair of samples as a Taylor series, (batch, batch).
 
     Args:
@@ -74,7 +75,7 @@ def correlations(features: Any, gamma: float, order: int) -> Any:
     return math.exp(-2 * gamma) * series
 
 
-def neighbor_probabilities(features: Any) -> Any:
+def neighbor_probabilities(features: Tensor) -> Any:
     """Return the conditional probabilities of all pairs, (batch, batch), rows sum to 1.
 
     They come from the cosine similarity, moved into [0, 1]; the diagonal is 0.
@@ -83,23 +84,23 @@ def neighbor_probabilities(features: Any) -> Any:
     return kernel / ops.maximum(ops.sum(kernel, axis=-1, keepdims=True), _SMALLEST)
 
 
-def _mean_square(teacher: Any, student: Any) -> Any:
+def _mean_square(teacher: Model, student: Model) -> Any:
     squares = ops.square(teacher - student)
     return ops.sum(squares, axis=-1) / batch_size(teacher)
 
 
-def _of_pairs(teacher: Any, student: Any) -> Any:
+def _of_pairs(teacher: Model, student: Model) -> Any:
     others = ops.maximum(batch_size(teacher) - 1, 1.0)
     return ops.sum(huber(teacher - student), axis=-1) / others
 
 
-def _of_triples(teacher: Any, student: Any) -> Any:
+def _of_triples(teacher: Model, student: Model) -> Any:
     count = batch_size(teacher)
     values = huber(teacher - student) * off_diagonal(teacher)
     return ops.sum(values, axis=(1, 2)) / ops.maximum((count - 1) * (count - 2), 1.0)
 
 
-def _divergence(teacher: Any, student: Any) -> Any:
+def _divergence(teacher: Model, student: Model) -> Any:
     p, q = (ops.maximum(matrix, _SMALLEST) for matrix in (teacher, student))
     return ops.sum(off_diagonal(p) * p * (ops.log(p) - ops.log(q)), axis=-1)
 
@@ -178,14 +179,14 @@ class Relational(FeatureLoss):
                 f"order={self.order!r}."
             )
 
-    def distances(self, teacher: Any, student: Any) -> Any:
+    def distances(self, teacher: Model, student: Model) -> Any:
         """Return one value per sample, of its relations to the others."""
         relation, distance = KINDS[self.kind]
         options = (self.gamma, self.order) if self.kind == "correlation" else ()
         return distance(relation(teacher, *options), relation(student, *options))
 
 
-def contrast(teacher: Any, student: Any, temperature: float) -> Any:
+def contrast(teacher: Model, student: Model, temperature: float) -> Any:
     """Return minus the log share of each sample's own partner (InfoNCE).
 
     Args:
@@ -235,7 +236,7 @@ class Contrastive(FeatureLoss):
     name: ClassVar[str] = "contrastive"
     heads: ClassVar[str] = "both"
 
-    def distances(self, teacher: Any, student: Any) -> Any:
+    def distances(self, teacher: Model, student: Model) -> Any:
         """Return one value per sample."""
         return contrast(teacher, student, self.temperature)
 

@@ -5,11 +5,12 @@ from typing import Any
 
 from kerasmem.compression.quantize.aware.places import INSIDE, LINEAR, RoundingPoint
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
-from kerasmem.compression.quantize.static.calls import split
 from kerasmem.compression.quantize.static.plan import Ranges
+from kerasmem.compression.quantize.static.split_layers import split
 from kerasmem.errors import ModelError
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.rebuild import Rebuild, Rewrite
+from kerasmem.types import Model, Tensor
 
 
 class Rounding(Rewrite):
@@ -28,7 +29,7 @@ class Rounding(Rewrite):
     """
 
     def __init__(
-        self, model: Any, points: Mapping[str, RoundingPoint], **options: Any
+        self, model: Model, points: Mapping[str, RoundingPoint], **options: Any
     ) -> None:
         self._options = options
         calls = flatten(model)
@@ -47,12 +48,12 @@ class Rounding(Rewrite):
                 self._add(self.inside, id(within[at]), place)
         self._known = {*points, *tensors, *flatten(model, split).names}
 
-    def run(self, model: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    def run(self, model: Model) -> tuple[Any, list[tuple[Any, Any]]]:
         """Return the new model, and every operation with the new one in its place."""
         rebuild = Rebuild(self)
         return rebuild.run(model), rebuild.pairs
 
-    def after(self, tensor: Any) -> Any | None:
+    def after(self, tensor: Tensor) -> Any | None:
         """Return what rounds a tensor, if it is rounded."""
         return self._layers.get(id(tensor))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.static.plan import Ranges
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers, weights
+from kerasmem.types import Model
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
@@ -51,18 +52,18 @@ class Learned:
                 )
 
 
-def is_aware(model: Any) -> bool:
+def is_aware(model: Model) -> bool:
     """Return whether `quantization_aware` made a model."""
     return learned(model).is_aware
 
 
-def is_static(model: Any) -> bool:
+def is_static(model: Model) -> bool:
     """Return whether `Quantize("int8-static")` rounds activations of a model."""
     has_quantizers = any(isinstance(x, FakeQuantize) for x in sublayers(model))
     return has_quantizers and not is_aware(model)
 
 
-def learned(model: Any) -> Learned:
+def learned(model: Model) -> Learned:
     """Return the scales and ranges of fake quantization; of a plain model nothing."""
     layers, scales, codings = sublayers(model), {}, set()
     quantizers = [layer for layer in layers if isinstance(layer, FakeQuantize)]

@@ -24,7 +24,7 @@ from kerasmem.compression.quantize.aware.places import places, plan_of_training
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.aware.weights import first_scales
 from kerasmem.compression.quantize.config import MIXED, Quantize
-from kerasmem.compression.quantize.layer import Place, round_inside, to_quantized
+from kerasmem.compression.quantize.layer import WeightPlace, round_inside, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import saves_as_keras
 from kerasmem.compression.quantize.static.plan import (
@@ -38,12 +38,13 @@ from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone, compile_as
 from kerasmem.graph.layers import Weight, listed_graph, sublayers
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Model
 
 _NO_RANGES: Ranges = MappingProxyType({})
 
 
 def quantization_aware(
-    model: Any,
+    model: Model,
     quantize: Quantize,
     *,
     activations: bool | None = None,
@@ -128,16 +129,16 @@ def quantization_aware(
         return aware
 
 
-def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[Place]]:
+def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[WeightPlace]]:
     """Return how blocks are to read their weights, by the ids of the blocks.
 
     Args:
         plan: how weights will be stored.
         learned: whether scales are trained.
     """
-    by_block: dict[int, list[Place]] = defaultdict(list)
+    by_block: dict[int, list[WeightPlace]] = defaultdict(list)
     for weight, place in plan:
-        if isinstance(place, Place):
+        if isinstance(place, WeightPlace):
             learns = learned and _has_scales(weight, place.coding)
             fake = replace(place, fake=True, learned=learns, path=weight.path)
             by_block[id(weight.block)].append(fake)
@@ -145,7 +146,6 @@ def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[Place]]
 
 
 def _has_scales(weight: Weight, coding: Any) -> bool:
-    """Return whether a weight has scales to learn: not if frozen, or all zero."""
     if not (weight.variable.trainable and saves_as_keras(weight.owner)):
         return False
     values = finite(to_numpy(weight.variable), weight.path)
@@ -153,7 +153,6 @@ def _has_scales(weight: Weight, coding: Any) -> bool:
 
 
 def _check(fits: Any, expected: str, **received: Any) -> None:
-    """Raise a `ConfigError` unless an argument fits."""
     if not fits:
         values = ", ".join(f"{name}={as_received(x)}" for name, x in received.items())
         raise ConfigError(f"{expected} Received: {values}.")
@@ -226,7 +225,7 @@ def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
     )
 
 
-def _check_model(model: Any, *, rounds: bool) -> None:
+def _check_model(model: Model, *, rounds: bool) -> None:
     if not isinstance(model, keras.Model):
         raise invalid("quantization_aware", "model", model, "a keras.Model")
     why = None

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kerasmem.compression.quantize.fold import fold_plan
-from kerasmem.compression.quantize.static.calls import RELU, activation_of
 from kerasmem.compression.quantize.static.kinds import is_relu, kind_of
 from kerasmem.compression.quantize.static.mostly_float import warn_if_mostly_float
 from kerasmem.compression.quantize.static.partition import plan_of
-from kerasmem.compression.quantize.static.plan import Ends, Plan, Stays
+from kerasmem.compression.quantize.static.plan import Ends, StaticPlan, Stays
+from kerasmem.compression.quantize.static.split_layers import RELU, activation_of
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layer_table import entry_of
+from kerasmem.types import Layer, Model, Operation
 
 _NEVER_NEGATIVE = {
     *("relu", "relu6", "sigmoid", "hard_sigmoid", "softmax", "softplus"),
@@ -24,7 +24,7 @@ LINEAR = "linear"
 """What follows the name of a Dense, for what goes into the activation within it."""
 
 
-def has_linear(layer: Any) -> bool:
+def has_linear(layer: Layer) -> bool:
     """Return whether integers have codes for what an activation within a Dense takes.
 
     A rectifier runs as one with the product.
@@ -51,7 +51,7 @@ class RoundingPoint:
     ends: Ends | None = None
 
 
-def places(model: Any, plan: Plan | None = None) -> dict[str, RoundingPoint]:
+def places(model: Model, plan: StaticPlan | None = None) -> dict[str, RoundingPoint]:
     """Return by the name of a tensor where it is rounded, in the order of the calls.
 
     They are the floats among the model's inputs and the outputs of its calls, what
@@ -81,7 +81,7 @@ def places(model: Any, plan: Plan | None = None) -> dict[str, RoundingPoint]:
     return points if plan is None else _coded(points, plan)
 
 
-def plan_of_training(model: Any, stays: Stays) -> Plan:
+def plan_of_training(model: Model, stays: Stays) -> StaticPlan:
     """Return the plan of a model whose BatchNormalization is folded after a training.
 
     Args:
@@ -98,7 +98,9 @@ def plan_of_training(model: Any, stays: Stays) -> Plan:
     return plan
 
 
-def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, RoundingPoint]:
+def _coded(
+    points: Mapping[str, RoundingPoint], plan: StaticPlan
+) -> dict[str, RoundingPoint]:
     """Return the places of a plan, those behind moves of floats included.
 
     Outputs of a sigmoid or tanh have the one range that LiteRT has for them.
@@ -115,8 +117,7 @@ def _coded(points: Mapping[str, RoundingPoint], plan: Plan) -> dict[str, Roundin
     return {at: replace(p, ends=ranges.get(p.tensor)) for at, p in by_place.items()}
 
 
-def _folded(model: Any, calls: Calls) -> dict[str, str]:
-    """Return calls of products by those of the BatchNormalizations they take up."""
+def _folded(model: Model, calls: Calls) -> dict[str, str]:
     folded_norms = {id(n) for t in fold_plan(model).takers.values() for n in t.norms}
     products: dict[str, str] = {}
     for call in calls.calls:
@@ -152,36 +153,33 @@ def _outputs(
 
 
 def _only_reader(call: Call, calls: Calls) -> Call | None:
-    """Return the one call that reads what `call` makes, None if it is not one."""
     if len(call.outputs) != 1 or call.outputs[0] in calls.outputs:
         return None
     readers = [c for c in calls.calls for i in c.inputs if i == call.outputs[0]]
     return readers[0] if len(readers) == 1 else None
 
 
-def _moves(operation: Any) -> bool:
+def _moves(operation: Operation) -> bool:
     return entry_of(operation, subclasses=True).moves
 
 
 def _runs_as_one(call: Call, reader: Call, folded: Mapping[str, str]) -> bool:
-    """Return whether integers run both calls without the tensor between them."""
     if reader.name in folded:
         return True
     return is_relu(reader.operation) and _takes_relu(call.operation)
 
 
-def _never_negative(operation: Any) -> bool:
+def _never_negative(operation: Operation) -> bool:
     is_function = entry_of(operation, subclasses=True).estimate == "activation"
     name = activation_of(operation) if is_function or _is_product(operation) else None
     return name in _NEVER_NEGATIVE
 
 
-def _is_product(operation: Any) -> bool:
+def _is_product(operation: Operation) -> bool:
     return entry_of(operation, subclasses=True).kernel not in (None, "embedding")
 
 
-def _takes_relu(operation: Any) -> bool:
-    """Return whether integers run a rectifier behind it as a part of it."""
+def _takes_relu(operation: Operation) -> bool:
     if _is_product(operation):
         return activation_of(operation) is None
     kind = kind_of(operation)

@@ -16,6 +16,7 @@ from kerasmem.compression.quantize.aware.rounding import (
 from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import represents, to_numpy
+from kerasmem.types import Layer, Tensor, Tensors
 
 _FIRST, _LAST = 0, 255
 
@@ -94,12 +95,12 @@ class FakeQuantize(keras.layers.Layer):
             factor = max(1.0 + float(to_numpy(self.change)), LEAST)
         return with_zero(low * factor, high * factor) if low < high else None
 
-    def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
+    def compute_output_spec(self, inputs: Tensors, training: Any = None) -> Any:
         """Return the shape and the type of the inputs."""
         del training
         return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Tensors, training: Any = None) -> Any:
         """Return `inputs` rounded, in their own dtype."""
         if self.passes:
             return inputs
@@ -128,8 +129,7 @@ class FakeQuantize(keras.layers.Layer):
         )
         return ops.cast(outputs, inputs.dtype)
 
-    def _seen(self, x: Any) -> Any:
-        """Return the ends of the range with zero in it that a tensor takes."""
+    def _seen(self, x: Tensor) -> Any:
         ops = keras.ops
         x = ops.cast(ops.stop_gradient(x), "float32")
         high = ops.maximum(ops.max(x), 0.0)
@@ -144,15 +144,13 @@ class FakeQuantize(keras.layers.Layer):
         return {**super().get_config(), **own, "ends": self.fixed}
 
 
-def _unless_empty(inputs: Any, now: Any, before: Any) -> Any:
-    """Return `now`, or `before` for no samples, as a replica gets of a small batch."""
+def _unless_empty(inputs: Tensors, now: Any, before: Any) -> Any:
     if inputs.shape[0]:
         return now
     return keras.ops.where(keras.ops.equal(keras.ops.size(inputs), 0), before, now)
 
 
-def _entries(x: Any) -> Any:
-    """Return the number of entries of one sample."""
+def _entries(x: Tensor) -> Any:
     shape = keras.ops.shape(x)[1:]
     if all(isinstance(length, int) for length in shape):
         return float(np.prod(shape))
@@ -171,7 +169,7 @@ class FakeQuantizedInside(keras.layers.Layer):
 class _Dense(FakeQuantizedInside):
     """A Dense that rounds what goes into the activation within it."""
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Tensors, training: Any = None) -> Any:
         """Return the activation of the rounded product."""
         y = keras.ops.matmul(inputs, self.kernel)
         y = y if self.bias is None else keras.ops.add(y, self.bias)
@@ -181,7 +179,7 @@ class _Dense(FakeQuantizedInside):
 class _Separable(FakeQuantizedInside):
     """A separable convolution that rounds what its first kernel gives the second."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensors) -> Any:
         """Return both convolutions, the bias and the activation."""
         ops, form = keras.ops, self.data_format
         within = ops.depthwise_conv(
@@ -197,7 +195,7 @@ class _Separable(FakeQuantizedInside):
         return with_bias_and_activation(self, y)
 
 
-def inside_form(layer: Any) -> type:
+def inside_form(layer: Layer) -> type:
     """Return what a Dense or separable convolution becomes that rounds within."""
     is_dense = entry_of(layer, subclasses=True).kernel == "dense"
     return _Dense if is_dense else _Separable

@@ -17,9 +17,10 @@ import numpy as np
 
 from kerasmem import backends
 from kerasmem.compression.quantize.math import LIMIT
+from kerasmem.types import Tensor
 
 
-def round_symmetric(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
+def round_symmetric(x: Tensor, axes: tuple[int, ...], bits: int = 8) -> Any:
     """Return float weights as `math.quantize` would store them, to the bit.
 
     The scale is that of the largest entry, so no entry is cut off, and the gradient is
@@ -32,7 +33,7 @@ def round_symmetric(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
     """
     ops, limit = keras.ops, LIMIT >> (8 - bits)
 
-    def forward(x: Any) -> Any:
+    def forward(x: Tensor) -> Any:
         largest = ops.max(ops.abs(x), axis=axes, keepdims=True)
         scales = _scales(largest * float(np.float32(1 / limit)))
         return ops.clip(ops.round(x * (1.0 / scales)), -limit, limit) * scales
@@ -40,7 +41,7 @@ def round_symmetric(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
     return _straight_through(forward, x)
 
 
-def round_affine(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
+def round_affine(x: Tensor, axes: tuple[int, ...], bits: int = 8) -> Any:
     """Return float weights as `math.quantize_affine` would store them, to the bit.
 
     Args:
@@ -49,7 +50,7 @@ def round_affine(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
         bits: 8 or 4.
     """
 
-    def forward(x: Any) -> Any:
+    def forward(x: Tensor) -> Any:
         low, width = _range(x, axes)
         scales = _scales(width * float(np.float32(1 / ((1 << bits) - 1))))
         codes, zeros = _affine_codes(x, low, 1.0 / scales, bits)
@@ -58,7 +59,7 @@ def round_affine(x: Any, axes: tuple[int, ...], bits: int = 8) -> Any:
     return _straight_through(forward, x)
 
 
-def round_inputs(x: Any, axes: tuple[int, ...]) -> Any:
+def round_inputs(x: Tensor, axes: tuple[int, ...]) -> Any:
     """Return inputs as the codes, zero points and scales of `input_codes` read.
 
     Args:
@@ -66,14 +67,14 @@ def round_inputs(x: Any, axes: tuple[int, ...]) -> Any:
         axes: axes that share a scale and a zero point.
     """
 
-    def forward(x: Any) -> Any:
+    def forward(x: Tensor) -> Any:
         codes, zeros, scales = input_codes(x, axes)
         return (codes - zeros) * scales
 
     return _straight_through(forward, x)
 
 
-def input_codes(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+def input_codes(x: Tensor, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
     """Return int8 codes of inputs, their zero points and scales, all as float32.
 
     The range of a row is that of its entries and zero. The order of operations is that
@@ -89,28 +90,26 @@ def input_codes(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
     return *_affine_codes(x, low, inverse, 8), 1.0 / inverse
 
 
-def _range(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
-    """Return the lower end and the width of the range of entries and zero."""
+def _range(x: Tensor, axes: tuple[int, ...]) -> tuple[Any, Any]:
     ops = keras.ops
     low = ops.minimum(ops.min(x, axis=axes, keepdims=True), 0.0)
     return low, ops.maximum(ops.max(x, axis=axes, keepdims=True), 0.0) - low
 
 
-def _affine_codes(x: Any, low: Any, inverse: Any, bits: int) -> tuple[Any, Any]:
-    """Return codes and zero points of a range that begins at `low`."""
+def _affine_codes(x: Tensor, low: Any, inverse: Any, bits: int) -> tuple[Any, Any]:
     ops = keras.ops
     least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     zeros = ops.clip(ops.round(least - low * inverse), least, most)
     return ops.clip(ops.round(x * inverse) + zeros, least, most), zeros
 
 
-def round_to_type(x: Any, dtype: str) -> Any:
+def round_to_type(x: Tensor, dtype: str) -> Any:
     """Return float32 values as a smaller float type holds them."""
     ops = keras.ops
     return _straight_through(lambda x: ops.cast(ops.cast(x, dtype), "float32"), x)
 
 
-def round_to_range(x: Any, low: Any, high: Any, bits: int = 8) -> Any:
+def round_to_range(x: Tensor, low: Any, high: Any, bits: int = 8) -> Any:
     """Return floats cut off at a range and rounded to its codes.
 
     The range is moved a little, so that zero gets a code of its own. What is inside of
@@ -133,7 +132,7 @@ def round_to_range(x: Any, low: Any, high: Any, bits: int = 8) -> Any:
     return ops.cast(_rounded_to_codes(exact, *codes), x.dtype)
 
 
-def divided(x: Any, number: float) -> Any:
+def divided(x: Tensor, number: float) -> Any:
     """Return a tensor divided by a number, correctly rounded on every backend."""
     # XLA makes a factor of the division by a constant, and a last bit may be another
     # one; a zero that is known only at run time keeps it from that.
@@ -162,7 +161,7 @@ def nudged(low: Any, high: Any, first: int, last: int) -> tuple[Any, Any, Any]:
 
 
 @keras.ops.custom_gradient
-def _rounded_to_codes(x: Any, start: Any, stop: Any, scale: Any) -> Any:
+def _rounded_to_codes(x: Tensor, start: Any, stop: Any, scale: Any) -> Any:
     ops = keras.ops
     zero = ops.floor(0.5 - start / scale)
     inside = ops.minimum(ops.maximum(x, start), stop)
@@ -177,9 +176,9 @@ def _rounded_to_codes(x: Any, start: Any, stop: Any, scale: Any) -> Any:
     return codes * scale, gradient
 
 
-def _straight_through(forward: Any, x: Any) -> Any:
+def _straight_through(forward: Any, x: Tensor) -> Any:
     @keras.ops.custom_gradient
-    def rounded(x: Any) -> Any:
+    def rounded(x: Tensor) -> Any:
         # Torch names what comes from above, the other backends give it alone.
         return (
             forward(x),
@@ -192,7 +191,6 @@ def _straight_through(forward: Any, x: Any) -> Any:
 
 
 def _scales(exact: Any) -> Any:
-    """Return positive scales: any for zeros, the smallest for what is too small."""
     ops = keras.ops
     scales = ops.where(exact == 0, ops.ones_like(exact), exact)
     return ops.maximum(scales, float(np.finfo(np.float32).tiny))
@@ -206,7 +204,7 @@ _END = 1 + 2.0**-20
 
 
 def round_by_steps(
-    x: Any,
+    x: Tensor,
     relative: Any,
     begin: Any,
     low: Any,
@@ -235,7 +233,7 @@ def round_by_steps(
 
     @ops.custom_gradient
     def rounded(
-        x: Any, relative: Any, begin: Any, low: Any, high: Any, entries: Any
+        x: Tensor, relative: Any, begin: Any, low: Any, high: Any, entries: Any
     ) -> Any:
         steps = ops.maximum(relative, LEAST) * begin
         ratios = x * (1.0 / steps)
@@ -260,8 +258,7 @@ def round_by_steps(
     return rounded(x, relative, begin, *numbers)
 
 
-def _summed_like(steps: Any, x: Any) -> Any:
-    """Return the sums of what shares a step, in the shape of the steps."""
+def _summed_like(steps: Any, x: Tensor) -> Any:
     if len(steps.shape) == 0:
         return keras.ops.sum(x)
     sum_axes = tuple(axis for axis, length in enumerate(steps.shape) if length == 1)

@@ -25,6 +25,7 @@ from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import ModelError
 from kerasmem.graph.computed import named_beside
 from kerasmem.graph.values import represents, to_numpy
+from kerasmem.types import Tensor, Tensors
 
 _SMALLEST = 1e-30
 """A scale below that is of zeros, or as good as that."""
@@ -125,7 +126,7 @@ class FakeQuantizedVariable(StandIn):
         return self.origin.assign(value)
 
     @contextmanager
-    def read_once(self, inputs: Any) -> Iterator[None]:
+    def read_once(self, inputs: Tensors) -> Iterator[None]:
         """Return a scope in which the weight is rounded once, at its begin."""
         del inputs
         with self._read_as(_READ.values.get(id(self))):
@@ -156,8 +157,7 @@ class FakeQuantizedVariable(StandIn):
         exact = keras.ops.cast(value, "float32")
         return keras.ops.cast(self._round(exact), value.dtype)
 
-    def _round(self, x: Any) -> Any:
-        """Return a float32 tensor of the weight's shape as it is once it is stored."""
+    def _round(self, x: Tensor) -> Any:
         coding = self.coding
         if coding.bits == 16:
             return round_to_type(x, coding.dtype)
@@ -170,8 +170,7 @@ class FakeQuantizedVariable(StandIn):
             x = round_codes(x, coding.scale_axes(shape), coding.bits)
         return x if rows is None else rows.restore(x, keras.ops)
 
-    def _round_by_scales(self, x: Any) -> Any:
-        """Return a weight, laid out as it is stored, rounded by the learned scales."""
+    def _round_by_scales(self, x: Tensor) -> Any:
         ops, shape = keras.ops, self._scale_shape
         relative = ops.reshape(1.0 + ops.convert_to_tensor(self.change), shape)
         first = ops.reshape(ops.convert_to_tensor(self.first), shape)
@@ -180,7 +179,6 @@ class FakeQuantizedVariable(StandIn):
         return round_by_steps(x, relative, first, -limit, limit, entries)
 
     def _uncast(self) -> Any:
-        """Return the weight in its own precision, whatever its layer computes in."""
         origin = self.origin
         autocast, origin._autocast = origin._autocast, False
         try:

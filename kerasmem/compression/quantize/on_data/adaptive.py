@@ -80,7 +80,6 @@ def _relaxed(
 
 
 def _towards_ends(part: np.ndarray, step: int) -> np.ndarray | float:
-    """Return the derivative of what it costs to be neither 0 nor 1."""
     late = (step / _STEPS - _WARM_UP) / (1 - _WARM_UP)
     if late <= 0:
         return 0.0

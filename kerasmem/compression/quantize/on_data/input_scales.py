@@ -8,12 +8,11 @@ Source: Lin, Tang, Tang, Yang, Chen, Wang, Xiao, Dang, Gan and Han, "AWQ:
 Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 """
 
-from typing import Any
-
 import numpy as np
 
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.on_data.moments import Moments, matrices, of_matrices
+from kerasmem.types import Layer
 
 _POWERS = np.arange(11) / 10
 _LEAST = 1e-4
@@ -21,7 +20,7 @@ _LEAST = 1e-4
 
 
 def input_scales(
-    layer: Any, kernel: np.ndarray, coding: Coding, moments: Moments
+    layer: Layer, kernel: np.ndarray, coding: Coding, moments: Moments
 ) -> np.ndarray | None:
     """Return what weights are multiplied with once their codes are read.
 
@@ -56,9 +55,8 @@ def input_scales(
 
 
 def _sizes(
-    layer: Any, shape: tuple[int, ...], coding: Coding, moments: Moments
+    layer: Layer, shape: tuple[int, ...], coding: Coding, moments: Moments
 ) -> np.ndarray:
-    """Return how large the inputs of a kernel are, the largest 1."""
     squares = np.einsum("gkk->gk", moments.rounded)[..., None]
     every = of_matrices(layer, np.broadcast_to(squares, shape))
     others = tuple(axis for axis in range(every.ndim) if axis not in coding.axes)

@@ -16,6 +16,7 @@ from kerasmem.errors import DataError
 from kerasmem.graph.kernels import einsum_parts
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Tensor
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,10 @@ class Moments:
 
 
 def _diagonal(matrices: np.ndarray) -> np.ndarray:
-    """Return a view of the diagonals of matrices."""
     return np.einsum("gkk->gk", matrices)
 
 
-def is_product_of_matrices(layer: Any) -> bool:
+def is_product_of_matrices(layer: Layer) -> bool:
     """Return True for a layer that `columns` knows, one of Keras's own."""
     entry = entry_of(layer)
     if getattr(layer, "lora_enabled", False):
@@ -139,11 +139,11 @@ class _Axes:
         return [self.kernel.index(x) for x in self.shared + self.summed + self.free]
 
 
-def _axes(layer: Any) -> _Axes:
+def _axes(layer: Layer) -> _Axes:
     return _Axes(*einsum_parts(layer.equation))
 
 
-def columns(layer: Any, x: Any) -> np.ndarray:
+def columns(layer: Layer, x: Tensor) -> np.ndarray:
     """Return what a layer multiplies with its kernel, float32 (groups, rows, K).
 
     Args:
@@ -183,7 +183,7 @@ def columns(layer: Any, x: Any) -> np.ndarray:
     )
 
 
-def _einsum_columns(layer: Any, x: np.ndarray) -> np.ndarray:
+def _einsum_columns(layer: Layer, x: np.ndarray) -> np.ndarray:
     axes = _axes(layer)
     dots = "." * (x.ndim - len(axes.given.replace("...", "")))
     input_letters = axes.given.replace("...", dots)
@@ -197,7 +197,7 @@ def _einsum_columns(layer: Any, x: np.ndarray) -> np.ndarray:
     return x.transpose(*shared_axes, *rows, *sum_axes).reshape(groups, -1, length)
 
 
-def matrices(layer: Any, kernel: np.ndarray) -> np.ndarray:
+def matrices(layer: Layer, kernel: np.ndarray) -> np.ndarray:
     """Return the kernel of a layer as matrices, (groups, K, outputs)."""
     kind = entry_of(layer).kernel
     if kind == "depthwise":
@@ -212,7 +212,7 @@ def matrices(layer: Any, kernel: np.ndarray) -> np.ndarray:
     return np.moveaxis(rows, 1, 0)
 
 
-def of_matrices(layer: Any, as_matrices: np.ndarray) -> np.ndarray:
+def of_matrices(layer: Layer, as_matrices: np.ndarray) -> np.ndarray:
     """Return the kernel that `matrices` made `as_matrices` of."""
     shape = tuple(layer.kernel.shape)
     if entry_of(layer).kernel == "einsum":
@@ -222,8 +222,7 @@ def of_matrices(layer: Any, as_matrices: np.ndarray) -> np.ndarray:
     return np.moveaxis(as_matrices, 0, 1).reshape(shape)
 
 
-def _groups(layer: Any) -> int:
-    """Return how many sets of channels have nothing to do with each other."""
+def _groups(layer: Layer) -> int:
     if entry_of(layer).kernel == "depthwise":
         return layer.kernel.shape[-2]
     return getattr(layer, "groups", 1)
@@ -288,7 +287,7 @@ class Sums:
 
 
 def _rows(
-    layer: Any, tensors: Sequence[Any], random: np.random.Generator
+    layer: Layer, tensors: Sequence[Any], random: np.random.Generator
 ) -> list[np.ndarray]:
     """Return rows of what `columns` returns of tensors, at the same places.
 

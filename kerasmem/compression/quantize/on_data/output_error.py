@@ -19,6 +19,7 @@ from kerasmem.graph.layers import Weight, blocks, sublayers
 from kerasmem.graph.observe import observe
 from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Layer, Model, Tensors
 
 SAMPLES, BATCH_SIZE = 128, 32
 """Most samples to look at, and how many go through the model at a time at most."""
@@ -30,9 +31,9 @@ _ENOUGH = 1 << 18
 def with_output_error(
     changes: list[WeightChange],
     all_weights: Sequence[Weight],
-    original: Any,
-    quantized: Any,
-    data: Any,
+    original: Model,
+    quantized: Model,
+    data: Dataset,
 ) -> list[WeightChange]:
     """Return changes that tell what quantized layers lose in what they make.
 
@@ -95,7 +96,7 @@ class _Losses:
     """
 
     def __init__(
-        self, original: Any, quantized: Any, homes: Sequence[Sequence[Any]]
+        self, original: Model, quantized: Model, homes: Sequence[Sequence[Any]]
     ) -> None:
         self._homes = homes
         self._twins = {id(b): after for b, after in twin_layers(original, quantized)}
@@ -142,11 +143,9 @@ class _Losses:
         return min((ratio for ratio in ratios if ratio is not None), default=None)
 
     def _first(self, homes: Sequence[Any], other: Any = None) -> Any:
-        """Return the first layer that was seen or is the other one, None without."""
         return next((x for x in homes if x is other or id(x) in self._sums), None)
 
-    def _alone(self, layer: Any) -> AbstractContextManager[None]:
-        """Return a scope in which what was seen within a quantized layer is float."""
+    def _alone(self, layer: Layer) -> AbstractContextManager[None]:
         inner_layers = [x for x in sublayers(layer)[1:] if id(x) in self._sums]
         floats = {id(self._twins[id(x)]): x for x in inner_layers}
         return observing(
@@ -155,7 +154,7 @@ class _Losses:
         )
 
 
-def twin_layers(original: Any, quantized: Any) -> list[tuple[Any, Any]]:
+def twin_layers(original: Model, quantized: Model) -> list[tuple[Any, Any]]:
     """Return every layer of a model, at any depth, with that of its quantized copy."""
     return [
         twins
@@ -164,7 +163,7 @@ def twin_layers(original: Any, quantized: Any) -> list[tuple[Any, Any]]:
     ]
 
 
-def arrays_of(layer: Any, outputs: Any) -> list[np.ndarray] | None:
+def arrays_of(layer: Layer, outputs: Tensors) -> list[np.ndarray] | None:
     """Return tensors as arrays, None for symbols, as a traced loop hands them on."""
     try:
         arrays = [to_numpy(y) for y in keras.tree.flatten(outputs) if y is not None]

@@ -22,6 +22,7 @@ from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import nbytes
+from kerasmem.types import Dataset, Layer, Model, Operation, Tensor
 
 _SAMPLES, _BATCH_SIZE = 512, 16
 
@@ -42,7 +43,7 @@ See = Callable[[int, Any, Any], None]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _LayerGroup:
     """Layers that are looked at together.
 
     Args:
@@ -66,7 +67,7 @@ class Passes:
     """
 
     def __init__(
-        self, models: tuple[Any, Any], layers: Sequence[tuple[Any, Any]], data: Any
+        self, models: tuple[Any, Any], layers: Sequence[tuple[Any, Any]], data: Dataset
     ) -> None:
         self._layers, self._data = layers, data
         size = batch_within(models[1], data, _BATCH_SIZE)
@@ -90,8 +91,7 @@ class Passes:
                 with current().inference():
                     self._copy.go_on(part.end + 1)
 
-    def _plan(self) -> list[_Part]:
-        """Return all layers that are called, in the order of their last calls."""
+    def _plan(self) -> list[_LayerGroup]:
         if not self._layers:
             return []
         first, last, sizes = self._reached()
@@ -104,7 +104,7 @@ class Passes:
             is_cut = all(first[n] > end for n in behind)
             is_held = is_cut and bool(behind) and sizes[end] <= _HELD_BYTES
             if is_held or len(numbers) >= most or not behind:
-                plan.append(_Part(tuple(numbers), end, is_held))
+                plan.append(_LayerGroup(tuple(numbers), end, is_held))
                 numbers = []
         return plan
 
@@ -131,8 +131,7 @@ class Passes:
                 sizes.append(times * sum(map(nbytes, values.values())))
         return first, last, sizes
 
-    def _run(self, part: _Part, see: See) -> None:
-        """Show what the layers of a part are given; the model goes on behind them."""
+    def _run(self, part: _LayerGroup, see: See) -> None:
         exact, copy, is_one = self._exact, self._copy, self._is_one
         is_held = part.is_held and not is_one  # of one model behind the change
         pairs = [self._layers[n] for n in part.layers]
@@ -177,7 +176,7 @@ class Pass:
         batch_size: so many of them go through it at a time.
     """
 
-    def __init__(self, model: Any, data: Any, batch_size: int) -> None:
+    def __init__(self, model: Model, data: Dataset, batch_size: int) -> None:
         self._model, self._data, self._batch_size = model, data, batch_size
         self._calls = flatten(model) if _takes_numbers(model, data) else None
         calls = self._calls.calls if self._calls else ()
@@ -187,7 +186,7 @@ class Pass:
         self._held: list[Values] | None = None
         self.begin = 0
 
-    def first_of(self, layer: Any) -> int:
+    def first_of(self, layer: Layer) -> int:
         """Return the number of the first call that may reach a layer."""
         calls = self._calls.calls if self._calls else ()
         numbers = (n for n, call in enumerate(calls) if _holds(call.operation, layer))
@@ -222,7 +221,7 @@ class Pass:
         for x in input_batches(self._data, _SAMPLES, self._batch_size):
             yield {0: x} if self._calls is None else self._numbered(self._calls, x)
 
-    def _numbered(self, calls: Any, x: Any) -> Values:
+    def _numbered(self, calls: Any, x: Tensor) -> Values:
         arrays = flat_samples(self._model, (x,), _SAMPLES)
         tensors = map(keras.ops.convert_to_tensor, arrays)
         return dict(zip(calls.inputs, tensors, strict=True))
@@ -262,13 +261,13 @@ class Pass:
             yield values
 
 
-def _holds(operation: Any, layer: Any) -> bool:
+def _holds(operation: Operation, layer: Layer) -> bool:
     if not isinstance(operation, keras.layers.Layer):
         return False
     return any(each is layer for each in sublayers(operation))
 
 
-def batch_within(model: Any, data: Any, most: int) -> int:
+def batch_within(model: Model, data: Dataset, most: int) -> int:
     """Return how many samples may go through a model at a time, from 1.
 
     Args:
@@ -285,8 +284,7 @@ def batch_within(model: Any, data: Any, most: int) -> int:
     return most if size is None else max(min(most, _BATCH_BYTES // size), 1)
 
 
-def _takes_numbers(model: Any, data: Any) -> bool:
-    """Return whether the calls of a model can be run one by one on samples."""
+def _takes_numbers(model: Model, data: Dataset) -> bool:
     graph = own_graph(model)
     if graph is None:
         return False

@@ -17,7 +17,7 @@ from kerasmem.compression.quantize.config import (
     NEAREST,
     SECOND_ORDER,
 )
-from kerasmem.compression.quantize.layer import Place
+from kerasmem.compression.quantize.layer import WeightPlace
 from kerasmem.compression.quantize.math import LIMIT, finite
 from kerasmem.compression.quantize.on_data.adaptive import adapted_codes
 from kerasmem.compression.quantize.on_data.input_scales import input_scales
@@ -33,6 +33,7 @@ from kerasmem.compression.quantize.on_data.second_order import second_order_code
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Dataset, Layer
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
@@ -73,7 +74,7 @@ def what_is_done(config: "Quantize") -> str:
 
 
 def round_on_data(
-    models: tuple[Any, Any], config: "Quantize", plan: WeightPlan, data: Any
+    models: tuple[Any, Any], config: "Quantize", plan: WeightPlan, data: Dataset
 ) -> tuple[dict[int, float | None], WeightPlan]:
     """Round kernels of a copy in place, to values that storing leaves as they are.
 
@@ -100,9 +101,9 @@ def round_on_data(
             weight is not finite.
     """
     original, model = models
-    places: dict[int, Place] = {}
+    places: dict[int, WeightPlace] = {}
     for weight, place in plan:
-        if isinstance(place, Place) and place.coding.bits <= _MOST_BITS:
+        if isinstance(place, WeightPlace) and place.coding.bits <= _MOST_BITS:
             finite(to_numpy(weight.variable), weight.path)  # before anything changes
             places[id(weight.variable)] = place
     pairs = [
@@ -141,9 +142,8 @@ def _is_rounded_so(weight: Weight) -> bool:
 
 
 def _round(
-    weight: Weight, moments: Moments, place: Place, config: "Quantize"
-) -> tuple[float | None, Place]:
-    """Round a weight in place; return what is left of it in dB, and its scales."""
+    weight: Weight, moments: Moments, place: WeightPlace, config: "Quantize"
+) -> tuple[float | None, WeightPlace]:
     exact, layer = to_numpy(weight.variable).astype(np.float32), weight.owner
     places = _places(layer, exact, moments, place, config)
     values = matrices(layer, exact).astype(np.float64)
@@ -164,9 +164,12 @@ def _round(
 
 
 def _places(
-    layer: Any, exact: np.ndarray, moments: Moments, place: Place, config: "Quantize"
-) -> list[Place]:
-    """Return in which ways the kernel of a layer may be stored."""
+    layer: Layer,
+    exact: np.ndarray,
+    moments: Moments,
+    place: WeightPlace,
+    config: "Quantize",
+) -> list[WeightPlace]:
     places = [place]
     if config.takes_any_scales:
         places.append(replace(place, closely=True))

@@ -46,7 +46,6 @@ def second_order_codes(
 def _codes(
     rounded: np.ndarray, weights: np.ndarray, steps: np.ndarray, limit: int
 ) -> np.ndarray:
-    """Return the codes of one matrix, (K, outputs)."""
     size, diagonal = len(rounded), np.diagonal(rounded)
     # An input that is always zero says nothing: its weights are rounded to nearest.
     damped_moments = rounded + np.diag(
@@ -75,7 +74,6 @@ def _codes(
 
 
 def _inverse(upper: np.ndarray) -> np.ndarray:
-    """Return the inverse of an upper triangular matrix, by products of its parts."""
     half = len(upper) // 2
     if half < _BLOCK:
         return np.triu(np.linalg.inv(upper))

@@ -24,6 +24,7 @@ from kerasmem.graph.divergence import divergence
 from kerasmem.graph.outputs import describe_outputs
 from kerasmem.graph.values import to_numpy
 from kerasmem.stages import stage
+from kerasmem.types import Dataset, Model
 
 _SAMPLES, _PLACES = 64, 512
 """So many samples tell of a layer, and so many places of outputs, at most."""
@@ -35,10 +36,10 @@ _LEAST_SHARE = 1e-6
 
 
 def sensitivities(
-    model: Any,
+    model: Model,
     layers: Sequence[Any],
     changed: Callable[[int], AbstractContextManager[None]],
-    data: Any,
+    data: Dataset,
 ) -> np.ndarray:
     """Return for each layer how far the outputs go when it alone is changed, in nats.
 
@@ -89,7 +90,6 @@ def _mean(run: Pass, exact: list[Any], measures: list[Any], parts: list[Any]) ->
 
 
 def _variance(batches: Sequence[Any]) -> float:
-    """Return the variance of an output over all batches, above 0."""
     arrays = [to_numpy(keras.ops.cast(y, "float32")).reshape(-1) for y in batches]
     values = np.concatenate(arrays).astype(np.float64)
     power = float(np.mean(values**2))
@@ -98,7 +98,6 @@ def _variance(batches: Sequence[Any]) -> float:
 
 
 def _part(weight: Any, start: int, outputs: list[Any]) -> Any:
-    """Return the weights of a batch that begins at a sample, None without any."""
     leaves = [] if weight is None else keras.tree.flatten(weight)
     if len(leaves) != 1:
         return None

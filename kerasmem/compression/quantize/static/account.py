@@ -13,15 +13,16 @@ from kerasmem.compression.account import decibels
 from kerasmem.compression.quantize.activations import flat_batches
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.config import Calibration
-from kerasmem.compression.quantize.static.plan import Plan
+from kerasmem.compression.quantize.static.plan import StaticPlan
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model, Tensors
 
 
 def account(
-    plan: Plan,
+    plan: StaticPlan,
     blocks: Sequence[Any],
     stored: Sequence[WeightChange],
     ratios: Mapping[int, float | None],
@@ -46,8 +47,7 @@ def account(
     return changes + [change for each in bare for change in _of_bare(plan, each)]
 
 
-def _kinds(plan: Plan, calls: Sequence[Call]) -> tuple[bool, str | None]:
-    """Return whether a call of a layer has a form in int8, and why one has none."""
+def _kinds(plan: StaticPlan, calls: Sequence[Call]) -> tuple[bool, str | None]:
     if not calls:
         return False, "is not used"
     # Of a layer that is taken apart those that have its weights.
@@ -63,7 +63,6 @@ def _of_weight(
     why: str | None,
     ratio: float | None,
 ) -> WeightChange:
-    """Return the change of a weight with what becomes of the calls of its layer."""
     detail = change.detail
     if not change.changed:
         return change if is_coded else replace(change, detail=f"stays float: {why}")
@@ -76,8 +75,7 @@ def _of_weight(
     return replace(change, detail=detail, output_sqnr_db=ratio)
 
 
-def _of_bare(plan: Plan, calls: Sequence[Call]) -> Iterator[WeightChange]:
-    """Yield the changes for the calls that stay float of a layer without weights."""
+def _of_bare(plan: StaticPlan, calls: Sequence[Call]) -> Iterator[WeightChange]:
     for call in calls:
         if call.name in plan.reasons:
             detail = f"stays float: {plan.reasons[call.name]}"
@@ -87,8 +85,7 @@ def _of_bare(plan: Plan, calls: Sequence[Call]) -> Iterator[WeightChange]:
             )
 
 
-def _rounded_outputs(plan: Plan, call: Call) -> list[str]:
-    """Return the names of the outputs of a call, or of the ReLU that is part of it."""
+def _rounded_outputs(plan: StaticPlan, call: Call) -> list[str]:
     step = plan.steps.get(call.name)
     return call.output_names if step is None else [plan.calls.names[step.output]]
 
@@ -98,7 +95,7 @@ SAMPLES = Calibration(samples=128)
 
 
 def output_sqnr_db(
-    plan: Plan, model: Any, rounded: Any, layers: Container[int], data: Any
+    plan: StaticPlan, model: Model, rounded: Any, layers: Container[int], data: Dataset
 ) -> dict[int, float | None]:
     """Return the signal-to-noise ratio of outputs of layers, by the layer's id.
 
@@ -132,11 +129,11 @@ def output_sqnr_db(
             inputs = [keras.ops.convert_to_tensor(x) for x in batch]
             outputs: dict[str, np.ndarray] = {}
 
-            def keep(name: str, value: Any, outputs: Any = outputs) -> None:
+            def keep(name: str, value: Any, outputs: Tensors = outputs) -> None:
                 if name in names:  # rounded ones in the place of others
                     outputs[names[name]] = to_numpy(value)
 
-            def compare(name: str, value: Any, outputs: Any = outputs) -> None:
+            def compare(name: str, value: Any, outputs: Tensors = outputs) -> None:
                 if name in layer_of_name:
                     exact = to_numpy(value).astype(np.float64)
                     apart = exact - outputs.pop(name)

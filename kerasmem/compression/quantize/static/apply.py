@@ -17,17 +17,18 @@ from kerasmem.compression.quantize.repair import correct_biases
 from kerasmem.compression.quantize.static.account import account, output_sqnr_db
 from kerasmem.compression.quantize.static.mostly_float import warn_if_mostly_float
 from kerasmem.compression.quantize.static.partition import plan_of
-from kerasmem.compression.quantize.static.plan import Plan, Ranges, staying_float
+from kerasmem.compression.quantize.static.plan import Ranges, StaticPlan, staying_float
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import listed_graph, weights
 from kerasmem.records import WeightChange
+from kerasmem.types import Dataset, Model
 
 _NO_RANGES: Ranges = MappingProxyType({})
 
 
 def quantize_static(
-    model: Any, config: Quantize, data: Any, known: Ranges = _NO_RANGES
+    model: Model, config: Quantize, data: Dataset, known: Ranges = _NO_RANGES
 ) -> tuple[Any, list[WeightChange]]:
     """Return a model with kernels in int8 and rounded activations, and its account.
 
@@ -95,7 +96,7 @@ def quantize_static(
 
 
 def _fixed(
-    points: Mapping[str, RoundingPoint], plan: Plan, ranges: Ranges
+    points: Mapping[str, RoundingPoint], plan: StaticPlan, ranges: Ranges
 ) -> dict[str, RoundingPoint]:
     """Return the places with their ranges, and the names of all tensors in one.
 
@@ -116,9 +117,8 @@ def _fixed(
 
 
 def _ranges(
-    model: Any, plan: Plan, config: Quantize, data: Any, known: Ranges
+    model: Model, plan: StaticPlan, config: Quantize, data: Dataset, known: Ranges
 ) -> Ranges:
-    """Return the ranges that are known, with those that they lack by calibration."""
     point_names = {place.tensor for place in places(model, plan).values()}
     missing = [name for name in plan.needed(point_names) if name not in known]
     if not missing:
@@ -129,7 +129,7 @@ def _ranges(
     return {each.tensor: (each.low, each.high) for each in ranges} | dict(known)
 
 
-def check_has_ranges(config: Quantize, data: Any, known: Ranges) -> None:
+def check_has_ranges(config: Quantize, data: Dataset, known: Ranges) -> None:
     """Raise if there are neither samples nor ranges that a training has found."""
     if data is None and (config.bias_correction or not known):
         raise _no_data(config)
@@ -144,7 +144,7 @@ def _no_data(config: Quantize, missing: Sequence[str] = ()) -> ConfigError:
     )
 
 
-def _check_graph(model: Any) -> None:
+def _check_graph(model: Model) -> None:
     if listed_graph(model) is None:
         raise ModelError(
             "Activations are rounded between the layers of a model. Expected: a "

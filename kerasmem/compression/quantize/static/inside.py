@@ -7,8 +7,6 @@ Source: Jacob et al., "Quantization and Training of Neural Networks for Efficien
 Integer-Arithmetic-Only Inference", 2018.
 """
 
-from typing import Any
-
 from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.account import matches
 from kerasmem.compression.quantize.activations import Observer
@@ -20,9 +18,12 @@ from kerasmem.compression.quantize.static.apply import check_has_ranges
 from kerasmem.files.data import check_data, input_batches
 from kerasmem.graph.layers import weights
 from kerasmem.graph.observe import observe
+from kerasmem.types import Dataset, Model
 
 
-def activation_scales(model: Any, config: Quantize, data: Any) -> ActivationScales:
+def activation_scales(
+    model: Model, config: Quantize, data: Dataset
+) -> ActivationScales:
     """Return the scale of the inputs of each product that the samples reach.
 
     Args:

@@ -12,15 +12,16 @@ import keras
 import numpy as np
 
 from kerasmem.compression.quantize.kernels import factors, is_sound
-from kerasmem.compression.quantize.static.calls import RELU, activation_of
+from kerasmem.compression.quantize.static.split_layers import RELU, activation_of
 from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer, Operation
 
 MOST_AXES = 5
 """Of a tensor that LiteRT pads."""
 
 
-def unsupported_product(layer: Any, tensors: Sequence[Any]) -> str | None:
+def unsupported_product(layer: Layer, tensors: Sequence[Any]) -> str | None:
     """Tell of a layer with a kernel."""
     if getattr(layer, "lora_enabled", False):
         return "has LoRA weights"
@@ -29,7 +30,7 @@ def unsupported_product(layer: Any, tensors: Sequence[Any]) -> str | None:
     return None if tensors else "has no input"
 
 
-def unsupported_spatial(layer: Any, tensors: Sequence[Any]) -> str | None:
+def unsupported_spatial(layer: Layer, tensors: Sequence[Any]) -> str | None:
     """Tell of a layer that takes pictures or sequences."""
     if getattr(layer, "data_format", None) == "channels_first":
         return "has channels first"
@@ -38,7 +39,7 @@ def unsupported_spatial(layer: Any, tensors: Sequence[Any]) -> str | None:
     return None
 
 
-def unsupported_convolution(layer: Any, tensors: Sequence[Any]) -> str | None:
+def unsupported_convolution(layer: Layer, tensors: Sequence[Any]) -> str | None:
     """Tell of a convolution."""
     if layer.padding not in ("same", "valid", "causal"):
         return f"has padding {layer.padding!r}"
@@ -56,7 +57,7 @@ def unsupported_pair(_: Any, tensors: Sequence[Any]) -> str | None:
     return None if len(one) == len(two) else "takes tensors of two ranks"
 
 
-def unsupported_padding(operation: Any, tensors: Sequence[Any]) -> str | None:
+def unsupported_padding(operation: Operation, tensors: Sequence[Any]) -> str | None:
     """Tell of a padding, in whatever it pads with."""
     if len(tensors) != 1:
         return "pads with a tensor"
@@ -70,7 +71,7 @@ def unsupported_padding(operation: Any, tensors: Sequence[Any]) -> str | None:
     return unsupported_spatial(operation, tensors)
 
 
-def unsupported_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
+def unsupported_affine(layer: Layer, tensors: Sequence[Any]) -> str | None:
     """Tell of a normalization."""
     rank = len(tensors[0].shape)
     axis = getattr(layer, "axis", -1)
@@ -83,7 +84,7 @@ def unsupported_affine(layer: Any, tensors: Sequence[Any]) -> str | None:
     return None
 
 
-def unsupported_move(layer: Any, tensors: Sequence[Any]) -> str | None:
+def unsupported_move(layer: Layer, tensors: Sequence[Any]) -> str | None:
     """Tell of a Flatten or Reshape."""
     shape = tensors[0].shape
     if getattr(layer, "data_format", None) == "channels_first" and len(shape) > 2:
@@ -95,7 +96,7 @@ def unsupported_move(layer: Any, tensors: Sequence[Any]) -> str | None:
 
 
 def affine_factors(
-    layer: Any, shape: Sequence[int | None]
+    layer: Layer, shape: Sequence[int | None]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return factors and offsets of a layer in inference, float64, one per channel.
 
@@ -121,7 +122,6 @@ def affine_factors(
 
 
 def _per_channel(value: Any, shape: Sequence[int | None]) -> np.ndarray | None:
-    """Return what broadcasts over all axes but the last, None if it does not."""
     channels = shape[-1] or 1
     try:
         part = np.asarray(value, np.float64)
@@ -156,7 +156,7 @@ class OpSpec:
     unsupported_call: Callable[..., str | None] = lambda *_, **__: None
 
 
-def kind_of(operation: Any) -> OpSpec | None:
+def kind_of(operation: Operation) -> OpSpec | None:
     """Return the form of an operation in int8, None if it has none."""
     form = entry_of(operation).integer or ""
     if form == "activation":
@@ -165,7 +165,7 @@ def kind_of(operation: Any) -> OpSpec | None:
 
 
 def unsupported_call_of(
-    operation: Any, tensors: Sequence[Any], call: Any
+    operation: Operation, tensors: Sequence[Any], call: Any
 ) -> str | None:
     """Return why one call cannot be computed with codes, None if it can.
 
@@ -181,7 +181,7 @@ def unsupported_call_of(
     return reason or kind.unsupported_call(*args, **kwargs)
 
 
-def is_identity(operation: Any) -> bool:
+def is_identity(operation: Operation) -> bool:
     """Return True for what hands on its input in inference."""
     entry = entry_of(operation)
     if entry.channels == "activation":
@@ -189,8 +189,7 @@ def is_identity(operation: Any) -> bool:
     return entry.identity
 
 
-def _slope(operation: Any) -> float:
-    """Return what a leaky ReLU multiplies negative numbers with."""
+def _slope(operation: Operation) -> float:
     own = getattr(operation, "negative_slope", None)
     # Keras names the slope that its function has of itself nowhere else.
     return float(-keras.activations.leaky_relu(-1.0)) if own is None else float(own)
@@ -201,13 +200,11 @@ def _unsupported_padding_value(_: Any, constant_values: Any = None) -> str | Non
     return None if is_zero else "pads with other numbers than zeros"
 
 
-def _pads_batch(operation: Any) -> bool:
-    """Return whether a `keras.ops.pad` adds samples."""
+def _pads_batch(operation: Operation) -> bool:
     return kind(operation) == "ops.Pad" and tuple(operation.pad_width[0]) != (0, 0)
 
 
 def _product(unsupported: Any) -> OpSpec:
-    """Return the form of a layer that multiplies with a kernel and adds a bias."""
     return OpSpec(unsupported, starts_int8=True, fuses_relu=True)
 
 
@@ -249,11 +246,11 @@ KINDS = {
 """By the word in the column `integer` of the layer table."""
 
 
-def is_relu(operation: Any) -> bool:
+def is_relu(operation: Operation) -> bool:
     """Return True for a ReLU or ReLU6 that is a layer or operation of its own."""
     return kind_of(operation) is _RELU and activation_of(operation) in RELU
 
 
-def is_affine(operation: Any) -> bool:
+def is_affine(operation: Operation) -> bool:
     """Return True for a normalization, which multiplies each channel and adds to it."""
     return kind_of(operation) is _AFFINE

@@ -5,7 +5,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
-from kerasmem.compression.quantize.static.plan import EXCLUDED, Plan
+from kerasmem.compression.quantize.static.plan import EXCLUDED, StaticPlan
 from kerasmem.errors import KerasMemWarning
 from kerasmem.graph.calls import Call
 from kerasmem.graph.layer_table import entry_of
@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.5
 _MOST_NAMED = 3
 
 
-def warn_if_mostly_float(plan: Plan) -> None:
+def warn_if_mostly_float(plan: StaticPlan) -> None:
     """Warns if less than half of the multiplications with kernels have int8 inputs.
 
     Args:
@@ -39,7 +39,7 @@ def warn_if_mostly_float(plan: Plan) -> None:
     )
 
 
-def _multiplications(plan: Plan, call: Call) -> int:
+def _multiplications(plan: StaticPlan, call: Call) -> int:
     """Returns the multiplications of a call with kernels, for one sample.
 
     Open axes count as one position. A layer of an unknown kind counts its kernels at

@@ -1,30 +1,30 @@
 """The partition of a model: rounded where kernels read it, float elsewhere."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.static.calls import split
 from kerasmem.compression.quantize.static.kinds import affine_factors, is_affine
 from kerasmem.compression.quantize.static.plan import (
-    Plan,
+    Int8Call,
     Ranges,
+    StaticPlan,
     Stays,
-    Step,
     make_plan,
 )
+from kerasmem.compression.quantize.static.split_layers import split
 from kerasmem.errors import ModelError
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import flatten
+from kerasmem.types import Model
 
 _COARSE = 4
 """So many of its own steps a normalization may make of one step of what it takes."""
 
 
 def plan_of(
-    model: Any, stays: Stays = lambda _: None, ranges: Ranges | None = None
-) -> Plan:
+    model: Model, stays: Stays = lambda _: None, ranges: Ranges | None = None
+) -> StaticPlan:
     """Return what becomes of every call of a model.
 
     Nothing is rounded where only layers that stay float read it, and layers without a
@@ -58,7 +58,7 @@ def plan_of(
         float_calls |= more
 
 
-def _nothing(model: Any, reasons: Mapping[str, str]) -> ModelError:
+def _nothing(model: Model, reasons: Mapping[str, str]) -> ModelError:
     causes = [f"{name!r} {reason}" for name, reason in reasons.items()]
     is_open = any("open size" in cause for cause in causes)
     advice = " Next: give the Input a fixed shape, such as (224, 224, 3)."
@@ -68,8 +68,7 @@ def _nothing(model: Any, reasons: Mapping[str, str]) -> ModelError:
     )
 
 
-def _apart_in_vain(plan: Plan) -> dict[str, str]:
-    """Return calls that were taken apart and stay float, with the reasons."""
+def _apart_in_vain(plan: StaticPlan) -> dict[str, str]:
     parts = [call for call in plan.calls.calls if call.operation is not call.layer]
     coded_wholes = {call.whole for call in parts if call.name not in plan.reasons}
     float_kernels = {
@@ -86,8 +85,7 @@ def _apart_in_vain(plan: Plan) -> dict[str, str]:
     return reasons
 
 
-def _coded_in_vain(plan: Plan, wanted: set[int]) -> dict[str, str]:
-    """Return calls that do not gain by codes, and before layers that stay float."""
+def _coded_in_vain(plan: StaticPlan, wanted: set[int]) -> dict[str, str]:
     return {
         call.whole: "leads to layers that stay float"
         for call in plan.calls.calls
@@ -96,14 +94,14 @@ def _coded_in_vain(plan: Plan, wanted: set[int]) -> dict[str, str]:
     }
 
 
-def _takes_codes(call: Call, step: Step, wanted: set[int]) -> bool:
+def _takes_codes(call: Call, step: Int8Call, wanted: set[int]) -> bool:
     # What was one layer with a kernel has codes in all of its parts.
     is_part = call.operation is not call.layer
     stays_whole = is_part and bool(getattr(call.layer, "weights", ()))
     return step.kind.starts_int8 or stays_whole or step.output in wanted
 
 
-def _wanted(plan: Plan) -> set[int]:
+def _wanted(plan: StaticPlan) -> set[int]:
     """Return the numbers of tensors that are wanted in codes.
 
     They are taken by what gains by codes or makes some that are wanted. What the model
@@ -121,8 +119,7 @@ def _wanted(plan: Plan) -> set[int]:
     return numbers
 
 
-def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:
-    """Return normalizations of inputs that one scale would leave little of."""
+def _too_coarse(plan: StaticPlan, ranges: Ranges) -> dict[str, str]:
     leading = _leading(plan)
     widths = {name: high - low for name, (low, high) in plan.ranges(ranges).items()}
     reasons = {}
@@ -138,8 +135,7 @@ def _too_coarse(plan: Plan, ranges: Ranges) -> dict[str, str]:
     return reasons
 
 
-def _leading(plan: Plan) -> dict[str, Step]:
-    """Return the steps with no layer before them that gains by codes, by name."""
+def _leading(plan: StaticPlan) -> dict[str, Int8Call]:
     behind: set[int] = set()
     steps = {}
     for name, step in plan.steps.items():

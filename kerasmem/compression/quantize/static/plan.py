@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from kerasmem.compression.quantize.activations import with_zero
-from kerasmem.compression.quantize.static.calls import RELU, activation_of
 from kerasmem.compression.quantize.static.kinds import (
     OpSpec,
     is_identity,
@@ -18,10 +17,12 @@ from kerasmem.compression.quantize.static.kinds import (
     kind_of,
     unsupported_call_of,
 )
+from kerasmem.compression.quantize.static.split_layers import RELU, activation_of
 from kerasmem.errors import ConfigError
 from kerasmem.graph.calls import Call
 from kerasmem.graph.flat_calls import Calls
 from kerasmem.graph.layers import Weight, own_graph
+from kerasmem.types import Model
 
 _NARROWEST = 255 * float(np.finfo(np.float32).tiny)
 """The width of the narrowest range whose step float32 holds exactly."""
@@ -34,7 +35,7 @@ Ranges = Mapping[str, Ends]
 
 
 @dataclass(frozen=True)
-class Step:
+class Int8Call:
     """One call with a form in int8.
 
     Args:
@@ -49,7 +50,7 @@ class Step:
 
 
 @dataclass
-class Plan:
+class StaticPlan:
     """The calls of a model with and without a form in int8.
 
     Args:
@@ -66,7 +67,7 @@ class Plan:
 
     calls: Calls
     same: dict[int, int] = field(default_factory=dict)
-    steps: dict[str, Step] = field(default_factory=dict)
+    steps: dict[str, Int8Call] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
@@ -140,7 +141,6 @@ class Plan:
         }
 
     def _decisive(self, members: list[int]) -> list[str]:
-        """Return the names of those whose ranges the others have, in order."""
         makers = {s.output for s in self.steps.values() if s.kind.keeps_scale}
         numbers = sorted(set(members) - makers or set(members))
         return [self.calls.names[number] for number in numbers]
@@ -177,7 +177,7 @@ def is_range(ends: Any) -> bool:
     return all(map(math.isfinite, ends)) and ends[0] <= ends[1]
 
 
-def named_as_in(copy: Any, model: Any, ranges: Ranges) -> Ranges:
+def named_as_in(copy: Any, model: Model, ranges: Ranges) -> Ranges:
     """Return ranges with those of inputs under the names that a copy has for them.
 
     An input that was given no name has another one in a copy.
@@ -203,7 +203,7 @@ def make_plan(
     calls: Calls,
     stays: Stays = lambda _: None,
     float_calls: Mapping[str, str] | None = None,
-) -> Plan:
+) -> StaticPlan:
     """Return which calls of a model have a form in int8.
 
     A layer with a kernel has one wherever it stands; others only behind one, or at the
@@ -214,7 +214,7 @@ def make_plan(
         stays: tells of layers that are to stay float.
         float_calls: why more calls are to, by their names in the model.
     """
-    plan = Plan(calls)
+    plan = StaticPlan(calls)
     takers = _takers(plan)
     _join_calls_of_one(plan)
     coded_numbers = {number for number in calls.inputs if calls.is_float(number)}
@@ -228,7 +228,7 @@ def make_plan(
             plan.reasons[call.name] = reason or ""
             continue
         inputs = tuple(plan.number(number) for number in call.inputs)
-        step = Step(kind, inputs, call.outputs[0])
+        step = Int8Call(kind, inputs, call.outputs[0])
         step = _with_relu(plan, call, step, takers)
         plan.steps[call.name] = step
         coded_numbers.add(step.output)
@@ -240,8 +240,7 @@ def make_plan(
     return plan
 
 
-def _takers(plan: Plan) -> dict[int, list[Call]]:
-    """Return the calls that take each tensor, and note those that hand it on."""
+def _takers(plan: StaticPlan) -> dict[int, list[Call]]:
     takers: dict[int, list[Call]] = defaultdict(list)
     for call in plan.calls.calls:
         if is_identity(call.operation) and not call.is_trained:
@@ -253,7 +252,7 @@ def _takers(plan: Plan) -> dict[int, list[Call]]:
     return takers
 
 
-def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
+def _why_float(plan: StaticPlan, call: Call, coded: set[int]) -> str | None:
     kind = kind_of(call.operation)
     if kind is None:
         return f"{type(call.operation).__name__} has no form in int8"
@@ -279,9 +278,8 @@ def _why_float(plan: Plan, call: Call, coded: set[int]) -> str | None:
 
 
 def _with_relu(
-    plan: Plan, call: Call, step: Step, takers: dict[int, list[Call]]
-) -> Step:
-    """Return the step with the ReLU that is all that takes its output."""
+    plan: StaticPlan, call: Call, step: Int8Call, takers: dict[int, list[Call]]
+) -> Int8Call:
     after = takers[step.output]
     has_relu = activation_of(call.operation) in RELU
     if not step.kind.fuses_relu or has_relu or plan.ends_in(step.output):
@@ -292,7 +290,7 @@ def _with_relu(
     return replace(step, output=after[0].outputs[0])
 
 
-def _join_calls_of_one(plan: Plan) -> None:
+def _join_calls_of_one(plan: StaticPlan) -> None:
     """Make the tensors share a range that are one in the graph, called several times.
 
     Such are those of a model that is called twice, and those within a shared layer.
@@ -306,5 +304,4 @@ def _join_calls_of_one(plan: Plan) -> None:
 
 
 def _tensors_of(call: Call) -> Sequence[Any]:
-    """Return the tensors of the graph that are the outputs of a call."""
     return (call.part_of or call).nodes[-1].outputs[: len(call.outputs)]

@@ -5,10 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.reduction import contracted
-from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
+from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, LabelledCall
+from kerasmem.graph.channels.labels import (
+    CHANNEL,
+    IN,
+    OUT,
+    LabelledTensor,
+    Labels,
+    axis_of,
+)
 from kerasmem.graph.layers import sublayers
+from kerasmem.types import Layer
 
 
 def multi_head(call: LabelledCall) -> list[np.ndarray]:
@@ -79,12 +87,11 @@ def biased_heads(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
 def _project(
     labels: Labels,
     dense: Any,
-    x: Tensor,
+    x: LabelledTensor,
     channels: tuple[np.ndarray, np.ndarray],
     *,
     silenced: bool = False,
 ) -> None:
-    """Note the labels of a projection to heads and dimensions."""
     labels.weigh_axis(dense.kernel, IN, 0, labels.only_along(x, -1))
     for axis, vector in enumerate(channels):
         # Without its query a dimension has no effect on the scores.
@@ -137,16 +144,17 @@ def attention(call: LabelledCall) -> list[np.ndarray]:
         return call.frozen(f"{call.operation.name!r} is attention of an unknown form")
     keys = key[0] if key else value
     scores = contracted(call.labels, [query, keys], ["bqc", "bkc"], "bqk")
-    weights = Tensor(scores, (query.shape[0], query.shape[1], keys.shape[1]))
+    weights = LabelledTensor(scores, (query.shape[0], query.shape[1], keys.shape[1]))
     return [contracted(call.labels, [weights, value], ["bqk", "bkv"], "bqv")]
 
 
-def _parts(layer: Any) -> dict[str, Any]:
-    """Return the layers inside by name: query, key, value, attention_output, ..."""
+def _parts(layer: Layer) -> dict[str, Any]:
     return {inner.name: inner for inner in sublayers(layer)}
 
 
-def _arguments(call: LabelledCall) -> tuple[Tensor, Tensor, Tensor]:
+def _arguments(
+    call: LabelledCall,
+) -> tuple[LabelledTensor, LabelledTensor, LabelledTensor]:
     names = ("query", "value", "key")
     given = dict(zip(names, call.args, strict=False)) | call.kwargs
     query, value, key = (given.get(name) for name in names)

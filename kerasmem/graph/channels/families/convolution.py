@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
+from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, axis_of
+from kerasmem.types import Layer
 
 
-def channel_axis(layer: Any, rank: int) -> int:
+def channel_axis(layer: Layer, rank: int) -> int:
     """Return the axis of channels of what goes into a layer."""
     return 1 if layer.data_format == "channels_first" else rank - 1
 
@@ -93,7 +94,6 @@ def biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
 
 
 def _finished(call: LabelledCall, channels: np.ndarray) -> np.ndarray:
-    """Note the bias, and return the labels of the output behind the activation."""
     layer = call.operation
     if layer.use_bias:
         call.labels.weigh_axis(layer.bias, CHANNEL, 0, channels)

@@ -4,18 +4,19 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.elementwise import activated
+from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import (
     CHANNEL,
     IN,
     OUT,
+    LabelledTensor,
     Labels,
-    Tensor,
     axis_of,
     varying,
 )
 from kerasmem.graph.kernels import einsum_parts
+from kerasmem.types import Layer
 
 
 def dense(call: LabelledCall) -> list[np.ndarray]:
@@ -94,7 +95,7 @@ def einsum_letters(equation: str) -> tuple[str, str, str] | None:
 
 
 def projected(
-    labels: Labels, layer: Any, x: Tensor, letters: tuple[str, str, str]
+    labels: Labels, layer: Layer, x: LabelledTensor, letters: tuple[str, str, str]
 ) -> np.ndarray:
     """Label an EinsumDense, and return the labels of its output.
 
@@ -122,7 +123,6 @@ def projected(
 
 
 def _weigh_bias(labels: Labels, bias: Any, array: np.ndarray) -> None:
-    """Note the labels of a bias, which has some of the axes of the output."""
     sizes = (1,) * (array.ndim - len(bias.shape)) + tuple(bias.shape)
     shared = [a for a, size in enumerate(sizes) if size == 1 and array.shape[a] > 1]
     if len(shared) < len(varying(array)):
@@ -131,7 +131,6 @@ def _weigh_bias(labels: Labels, bias: Any, array: np.ndarray) -> None:
 
 
 def _placed(array: np.ndarray, letters: list[str], wanted: str) -> np.ndarray:
-    """Return an array with axes as in `wanted`, size 1 where it has none."""
     inside = [c for c in letters if c in wanted]
     order = sorted(range(len(letters)), key=lambda a: wanted.index(letters[a]))
     sizes = {c: array.shape[a] for a, c in enumerate(letters)}

@@ -6,16 +6,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import Addition, ChannelSubset, LabelledCall
+from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import (
     CHANNEL,
+    LabelledTensor,
     Labels,
     Shape,
-    Tensor,
     narrow,
     of_rank,
 )
 from kerasmem.graph.layer_table import entry_of
+from kerasmem.types import Tensor
 
 _POINTWISE = (
     "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_tanh "
@@ -68,10 +69,12 @@ def _broadcast(first: Shape, second: Shape) -> Shape:
 def constants(args: Any, kwargs: Any) -> list[Any]:
     """Return the arrays and variables among the arguments of a call."""
     given = keras.tree.flatten((args, kwargs))
-    return [x for x in given if hasattr(x, "shape") and not isinstance(x, Tensor)]
+    return [
+        x for x in given if hasattr(x, "shape") and not isinstance(x, LabelledTensor)
+    ]
 
 
-def meet(labels: Labels, tensors: Sequence[Tensor], rank: int) -> np.ndarray:
+def meet(labels: Labels, tensors: Sequence[LabelledTensor], rank: int) -> np.ndarray:
     """Unite labels of tensors that are broadcast against each other; return theirs.
 
     A tensor that is stretched along all axes on which others have channels is not
@@ -96,7 +99,6 @@ def _stretched(
     shape: tuple[int | None, ...],
     everyone: Sequence[tuple[np.ndarray, tuple[int | None, ...]]],
 ) -> bool:
-    """Return True for a tensor of one label that others are only multiplied by."""
     if array.size > 1:
         return False
     axes = [
@@ -109,7 +111,7 @@ def _stretched(
 
 
 def activated(
-    labels: Labels, array: np.ndarray, activation: Any, name: str
+    labels: Labels, array: np.ndarray, activation: Tensor, name: str
 ) -> np.ndarray:
     """Return labels behind the activation of a layer."""
     if activation is None or _pointwise(activation):
@@ -120,7 +122,7 @@ def activated(
     return labels.freeze(array, f"the activation of {name!r} is not known")
 
 
-def _pointwise(activation: Any) -> bool:
+def _pointwise(activation: Tensor) -> bool:
     if isinstance(activation, keras.layers.Layer):
         return entry_of(activation).channels == "elementwise"
     return _is_keras(activation) and activation.__name__ in POINTWISE

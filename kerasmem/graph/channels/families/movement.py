@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import ChannelSubset, LabelledCall
+from kerasmem.graph.channels.labelled_calls import ChannelSubset, LabelledCall
 from kerasmem.graph.channels.labels import (
     fits,
     of_rank,
@@ -180,7 +180,6 @@ def _part(part: Any, mask: np.ndarray) -> Any:
 
 
 def _key(call: LabelledCall) -> Key | None:
-    """Return the parts of an index, None where one of them is not known."""
     key = call.args[1]
     # The config of a model gives tuples back as lists.
     parts = list(key) if isinstance(key, list | tuple) else [key]
@@ -228,7 +227,6 @@ def taken_arguments(
 
 
 def _places(call: LabelledCall) -> np.ndarray | None:
-    """Return the places that `ops.take` takes, None where they are not known."""
     given = call.args[1]
     if not isinstance(given, list | tuple | np.ndarray | Integral):
         return None

@@ -5,15 +5,23 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasmem.graph.channels.call import (
+from kerasmem.graph.channels.families.elementwise import activated
+from kerasmem.graph.channels.labelled_calls import (
     Addition,
     ChannelSubset,
     Family,
     LabelledCall,
 )
-from kerasmem.graph.channels.families.elementwise import activated
-from kerasmem.graph.channels.labels import CHANNEL, IN, OUT, Labels, Tensor, axis_of
+from kerasmem.graph.channels.labels import (
+    CHANNEL,
+    IN,
+    OUT,
+    LabelledTensor,
+    Labels,
+    axis_of,
+)
 from kerasmem.graph.layer_table import entry_of
+from kerasmem.types import Layer
 
 
 def recurrent(call: LabelledCall) -> list[np.ndarray]:
@@ -27,13 +35,12 @@ def recurrent(call: LabelledCall) -> list[np.ndarray]:
     return [axis_of(made, -1, len(shape)) for shape in call.shapes]
 
 
-def _states(call: LabelledCall) -> list[Tensor]:
+def _states(call: LabelledCall) -> list[LabelledTensor]:
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
-    return [x for x in keras.tree.flatten(given) if isinstance(x, Tensor)]
+    return [x for x in keras.tree.flatten(given) if isinstance(x, LabelledTensor)]
 
 
-def _units(labels: Labels, layer: Any, x: Tensor) -> np.ndarray:
-    """Note the labels of the weights of a layer, and return those of its units."""
+def _units(labels: Labels, layer: Layer, x: LabelledTensor) -> np.ndarray:
     cell = layer.cell
     gates = cell.kernel.shape[1] // cell.units
     labels.weigh_axis(cell.kernel, IN, 0, labels.only_along(x, -1))
@@ -55,7 +62,7 @@ def recurrent_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any
     return {"units": _unit_count(call.operation, subset)}
 
 
-def _unit_count(layer: Any, subset: ChannelSubset) -> int:
+def _unit_count(layer: Layer, subset: ChannelSubset) -> int:
     return subset.weight_shape(layer.cell.recurrent_kernel)[0]
 
 
@@ -79,7 +86,7 @@ def both_ways(call: LabelledCall) -> list[np.ndarray]:
     return [axis_of(ways[0], -1, call.rank)]
 
 
-def _is_recurrent(layer: Any) -> bool:
+def _is_recurrent(layer: Layer) -> bool:
     return entry_of(layer).channels == "recurrent"
 
 
@@ -127,13 +134,12 @@ def at_every_step(inner: dict[str, Family]) -> Family:
 
 
 def _step(call: LabelledCall) -> LabelledCall:
-    """Return the call of the inner layer on one step."""
     one = call.labels.join(call.x.array, [1])
-    x = _first_step(Tensor(one, call.x.shape))
+    x = _first_step(LabelledTensor(one, call.x.shape))
     shapes = tuple((s[0], *s[2:]) for s in call.shapes)
     made = [_first_step(y) for y in call.outputs]
     return LabelledCall(call.operation.layer, (x,), {}, shapes, call.labels, made)
 
 
-def _first_step(x: Tensor) -> Tensor:
-    return Tensor(x.array[:, 0], (x.shape[0], *x.shape[2:]))
+def _first_step(x: LabelledTensor) -> LabelledTensor:
+    return LabelledTensor(x.array[:, 0], (x.shape[0], *x.shape[2:]))

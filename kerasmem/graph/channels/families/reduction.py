@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from kerasmem.graph.channels.call import ChannelSubset, LabelledCall
 from kerasmem.graph.channels.families.convolution import channel_axis
 from kerasmem.graph.channels.families.elementwise import constants, meet
-from kerasmem.graph.channels.labels import CHANNEL, Labels, Tensor, varying
+from kerasmem.graph.channels.labelled_calls import ChannelSubset, LabelledCall
+from kerasmem.graph.channels.labels import CHANNEL, LabelledTensor, Labels, varying
+from kerasmem.types import Layer
 
 
 def spatial(call: LabelledCall) -> list[np.ndarray]:
@@ -74,7 +75,7 @@ def einsum(call: LabelledCall) -> list[np.ndarray]:
 
 
 def contracted(
-    labels: Labels, tensors: Sequence[Tensor], terms: Sequence[str], output: str
+    labels: Labels, tensors: Sequence[LabelledTensor], terms: Sequence[str], output: str
 ) -> np.ndarray:
     """Label a sum of products; entries that are summed over stay together."""
     placed = []
@@ -89,7 +90,9 @@ def contracted(
         ordered = [left[axis] for axis in order]
         inner = dict(zip(ordered, array.shape, strict=True))
         array = array.reshape([inner.get(letter, 1) for letter in output])
-        placed.append(Tensor(array, tuple(sizes.get(letter, 1) for letter in output)))
+        placed.append(
+            LabelledTensor(array, tuple(sizes.get(letter, 1) for letter in output))
+        )
     return meet(labels, placed, len(output))
 
 
@@ -167,5 +170,5 @@ def with_statistics(call: LabelledCall) -> list[np.ndarray]:
     return [call.x.array]
 
 
-def _own(layer: Any) -> list[Any]:
+def _own(layer: Layer) -> list[Any]:
     return [v for v in layer.weights if len(v.shape) == 1]

@@ -17,16 +17,16 @@ from kerasmem.memory.estimate.pool import block_bytes
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.program import (
-    Op as Op,
-)
-from kerasmem.memory.program import (
-    Plan,
+    AllocationPlan,
     Program,
-    Tensor,
+    ProgramTensor,
     live,
     parts_of,
     peak_of,
     unlimited_bfc,
+)
+from kerasmem.memory.program import (
+    Op as Op,
 )
 from kerasmem.records import MemoryEstimate
 from kerasmem.units import GIB
@@ -105,9 +105,11 @@ def estimate(request: Request) -> MemoryEstimate:
     sizes = [part.nbytes for part in parts]
     libraries = how.held_scratch * (1 + request.training)
     persistent_bytes = sum(sizes) + libraries
-    present = tuple(Tensor((nbytes,), 1) for nbytes in (*sizes, libraries))
+    present = tuple(ProgramTensor((nbytes,), 1) for nbytes in (*sizes, libraries))
     plans = [
-        Plan(replace(step, present=present), in_place=how.in_place, is_first=is_first)
+        AllocationPlan(
+            replace(step, present=present), in_place=how.in_place, is_first=is_first
+        )
         for step, is_first in ((first, not how.one_block), (later, False))
     ]
     peaks = [peak_of(plan.events, how.rounding) for plan in plans]

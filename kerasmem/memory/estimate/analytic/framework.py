@@ -12,9 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kerasmem.memory.allocator.caching import Allocator, CachingAllocator
+from kerasmem.memory.allocator.torch_allocator import Allocator, CachingAllocator
 from kerasmem.memory.estimate import scratch as space
-from kerasmem.memory.program import Op, Tensor, as_ready, as_written, unlimited_bfc
+from kerasmem.memory.program import (
+    Op,
+    ProgramTensor,
+    as_ready,
+    as_written,
+    unlimited_bfc,
+)
 from kerasmem.units import MIB
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
@@ -80,7 +86,7 @@ class Framework:
     """
 
     kernels: str = "tensorflow"
-    ordered: Callable[[Sequence[Op], Sequence[Tensor]], list[Op]] = as_written
+    ordered: Callable[[Sequence[Op], Sequence[ProgramTensor]], list[Op]] = as_written
     updates: str = "each"
     in_place: bool = True
     keeps_outputs: bool = False
@@ -89,7 +95,9 @@ class Framework:
     allocator: Callable[[], Allocator] = unlimited_bfc
     rounding: int = 256
     waste: float = 0.0
-    scratch: Callable[[Tensor, Tensor, Tensor], Scratch] = lambda *_: Scratch()
+    scratch: Callable[[ProgramTensor, ProgramTensor, ProgramTensor], Scratch] = (
+        lambda *_: Scratch()
+    )
     product_scratch: int = 0
     held_scratch: int = 0
     fused_recurrence: bool = False
@@ -99,7 +107,9 @@ class Framework:
     doubt: tuple[float, float] = (0.15, 0.15)
 
 
-def unrolled_images(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
+def unrolled_images(
+    x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor
+) -> Scratch:
     """Return the space that TensorFlow's convolutions take on this machine's CPU.
 
     Both gradients are ready at once, and two space.threads run both.
@@ -109,7 +119,9 @@ def unrolled_images(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
     return Scratch(to_kernel=to_kernel, to_input=to_input, at_once=space.threads() > 1)
 
 
-def turned_operands(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
+def turned_operands(
+    x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor
+) -> Scratch:
     """Return the space that TensorFlow's convolutions take in later steps.
 
     Seen in the allocations of a GPU: the input turned round going forward; both sides,
@@ -123,7 +135,7 @@ def turned_operands(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
     return Scratch(forward, backward, backward, max(trial, backward))
 
 
-def searched(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
+def searched(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> Scratch:
     """Return the space that XLA's choice takes: the mean of both figures, in powers."""
     least = turned_operands(x, y, kernel)
     most = transformed(x, y, kernel)
@@ -135,7 +147,7 @@ def searched(x: Tensor, y: Tensor, kernel: Tensor) -> Scratch:
     return Scratch(between(least.forward), backward, backward, least.trial)
 
 
-def transformed(x: Tensor, y: Tensor, kernel: Tensor) -> int:
+def transformed(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> int:
     """Return the space of a convolution by Fourier transform, 0 if there is none."""
     axes, reach = x.shape[1:-1], kernel.shape[:-2]
     if len(axes) != 2 or y.shape[1:-1] != axes or max(reach) == 1:
@@ -159,7 +171,7 @@ def transformed(x: Tensor, y: Tensor, kernel: Tensor) -> int:
     return min(space.LARGEST_TRIAL, max(whole, tile_bytes))
 
 
-def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
+def fused(ops: Sequence[Op], results: Sequence[ProgramTensor]) -> list[Op]:
     """Return what is left of operations when XLA has merged them.
 
     What works entry by entry is computed where it is read, as often as that is, and
@@ -177,10 +189,10 @@ def fused(ops: Sequence[Op], results: Sequence[Tensor]) -> list[Op]:
         if not (op.fusible or op.reduces):
             results_and_operands |= {x.root for x in op.reads}
     readers = Counter(x.root for op in ops for x in op.reads)
-    sources: dict[Tensor, dict[Tensor, None]] = {}
+    sources: dict[ProgramTensor, dict[ProgramTensor, None]] = {}
     remaining: list[Op] = []
     for op in ops:
-        reads: dict[Tensor, None] = {}
+        reads: dict[ProgramTensor, None] = {}
         for x in op.reads:
             reads |= sources.get(x.root, {x.root: None})
         if op.fusible and op.writes and op.writes[0] not in results_and_operands:

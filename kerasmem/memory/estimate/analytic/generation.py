@@ -12,9 +12,9 @@ from kerasmem.errors import ConfigError
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT
 from kerasmem.memory.estimate.analytic.record import Record, record
-from kerasmem.memory.estimate.generation import Cache, cache_of
+from kerasmem.memory.estimate.generation import KeyValueCache, cache_of
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.program import Op, Tensor
+from kerasmem.memory.program import Op, ProgramTensor
 
 _WRITTEN_OUT = (0.35, 1.1)
 """Doubt where no compiler sees all of it: the peaks of Python's loop over layers."""
@@ -56,9 +56,8 @@ def record_generation(request: Request, how: Framework) -> Record | None:
 
 
 def _prefill(
-    cache: Cache, how: Framework, results: Sequence[Tensor]
-) -> tuple[list[Op], Tensor, list[Op]]:
-    """Return what is before the forward pass, the cache, and what is behind it."""
+    cache: KeyValueCache, how: Framework, results: Sequence[ProgramTensor]
+) -> tuple[list[Op], ProgramTensor, list[Op]]:
     waiting = round(cache.nbytes * (cache.merged if how.one_block else 1))
     early = _cache(waiting - waiting // cache.layers)
     last, cache_tensor = _cache(waiting // cache.layers), _cache(cache.nbytes)
@@ -73,9 +72,8 @@ def _prefill(
 
 
 def _rounds(
-    cache: Cache, how: Framework, stacked: Tensor, probabilities: int
-) -> tuple[list[Op], Tensor]:
-    """Return one round for a token of every sequence, and the cache that it leaves."""
+    cache: KeyValueCache, how: Framework, stacked: ProgramTensor, probabilities: int
+) -> tuple[list[Op], ProgramTensor]:
     size = cache.nbytes * cache.beams
     old, new = _cache(size), _cache(size)
     by_layer = _cache(0 if how.one_block else size)
@@ -95,9 +93,11 @@ def _rounds(
     return ops, new
 
 
-def _cache(nbytes: int) -> Tensor:
-    return Tensor((nbytes,), 1, kind="cache")
+def _cache(nbytes: int) -> ProgramTensor:
+    return ProgramTensor((nbytes,), 1, kind="cache")
 
 
-def _op(name: str, reads: Sequence[Tensor], *writes: Tensor, **more: object) -> Op:
+def _op(
+    name: str, reads: Sequence[ProgramTensor], *writes: ProgramTensor, **more: object
+) -> Op:
     return Op(name, None, "forward", tuple(reads), writes, **more)  # pyright: ignore[reportArgumentType]

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasmem.memory.estimate.analytic.tape import Tape, Tensors
-from kerasmem.memory.program import Shape, Tensor
+from kerasmem.memory.program import ProgramTensor, Shape
 
 
 def pointwise(
     t: Tape,
     name: str,
-    *xs: Tensor,
+    *xs: ProgramTensor,
     needs: Sequence[Tensors | None],
     needs_output: bool = False,
     free: bool = False,
     fusible: bool = True,
-) -> Tensor:
+) -> ProgramTensor:
     """Return the result of an operation that works entry by entry, with broadcasting.
 
     Args:
@@ -39,7 +39,9 @@ def pointwise(
     t.op(name, xs, y, over=() if free else xs, fusible=fusible)
     saved_output = (y,) if needs_output else ()
 
-    def gradient(dy: Tensor, x: Tensor, read: Tensors | None) -> Tensor | None:
+    def gradient(
+        dy: ProgramTensor, x: ProgramTensor, read: Tensors | None
+    ) -> ProgramTensor | None:
         if not x.differentiable:
             return None
         dx = dy
@@ -63,7 +65,7 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(max(sizes) for sizes in zip(*full_shapes, strict=True))
 
 
-def cast(t: Tape, x: Tensor, width: int) -> Tensor:
+def cast(t: Tape, x: ProgramTensor, width: int) -> ProgramTensor:
     """Return `x` in another type, itself if it has it; its gradient converts back."""
     if x.width == width:
         return x
@@ -73,7 +75,9 @@ def cast(t: Tape, x: Tensor, width: int) -> Tensor:
     return y
 
 
-def reduce(t: Tape, x: Tensor, shape: Sequence[int], name: str = "sum") -> Tensor:
+def reduce(
+    t: Tape, x: ProgramTensor, shape: Sequence[int], name: str = "sum"
+) -> ProgramTensor:
     """Return a sum or mean; its gradient is spread over the shape of `x` again."""
     y = t.new(shape, x.width)
     t.op(name, (x,), y, reduces=True)
@@ -81,7 +85,7 @@ def reduce(t: Tape, x: Tensor, shape: Sequence[int], name: str = "sum") -> Tenso
     return y
 
 
-def broadcast_to(t: Tape, x: Tensor, like: Tensor) -> Tensor:
+def broadcast_to(t: Tape, x: ProgramTensor, like: ProgramTensor) -> ProgramTensor:
     """Return `x` repeated to the shape of `like`, in memory of its own."""
     y = t.new(like.shape, like.width, layout=like.layout)
     t.op("spread", (x,), y, fusible=True)
@@ -90,8 +94,12 @@ def broadcast_to(t: Tape, x: Tensor, like: Tensor) -> Tensor:
 
 
 def copy(
-    t: Tape, x: Tensor, shape: Sequence[int], name: str, layout: str | None = None
-) -> Tensor:
+    t: Tape,
+    x: ProgramTensor,
+    shape: Sequence[int],
+    name: str,
+    layout: str | None = None,
+) -> ProgramTensor:
     """Return entries of `x` in memory of their own, in another order or number."""
     y = t.new(shape, x.width, layout=layout or x.layout)
     return single(t, name, (x,), y, fusible=True)
@@ -101,12 +109,12 @@ def single(
     t: Tape,
     name: str,
     xs: Tensors,
-    *outputs: Tensor,
+    *outputs: ProgramTensor,
     keeps: Tensors = (),
     constants: Tensors = (),
     space: int = 0,
     **traits: Any,
-) -> Tensor:
+) -> ProgramTensor:
     """Return the result of an operation whose gradients one other operation makes.
 
     Args:
@@ -122,7 +130,7 @@ def single(
     t.op(name, (*xs, *constants), *outputs, **traits)
     fusible = bool(traits.get("fusible"))
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         dxs = [gradient_of(t, x) for x in xs]
         writes, reads = [dx for dx in dxs if dx is not None], (dy, *keeps)
         t.op(f"{name} gradient", reads, *writes, workspace=space, fusible=fusible)
@@ -132,19 +140,26 @@ def single(
     return outputs[0]
 
 
-def gradient_of(t: Tape, x: Tensor) -> Tensor | None:
+def gradient_of(t: Tape, x: ProgramTensor) -> ProgramTensor | None:
     """Return a new tensor for the gradient of `x`, None if nothing needs it."""
     return t.new(x.shape, x.width, layout=x.layout) if x.differentiable else None
 
 
 def product(
-    t: Tape, name: str, x: Tensor, w: Tensor, shape: Sequence[int], workspace: int = 0
-) -> Tensor:
+    t: Tape,
+    name: str,
+    x: ProgramTensor,
+    w: ProgramTensor,
+    shape: Sequence[int],
+    workspace: int = 0,
+) -> ProgramTensor:
     """Return a matrix product or its like, which keeps both of its operands."""
     y = t.new(shape, x.width)
     t.op(name, (x, w), y, workspace=workspace)
 
-    def gradient(dy: Tensor, other: Tensor, of: Tensor) -> Tensor | None:
+    def gradient(
+        dy: ProgramTensor, other: ProgramTensor, of: ProgramTensor
+    ) -> ProgramTensor | None:
         dx = t.new(of.shape, of.width) if of.differentiable else None
         if dx is not None:
             t.op(f"{name} gradient", (dy, other), dx, workspace=workspace)
@@ -154,7 +169,9 @@ def product(
     return y
 
 
-def product_of_codes(t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int]) -> Tensor:
+def product_of_codes(
+    t: Tape, x: ProgramTensor, kernel: Shape, shape: Sequence[int]
+) -> ProgramTensor:
     """Return a product with floats of codes, which are made again for the gradient.
 
     Args:
@@ -167,7 +184,7 @@ def product_of_codes(t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int]) ->
     if early:
         t.op("dequantize", (), *early)
 
-    def multiplied(name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
+    def multiplied(name: str, x: ProgramTensor, shape: Sequence[int]) -> ProgramTensor:
         floats, y = early or [t.new(kernel, x.width)], t.new(shape, x.width)
         if not early:
             t.op("dequantize", (x,), *floats)
@@ -179,12 +196,12 @@ def product_of_codes(t: Tape, x: Tensor, kernel: Shape, shape: Sequence[int]) ->
     return y
 
 
-def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
+def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> ProgramTensor:
     """Return the concatenation of tensors; its gradient is cut into copies."""
     y = t.new(shape, xs[0].width, layout=xs[0].layout)
     t.op("concatenate", xs, y, fusible=True)
 
-    def cut(dy: Tensor, x: Tensor) -> Tensor | None:
+    def cut(dy: ProgramTensor, x: ProgramTensor) -> ProgramTensor | None:
         piece = gradient_of(t, x)
         if piece is not None:
             t.op("slice", (dy,), piece, fusible=True)
@@ -194,34 +211,34 @@ def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> Tensor:
     return y
 
 
-def add(t: Tape, a: Tensor, b: Tensor) -> Tensor:
+def add(t: Tape, a: ProgramTensor, b: ProgramTensor) -> ProgramTensor:
     """Return `a + b`; nothing is kept."""
     return pointwise(t, "add", a, b, needs=(None, None))
 
 
-def multiply(t: Tape, a: Tensor, b: Tensor) -> Tensor:
+def multiply(t: Tape, a: ProgramTensor, b: ProgramTensor) -> ProgramTensor:
     """Return `a * b`; each operand is kept for the gradient of the other."""
     needs_a = (b,) if a.differentiable else ()
     needs_b = (a,) if b.differentiable else ()
     return pointwise(t, "multiply", a, b, needs=(needs_a, needs_b))
 
 
-def scale(t: Tape, x: Tensor) -> Tensor:
+def scale(t: Tape, x: ProgramTensor) -> ProgramTensor:
     """Return `x` times or plus a number; nothing is kept."""
     return pointwise(t, "scale", x, needs=((),))
 
 
-def of_input(t: Tape, name: str, x: Tensor) -> Tensor:
+def of_input(t: Tape, name: str, x: ProgramTensor) -> ProgramTensor:
     """Return a function of `x` entry by entry whose gradient reads `x`."""
     return pointwise(t, name, x, needs=((x,),))
 
 
-def of_output(t: Tape, name: str, x: Tensor) -> Tensor:
+def of_output(t: Tape, name: str, x: ProgramTensor) -> ProgramTensor:
     """Return a function of `x` entry by entry whose gradient reads the result."""
     return pointwise(t, name, x, needs=((),), needs_output=True)
 
 
-def softmax(t: Tape, x: Tensor, keeps: Tensors = ()) -> Tensor:
+def softmax(t: Tape, x: ProgramTensor, keeps: Tensors = ()) -> ProgramTensor:
     """Return the softmax as XLA has it: one kernel, with the result beside the scores.
 
     Args:
@@ -232,7 +249,7 @@ def softmax(t: Tape, x: Tensor, keeps: Tensors = ()) -> Tensor:
     y = t.new(x.shape, x.width, layout=x.layout)
     t.op("softmax", (x,), y, reduces=True)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         dx, reads = t.new(x.shape, x.width, layout=dy.layout), (dy, *keeps, y)
         t.op("softmax gradient", reads, dx, over=reads, fusible=True)
         return [dx]

@@ -23,7 +23,11 @@ from kerasmem.memory.estimate.analytic.layers.common import (
     multiplies_codes,
     unknown,
 )
-from kerasmem.memory.estimate.analytic.segments import RETURN, Segment, rematerialized
+from kerasmem.memory.estimate.analytic.segments import (
+    RETURN,
+    ReplayedSegment,
+    rematerialized,
+)
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.estimate.analytic.updates import (
     inner_optimizer,
@@ -32,7 +36,8 @@ from kerasmem.memory.estimate.analytic.updates import (
 )
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import Precision, width
-from kerasmem.memory.program import Op, Plan, Program, Tensor, peak_of
+from kerasmem.memory.program import AllocationPlan, Op, Program, ProgramTensor, peak_of
+from kerasmem.types import Layer, Optimizer, Tensor, Variable
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,9 @@ class Record:
     trace: Trace
     how: Framework
 
-    def steps(self, segments: Sequence[Segment] = ()) -> tuple[Program, Program]:
+    def steps(
+        self, segments: Sequence[ReplayedSegment] = ()
+    ) -> tuple[Program, Program]:
         """Return the first step and a later one, in the order in which they run.
 
         Gradients of the step before may still be there in a later one: Keras's torch
@@ -64,13 +71,13 @@ class Record:
         gradients = [x for x in first.results if x.root.kind == "gradient"]
         if not gradients:
             return first, first
-        old = Tensor((sum(x.nbytes for x in gradients),), 1, kind="gradient")
+        old = ProgramTensor((sum(x.nbytes for x in gradients),), 1, kind="gradient")
         hold = Op("hold gradients", None, "forward", (), (old,))
         drop = Op("drop gradients", None, "forward", (old,), ())
         at = next(i for i, op in enumerate(ops) if op.phase == "backward")
         return first, replace(first, ops=(hold, *ops[:at], drop, *ops[at:]))
 
-    def segments_of(self, pieces: Sequence[RecomputedSegment]) -> list[Segment]:
+    def segments_of(self, pieces: Sequence[RecomputedSegment]) -> list[ReplayedSegment]:
         """Return what is computed again, once for each time that it runs."""
         piece_of = {id(node): piece for piece in pieces for node in piece.nodes}
         calls: dict[tuple[RecomputedSegment, tuple[int, ...]], set[int]] = {}
@@ -82,7 +89,7 @@ class Record:
                     calls.setdefault(key, set()).add(number)
                     break
         return [
-            Segment(frozenset(numbers), piece.residuals)
+            ReplayedSegment(frozenset(numbers), piece.residuals)
             for (piece, _), numbers in calls.items()
         ]
 
@@ -116,14 +123,14 @@ def record(request: Request, how: Framework) -> Record | None:
     else:
         results += outputs
     if how.product_scratch and any(op.name == "matmul" for op in tape.ops):
-        space = Tensor((how.product_scratch,), 1, kind="workspace")
+        space = ProgramTensor((how.product_scratch,), 1, kind="workspace")
         tape.ops.insert(0, Op("workspace", None, "forward", (), (space,)))
         results.append(space)
     unknown = frozenset(forward.unknown)
     return Record(Program(tuple(tape.ops), tuple(results), unknown=unknown), calls, how)
 
 
-def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:
+def _train(tape: Tape, optimizer: Optimizer, outputs: list[ProgramTensor]) -> None:
     seeds = [(y, _loss(tape, y)) for y in outputs]
     updates = tape.how.updates
     if updates == "lists":
@@ -148,8 +155,7 @@ def _train(tape: Tape, optimizer: Any, outputs: list[Tensor]) -> None:
         update(variable, clipped_gradient)
 
 
-def _loss(tape: Tape, y: Tensor) -> Tensor:
-    """Return the gradient of the loss; on the way there are probabilities."""
+def _loss(tape: Tape, y: ProgramTensor) -> ProgramTensor:
     likely = tape.new(y.shape, max(FLOAT, y.width))
     tape.op("loss", (y,), likely)
     tape.phase = "backward"
@@ -174,23 +180,23 @@ class Forward:
     """
 
     def __init__(self, tape: Tape, request: Request) -> None:
-        self.inputs: list[Tensor] = []
+        self.inputs: list[ProgramTensor] = []
         self.unknown: set[str] = set()
         self._tape = tape
         self._request = request
         self._precision = Precision(request.model.dtype_policy, request.dtype_policy)
-        self._parameters: dict[int, Tensor] = {}
-        self._known: dict[int, Tensor] = {}
+        self._parameters: dict[int, ProgramTensor] = {}
+        self._known: dict[int, ProgramTensor] = {}
         # Tensors are known by the ids of symbols, which must not be used again.
         self._opened_traces: list[Any] = []
 
-    def opens(self, layer: Any) -> bool:
+    def opens(self, layer: Layer) -> bool:
         """Return whether the operations inside of a layer are recorded instead."""
         return _rule(layer) not in HANDLERS[self._tape.how.kernels]
 
-    def run(self, trace: Trace) -> list[Tensor]:
+    def run(self, trace: Trace) -> list[ProgramTensor]:
         """Record every call and return the model's outputs."""
-        graphs: list[tuple[tuple, list[Tensor]]] = [((), [])]
+        graphs: list[tuple[tuple, list[ProgramTensor]]] = [((), [])]
         for number, call in enumerate(trace.calls):
             self._leave(graphs, call.nodes[:-1])
             with self._tape.inside(_path(call), number):
@@ -202,7 +208,9 @@ class Forward:
         self._return(graphs.pop()[1])
         return [self._known[id(x)] for x in trace.outputs]
 
-    def _leave(self, graphs: list[tuple[tuple, list[Tensor]]], nodes: tuple) -> None:
+    def _leave(
+        self, graphs: list[tuple[tuple, list[ProgramTensor]]], nodes: tuple
+    ) -> None:
         """Free the outputs of graphs that end before a call in other ones.
 
         Args:
@@ -214,7 +222,7 @@ class Forward:
         if nodes != graphs[-1][0]:
             graphs.append((nodes, []))
 
-    def _return(self, outputs: list[Tensor]) -> None:
+    def _return(self, outputs: list[ProgramTensor]) -> None:
         if self._tape.how.keeps_outputs:
             self._tape.op(RETURN, outputs)
 
@@ -246,15 +254,14 @@ class Forward:
 
     def _layer(
         self,
-        layer: Any,
-        xs: list[Tensor],
+        layer: Layer,
+        xs: list[ProgramTensor],
         shapes: tuple,
         size: int,
         names: tuple = (),
         *,
         of_weights: bool = False,
-    ) -> Tensor:
-        """Record one layer and return its first output."""
+    ) -> ProgramTensor:
         name = _rule(layer)
         handler = HANDLERS[self._tape.how.kernels].get(name)
         if handler is None:
@@ -272,8 +279,9 @@ class Forward:
         )
         return handler(self._tape, site, xs)
 
-    def _inner(self, layer: Any, xs: list[Tensor], shape: tuple, size: int) -> Tensor:
-        """Record a layer inside of another one, such as a model, opened if possible."""
+    def _inner(
+        self, layer: Layer, xs: list[ProgramTensor], shape: tuple, size: int
+    ) -> ProgramTensor:
         if not self.opens(layer):
             return self._layer(layer, xs, (shape,), size)
         graph = own_graph(layer)
@@ -281,7 +289,9 @@ class Forward:
         specs = [keras.KerasTensor(x.shape, own or layer.compute_dtype) for x in xs]
         return self._opened(layer, specs, xs)[0]
 
-    def _opened(self, layer: Any, args: Sequence[Any], xs: list[Tensor]) -> list:
+    def _opened(
+        self, layer: Layer, args: Sequence[Any], xs: list[ProgramTensor]
+    ) -> list:
         """Record the calls inside of a layer and return its outputs.
 
         Args:
@@ -298,7 +308,7 @@ class Forward:
                 self._call(call)
         return [self._known[id(y)] for y in trace.outputs]
 
-    def _step_bytes(self, layer: Any, x: Tensor) -> tuple[int, int]:
+    def _step_bytes(self, layer: Layer, x: ProgramTensor) -> tuple[int, int]:
         """Return the bytes that a cell saves per time step, and the bytes of a step.
 
         Args:
@@ -324,10 +334,10 @@ class Forward:
         read = {x.root for op in ops if op.phase != "forward" for x in op.reads}
         own = {y.root for op in ops if op.phase == "forward" for y in op.writes}
         saved_bytes = sum(x.nbytes for x in read & (own | {*xs[1:]}))
-        plan = Plan(Program(tuple(ops), (*outputs,)), in_place=how.in_place)
+        plan = AllocationPlan(Program(tuple(ops), (*outputs,)), in_place=how.in_place)
         return saved_bytes, peak_of(plan.events, how.rounding).nbytes
 
-    def _parameter(self, variable: Any, size: int) -> Tensor:
+    def _parameter(self, variable: Variable, size: int) -> ProgramTensor:
         """Return a variable in the type that a layer computes with.
 
         Floats that stand for codes are no variable: each call that reads them makes
@@ -338,7 +348,7 @@ class Forward:
             self._tape.op("dequantize", (), floats)
             return floats
         if id(variable) not in self._parameters:
-            self._parameters[id(variable)] = Tensor(
+            self._parameters[id(variable)] = ProgramTensor(
                 self._request.sharding.shard_shape(variable),
                 width(self._precision.variable_dtype(variable)),
                 variable.path.rpartition("/")[0] or None,
@@ -349,17 +359,16 @@ class Forward:
 
 
 class _FirstStates(keras.Operation):
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Layer) -> None:
         super().__init__()
         self._layer = layer
 
-    def call(self, x: Any) -> Any:
+    def call(self, x: Tensor) -> Any:
         """Return the states of a recurrent layer before the first time step."""
         return self._layer.get_initial_state(x.shape[0])
 
 
-def _rule(layer: Any) -> str:
-    """Return the name of the class whose rule a layer follows."""
+def _rule(layer: Layer) -> str:
     if gives_logits_of_codes(layer):
         return OF_CODES
     if isinstance(layer, keras.layers.RNN) and class_of_call(layer) is keras.layers.RNN:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from kerasmem.graph.activation_policy import Residuals
 from kerasmem.memory.compress_activations.store import FEWEST, grouping, packed_bytes
-from kerasmem.memory.program import Op, Tensor, by_readiness
+from kerasmem.memory.program import Op, ProgramTensor, by_readiness
 
 BARRIER = "barrier"
 """The name of an operation that does nothing, but only once others are done."""
@@ -37,7 +37,7 @@ class Unit:
     ops: list[Op] = field(default_factory=list[Op])
 
     @property
-    def outputs(self) -> set[Tensor]:
+    def outputs(self) -> set[ProgramTensor]:
         """The memory that it fills."""
         return {y.root for op in self.ops for y in op.writes}
 
@@ -71,7 +71,6 @@ def in_order(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _places(ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]) -> list[int | None]:
-    """Return the number of the piece that each operation is in."""
     piece_of = {call: number for number, calls in enumerate(pieces) for call in calls}
     places = [
         None if op.call is None or op.phase == "optimizer" else piece_of.get(op.call)
@@ -103,7 +102,7 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
         op = ops[number]
         before[number] = frozenset().union(*(maker.get(x.root, ()) for x in op.reads))
         maker.update((y.root, before[number]) for y in op.writes)
-    readers: dict[Tensor, frozenset[int | None]] = {}
+    readers: dict[ProgramTensor, frozenset[int | None]] = {}
     for number in range(len(ops) - 1, -1, -1):
         op, pieces = ops[number], frozenset({places[number]})
         if number in before:
@@ -116,7 +115,7 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class ReplayedSegment:
     """A segment that is recomputed, in one forward pass.
 
     Args:
@@ -129,7 +128,7 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredActivation:
     """An activation that does not wait as it is.
 
     Args:
@@ -139,13 +138,13 @@ class Stored:
         restored: that activation.
     """
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[ProgramTensor, ...]
     pack: tuple[Op, ...]
     unpack: tuple[Op, ...]
-    restored: Tensor
+    restored: ProgramTensor
 
 
-def rematerialized(ops: Sequence[Op], segments: Sequence[Segment]) -> list[Op]:
+def rematerialized(ops: Sequence[Op], segments: Sequence[ReplayedSegment]) -> list[Op]:
     """Return the operations of a step.
 
     Args:
@@ -156,7 +155,7 @@ def rematerialized(ops: Sequence[Op], segments: Sequence[Segment]) -> list[Op]:
     units = units_of(ops, [segment.calls for segment in segments])
     _return_early(units)
     readers = _readers(units)
-    gates: dict[Tensor, Tensor] = {}
+    gates: dict[ProgramTensor, ProgramTensor] = {}
     for number, segment in enumerate(segments):
         forward = units.get((number, "forward"))
         backward = units.get((number, "backward"))
@@ -173,7 +172,6 @@ def rematerialized(ops: Sequence[Op], segments: Sequence[Segment]) -> list[Op]:
 
 
 def _return_early(units: Mapping[object, Unit]) -> None:
-    """Have pieces let go what they make for themselves alone as they end."""
     inner = _inner(units)
     ends = [u for u in units.values() if u.ops[0].name == RETURN]
     for end in ends:
@@ -186,8 +184,7 @@ def _return_early(units: Mapping[object, Unit]) -> None:
         end.ops = [replace(op, reads=tuple(x for x in op.reads if x.root not in inner))]
 
 
-def _inner(units: Mapping[object, Unit]) -> set[Tensor]:
-    """Return what the forward passes of pieces make for themselves alone."""
+def _inner(units: Mapping[object, Unit]) -> set[ProgramTensor]:
     forward = [u for u in units.values() if u.ops[0].phase == "forward"]
     maker = {y: unit for unit in forward if unit.is_piece for y in unit.outputs}
     handed_on = {
@@ -201,8 +198,8 @@ def _inner(units: Mapping[object, Unit]) -> set[Tensor]:
     return maker.keys() - handed_on
 
 
-def _readers(units: Mapping[object, Unit]) -> dict[Tensor, set[Unit]]:
-    units_by_tensor: dict[Tensor, set[Unit]] = {}
+def _readers(units: Mapping[object, Unit]) -> dict[ProgramTensor, set[Unit]]:
+    units_by_tensor: dict[ProgramTensor, set[Unit]] = {}
     for unit in units.values():
         for op in unit.ops:
             for x in op.reads:
@@ -210,8 +207,7 @@ def _readers(units: Mapping[object, Unit]) -> dict[Tensor, set[Unit]]:
     return units_by_tensor
 
 
-def _behind(op: Op, signals: Mapping[Tensor, Tensor]) -> Op:
-    """Return an operation that waits for the whole of each piece that it reads from."""
+def _behind(op: Op, signals: Mapping[ProgramTensor, ProgramTensor]) -> Op:
     awaited_signals = {signals[x.root]: None for x in op.reads if x.root in signals}
     return replace(op, reads=(*op.reads, *awaited_signals)) if awaited_signals else op
 
@@ -219,7 +215,7 @@ def _behind(op: Op, signals: Mapping[Tensor, Tensor]) -> Op:
 class _Piece:
     """Both passes through a piece, as they are without it."""
 
-    def __init__(self, segment: Segment, forward: Unit, backward: Unit) -> None:
+    def __init__(self, segment: ReplayedSegment, forward: Unit, backward: Unit) -> None:
         self._forward = forward
         self._backward = backward
         self._outputs = forward.outputs
@@ -235,17 +231,19 @@ class _Piece:
         self._waiting = [x for x in saved_tensors if x not in self._stored]
         self._waiting += [x for one in self._stored.values() for x in one.tensors]
 
-    def rewritten(self, handed_on: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    def rewritten(
+        self, handed_on: Sequence[ProgramTensor]
+    ) -> dict[ProgramTensor, ProgramTensor]:
         """Rewrite both; return what waits for which of two signals, by tensor.
 
         Args:
             handed_on: the gradients that others read.
         """
-        packing, end = Tensor((0,), 1), Tensor((0,), 1)
+        packing, end = ProgramTensor((0,), 1), ProgramTensor((0,), 1)
         gates = {} if not self._stored else dict.fromkeys(self._outputs, packing)
         gates |= dict.fromkeys(handed_on, end)
         late = self._late()
-        begin = Tensor((0,), 1)
+        begin = ProgramTensor((0,), 1)
         codes = [x for one in self._stored.values() for x in one.tensors]
         upstream = self._read - self._outputs - self._backward.outputs - self._entering
         self._forward.ops = [
@@ -261,7 +259,6 @@ class _Piece:
         return gates
 
     def _late(self) -> list[Op]:
-        """Return what runs once the gradients of what is handed on are there."""
         twins = {y.root: replace(y.root) for op in self._again for y in op.writes}
         twins |= {x: one.restored for x, one in self._stored.items()}
         ends = [
@@ -279,19 +276,19 @@ class _Piece:
     def _of(self, op: Op, phase: str) -> Op:
         return replace(op, layer=self._forward.ops[0].layer, phase=phase)
 
-    def _wait(self, phase: str, reads: Sequence[Tensor], signal: Tensor) -> Op:
+    def _wait(
+        self, phase: str, reads: Sequence[ProgramTensor], signal: ProgramTensor
+    ) -> Op:
         return self._of(Op(BARRIER, None, phase, tuple(reads), (signal,)), phase)
 
 
-def _stored(segment: Segment, x: Tensor) -> Stored | None:
-    """Return how what enters waits, None for as it is."""
+def _stored(segment: ReplayedSegment, x: ProgramTensor) -> StoredActivation | None:
     if segment.residuals is Residuals.NO_FLOATS:
         return zeros(x)
     return packed(x) if segment.residuals is Residuals.EIGHT_BITS else None
 
 
 def _needed(forward: Unit, backward: Unit) -> list[Op]:
-    """Return the operations that make what the gradients read."""
     outputs = forward.outputs
     tensors = {x.root for op in backward.ops for x in op.reads} & outputs
     ops: list[Op] = []
@@ -302,8 +299,9 @@ def _needed(forward: Unit, backward: Unit) -> list[Op]:
     return ops[::-1]
 
 
-def _twin(op: Op, twins: Mapping[Tensor, Tensor], *, again: bool = True) -> Op:
-    """Return an operation that reads twins; one that runs again writes them too."""
+def _twin(
+    op: Op, twins: Mapping[ProgramTensor, ProgramTensor], *, again: bool = True
+) -> Op:
     reads, over, writes = (
         tuple(_tensor(x, twins) for x in side)
         for side in (op.reads, op.over, op.writes)
@@ -312,31 +310,36 @@ def _twin(op: Op, twins: Mapping[Tensor, Tensor], *, again: bool = True) -> Op:
     return replace(op, writes=writes, phase="backward") if again else op
 
 
-def _tensor(x: Tensor, twins: Mapping[Tensor, Tensor]) -> Tensor:
+def _tensor(
+    x: ProgramTensor, twins: Mapping[ProgramTensor, ProgramTensor]
+) -> ProgramTensor:
     twin = twins.get(x.root)
     if twin is None:
         return x
     return twin if x.base is None else replace(x, base=twin)
 
 
-def zeros(x: Tensor) -> Stored:
+def zeros(x: ProgramTensor) -> StoredActivation:
     """Return how nothing waits: one number, and zeros where values are of no use."""
-    number, late = Tensor((1,), x.width, x.layer), Tensor(x.shape, x.width, x.layer)
-    return Stored(
+    number, late = (
+        ProgramTensor((1,), x.width, x.layer),
+        ProgramTensor(x.shape, x.width, x.layer),
+    )
+    return StoredActivation(
         (number,), (_op("zero", (), number),), (_op("zeros", (number,), late),), late
     )
 
 
-def packed(x: Tensor) -> Stored | None:
+def packed(x: ProgramTensor) -> StoredActivation | None:
     """Return how eight bits an entry wait, None where that is not worth it."""
     if x.width > _FLOAT or grouping(x.shape).entries < FEWEST:
         return None
-    codes = Tensor((packed_bytes(x.shape),), 1, x.layer)
-    late = Tensor(x.shape, x.width, x.layer)
-    return Stored((codes,), _pack(x, codes), _unpack(codes, late), late)
+    codes = ProgramTensor((packed_bytes(x.shape),), 1, x.layer)
+    late = ProgramTensor(x.shape, x.width, x.layer)
+    return StoredActivation((codes,), _pack(x, codes), _unpack(codes, late), late)
 
 
-def _pack(x: Tensor, codes: Tensor) -> tuple[Op, ...]:
+def _pack(x: ProgramTensor, codes: ProgramTensor) -> tuple[Op, ...]:
     finite, above, below = (_like(x, 1) for _ in range(3))
     finite_values, first, special, exact, noise, whole = (_like(x) for _ in range(6))
     fraction, total, all_codes = (_like(x) for _ in range(3))
@@ -357,7 +360,7 @@ def _pack(x: Tensor, codes: Tensor) -> tuple[Op, ...]:
     )
 
 
-def _unpack(codes: Tensor, late: Tensor) -> tuple[Op, ...]:
+def _unpack(codes: ProgramTensor, late: ProgramTensor) -> tuple[Op, ...]:
     floats, values, first, special = (_like(late) for _ in range(4))
     is_special, is_infinite, is_nan = (_like(late, 1) for _ in range(3))
     return (
@@ -372,11 +375,14 @@ def _unpack(codes: Tensor, late: Tensor) -> tuple[Op, ...]:
     )
 
 
-def _like(x: Tensor, width: int = _FLOAT) -> Tensor:
-    return Tensor((math.prod(x.shape),), width, x.layer)
+def _like(x: ProgramTensor, width: int = _FLOAT) -> ProgramTensor:
+    return ProgramTensor((math.prod(x.shape),), width, x.layer)
 
 
 def _op(
-    name: str, reads: tuple[Tensor, ...], y: Tensor, over: tuple[Tensor, ...] = ()
+    name: str,
+    reads: tuple[ProgramTensor, ...],
+    y: ProgramTensor,
+    over: tuple[ProgramTensor, ...] = (),
 ) -> Op:
     return Op(name, None, "forward", reads, (y,), over, fusible=True)

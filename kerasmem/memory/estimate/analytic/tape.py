@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerasmem.memory.estimate.analytic.framework import Framework
-from kerasmem.memory.program import Op, Shape, Tensor
+from kerasmem.memory.program import Op, ProgramTensor, Shape
+from kerasmem.types import Variable
 
-Tensors = Sequence[Tensor]
-Pullback = Callable[[Tensor], Sequence[Tensor | None]]
+Tensors = Sequence[ProgramTensor]
+Pullback = Callable[[ProgramTensor], Sequence[ProgramTensor | None]]
 
-Update = Callable[[Tensor, Tensor], None]
+Update = Callable[[ProgramTensor, ProgramTensor], None]
 
 
 @dataclass(eq=False)
@@ -35,7 +36,9 @@ class Tape:
     layer: str | None = None
     call: int | None = None
     phase: str = "forward"
-    gradients: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
+    gradients: dict[ProgramTensor, ProgramTensor] = field(
+        default_factory=dict[ProgramTensor, ProgramTensor]
+    )
     _steps: list[tuple] = field(default_factory=list)
 
     @contextmanager
@@ -48,16 +51,20 @@ class Tape:
         finally:
             self.layer, self.call = before
 
-    def new(self, shape: Sequence[int], width: int, **more: Any) -> Tensor:
+    def new(self, shape: Sequence[int], width: int, **more: Any) -> ProgramTensor:
         """Return a new tensor of the current layer."""
-        return Tensor(tuple(shape), width, self.layer, **more)
+        return ProgramTensor(tuple(shape), width, self.layer, **more)
 
-    def alias(self, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    def alias(
+        self, x: ProgramTensor, shape: Sequence[int] | None = None
+    ) -> ProgramTensor:
         """Return a name for the memory of `x` to which no gradient flows yet."""
         shape = x.shape if shape is None else tuple(shape)
-        return Tensor(shape, x.width, self.layer, x.root, x.kind, layout=x.layout)
+        return ProgramTensor(
+            shape, x.width, self.layer, x.root, x.kind, layout=x.layout
+        )
 
-    def view(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+    def view(self, x: ProgramTensor, shape: Sequence[int]) -> ProgramTensor:
         """Return the same memory under another shape; its gradient is a view too."""
         y = self.alias(x, shape)
         self.pull((x,), y, lambda dy: [self.alias(dy, x.shape)])
@@ -67,7 +74,7 @@ class Tape:
         self,
         name: str,
         reads: Tensors,
-        *outputs: Tensor,
+        *outputs: ProgramTensor,
         over: Tensors = (),
         **more: Any,
     ) -> None:
@@ -76,7 +83,7 @@ class Tape:
         more = {"call": self.call, **more}
         self.ops.append(Op(name, self.layer, self.phase, *sides, **more))
 
-    def pull(self, inputs: Tensors, output: Tensor, pullback: Pullback) -> None:
+    def pull(self, inputs: Tensors, output: ProgramTensor, pullback: Pullback) -> None:
         """Record how a gradient of `output` becomes gradients of `inputs`.
 
         `pullback` takes the gradient and returns one for every input, None for those
@@ -88,7 +95,9 @@ class Tape:
             self._steps.append(step)
 
     def backward(
-        self, seeds: Sequence[tuple[Tensor, Tensor]], update: Update | None = None
+        self,
+        seeds: Sequence[tuple[ProgramTensor, ProgramTensor]],
+        update: Update | None = None,
     ) -> None:
         """Record the backward pass.
 
@@ -99,7 +108,7 @@ class Tape:
         """
         self.phase = "backward"
         pending = Counter(x for inputs, *_ in self._steps for x in inputs)
-        parts: dict[Tensor, list[Tensor]] = defaultdict(list)
+        parts: dict[ProgramTensor, list[ProgramTensor]] = defaultdict(list)
         for x, dx in seeds:
             parts[x].append(dx)
         for inputs, output, pullback, layer, call in reversed(self._steps):
@@ -115,7 +124,10 @@ class Tape:
                         self._finish(x, parts.pop(x, []), update)
 
     def _finish(
-        self, parameter: Tensor, parts: list[Tensor], update: Update | None
+        self,
+        parameter: ProgramTensor,
+        parts: list[ProgramTensor],
+        update: Update | None,
     ) -> None:
         gradient = self._sum(parameter, parts)
         if gradient is None:
@@ -128,7 +140,9 @@ class Tape:
                 update(parameter, gradient)
             self.phase = "backward"
 
-    def _sum(self, x: Tensor, parts: list[Tensor]) -> Tensor | None:
+    def _sum(
+        self, x: ProgramTensor, parts: list[ProgramTensor]
+    ) -> ProgramTensor | None:
         if len(parts) < 2:
             return parts[0] if parts else None
         total = self.new(x.shape, x.width, layout=parts[0].layout)
@@ -159,9 +173,9 @@ class Site:
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
     width: int
-    parameter: Callable[[Any], Tensor]
-    inner: Callable[[Any, list[Tensor], Shape], Tensor]
-    step_bytes: Callable[[Any, Tensor], tuple[int, int]]
+    parameter: Callable[[Any], ProgramTensor]
+    inner: Callable[[Any, list[ProgramTensor], Shape], ProgramTensor]
+    step_bytes: Callable[[Any, ProgramTensor], tuple[int, int]]
     of_weights: bool = False
 
     @property
@@ -169,7 +183,7 @@ class Site:
         """Shape of the first output."""
         return self.shapes[0]
 
-    def weight(self, variable: Any) -> Tensor | None:
+    def weight(self, variable: Variable) -> ProgramTensor | None:
         """Return the tensor of a variable, None for None."""
         return None if variable is None else self.parameter(variable)
 
@@ -179,4 +193,4 @@ class Site:
         return getattr(self.layer, "data_format", None) == "channels_first"
 
 
-Handler = Callable[[Tape, Site, list[Tensor]], Tensor]
+Handler = Callable[[Tape, Site, list[ProgramTensor]], ProgramTensor]

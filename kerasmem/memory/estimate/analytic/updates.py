@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kerasmem.memory.estimate.analytic.tape import Tape
-from kerasmem.memory.program import Tensor
+from kerasmem.memory.program import ProgramTensor
+from kerasmem.types import Optimizer
 
 _LISTS = {
     "SGD": 0,
@@ -19,14 +20,14 @@ _ONE_BY_ONE = 4
 """Copies of one variable in an optimizer that takes them one by one."""
 
 
-def inner_optimizer(optimizer: Any) -> Any:
+def inner_optimizer(optimizer: Optimizer) -> Any:
     """Return the optimizer that updates, inside of one that scales the loss."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def update_by_variable(
-    tape: Tape, optimizer: Any, *, merged: bool
-) -> Callable[[Tensor, Tensor], None]:
+    tape: Tape, optimizer: Optimizer, *, merged: bool
+) -> Callable[[ProgramTensor, ProgramTensor], None]:
     """Return what is done with a gradient as soon as it is there.
 
     XLA makes one merged operation on the variable, TensorFlow some for each moment.
@@ -34,7 +35,7 @@ def update_by_variable(
     inner = inner_optimizer(optimizer)
     plain = type(inner).__name__ == "SGD" and not inner.momentum
 
-    def update(variable: Tensor, gradient: Tensor) -> None:
+    def update(variable: ProgramTensor, gradient: ProgramTensor) -> None:
         if merged:
             tape.op("update", (gradient,), tape.new((0,), 1))
         elif plain:
@@ -45,10 +46,11 @@ def update_by_variable(
     return update
 
 
-def _with_moments(t: Tape, variable: Tensor, gradient: Tensor) -> None:
-    """Adam: two moments, each read again once it is assigned, and their quotient."""
+def _with_moments(t: Tape, variable: ProgramTensor, gradient: ProgramTensor) -> None:
 
-    def new(name: str, x: Tensor, over: Sequence[Tensor] = ()) -> Tensor:
+    def new(
+        name: str, x: ProgramTensor, over: Sequence[ProgramTensor] = ()
+    ) -> ProgramTensor:
         # A gradient of some rows becomes one of all of them here.
         y = t.new(variable.shape, variable.width)
         t.op(name, (x,), y, over=over)
@@ -64,8 +66,7 @@ def _with_moments(t: Tape, variable: Tensor, gradient: Tensor) -> None:
     _assigned(t, quotient)
 
 
-def _chain(t: Tape, x: Tensor, length: int) -> Tensor:
-    """Return what a number of operations make of `x`, one over the other."""
+def _chain(t: Tape, x: ProgramTensor, length: int) -> ProgramTensor:
     for _ in range(length):
         y = t.new(x.shape, x.width)
         t.op("update", (x,), y, over=(x,))
@@ -73,15 +74,16 @@ def _chain(t: Tape, x: Tensor, length: int) -> Tensor:
     return x
 
 
-def _assigned(t: Tape, x: Tensor) -> Tensor:
-    """Return a token that is there once a variable is assigned `x` and read again."""
+def _assigned(t: Tape, x: ProgramTensor) -> ProgramTensor:
     token, read = t.new((0,), 1), t.new((0,), 1)
     t.op("assign", (x,), token)
     t.op("read", (token,), read)
     return read
 
 
-def update_at_once(tape: Tape, optimizer: Any, gradients: Sequence[Tensor]) -> None:
+def update_at_once(
+    tape: Tape, optimizer: Optimizer, gradients: Sequence[ProgramTensor]
+) -> None:
     """Record torch's update, which works on lists of all variables."""
     sizes = [gradient.nbytes for gradient in gradients]
     copies = _LISTS.get(type(inner_optimizer(optimizer)).__name__)

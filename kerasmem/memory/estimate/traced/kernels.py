@@ -6,7 +6,7 @@ of a transformer (TensorFlow 2.21, H200).
 
 from collections.abc import Callable, Sequence
 
-from kerasmem.backends.trace import Operation, Output
+from kerasmem.backends.trace import Operation, OperationOutput
 from kerasmem.memory.estimate import scratch
 
 NOT_ALLOCATING = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp", "_Arg"})
@@ -56,7 +56,9 @@ def writes_over(operation: Operation) -> Sequence[int]:
     return _WRITES_OVER.get(operation.kind, ())
 
 
-def output_bytes(operation: Operation, number: int, inputs: Sequence[Output]) -> int:
+def output_bytes(
+    operation: Operation, number: int, inputs: Sequence[OperationOutput]
+) -> int:
     """Return the bytes of an output, also of one that only its kernel can size."""
     output = operation.outputs[number]
     if not operation.kind.startswith("CudnnRNN") or output.shape is not None:
@@ -66,7 +68,7 @@ def output_bytes(operation: Operation, number: int, inputs: Sequence[Output]) ->
 
 
 def scratch_bytes(
-    operation: Operation, inputs: Sequence[Output], device: str = "gpu"
+    operation: Operation, inputs: Sequence[OperationOutput], device: str = "gpu"
 ) -> list[int]:
     """Return the sizes of what the kernel takes while it runs.
 
@@ -86,7 +88,7 @@ def scratch_bytes(
     return [size for size in rule(operation, inputs) if size] if rule else []
 
 
-def _unrolled(operation: Operation, inputs: Sequence[Output]) -> list[int]:
+def _unrolled(operation: Operation, inputs: Sequence[OperationOutput]) -> list[int]:
     image_at, kernel_at, *_ = CONVOLUTIONS.get(operation.kind, (0, 1))
     if (image_at, kernel_at) == (0, 1):
         return []
@@ -103,13 +105,12 @@ def _rnn_kind(operation: Operation) -> str:
     return mode if mode in scratch.RNN_GATES else "LSTM"
 
 
-def _rnn_sequence(inputs: Sequence[Output]) -> int:
-    """Return the number of samples times steps in time times units."""
+def _rnn_sequence(inputs: Sequence[OperationOutput]) -> int:
     sequence, state = inputs[0].shape or (0, 0), inputs[1].shape or (0,)
     return sequence[0] * sequence[1] * state[-1]
 
 
-def _convolution(operation: Operation, inputs: Sequence[Output]) -> list[int]:
+def _convolution(operation: Operation, inputs: Sequence[OperationOutput]) -> list[int]:
     """Return the turned kernel, the turned image if it is made, and cuDNN's own space.
 
     Its tensor core kernels need channels last, and copy images with channels first;
@@ -126,12 +127,12 @@ def _convolution(operation: Operation, inputs: Sequence[Output]) -> list[int]:
     return sizes
 
 
-def _softmax(operation: Operation, _: Sequence[Output]) -> list[int]:
+def _softmax(operation: Operation, _: Sequence[OperationOutput]) -> list[int]:
     # The largest logit and the sum, both stored once per entry, in float32.
     return [operation.outputs[0].entries * 4] * 2
 
 
-def _einsum(operation: Operation, inputs: Sequence[Output]) -> list[int]:
+def _einsum(operation: Operation, inputs: Sequence[OperationOutput]) -> list[int]:
     """Return the transposed operands and the product, where it is not the output yet.
 
     TensorFlow orders axes as batch, free, contracted (or contracted, free), each by
@@ -157,7 +158,7 @@ def _einsum(operation: Operation, inputs: Sequence[Output]) -> list[int]:
     return sizes
 
 
-_Rule = Callable[[Operation, Sequence[Output]], list[int]]
+_Rule = Callable[[Operation, Sequence[OperationOutput]], list[int]]
 _SCRATCH: dict[str, _Rule] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     "Einsum": _einsum,

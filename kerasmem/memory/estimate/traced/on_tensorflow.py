@@ -9,7 +9,7 @@ from kerasmem.memory import program as pg
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.traced import kernels
-from kerasmem.memory.program import Op, Program, Tensor
+from kerasmem.memory.program import Op, Program, ProgramTensor
 from kerasmem.memory.timeline import Watched, watched
 from kerasmem.memory.timeline.names import Names
 from kerasmem.records import MemoryEstimate
@@ -50,8 +50,8 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
             f"Received: {loops[0]!r}. Next: pass method='measured'."
         )
     step = written(graph, model, request.device)
-    plan = pg.Plan(step, in_place=True)
-    plans = [pg.Plan(step, in_place=True, is_first=True), plan, plan]
+    plan = pg.AllocationPlan(step, in_place=True)
+    plans = [pg.AllocationPlan(step, in_place=True, is_first=True), plan, plan]
     (first, *_, later), pool = pg.live(plans, pg.unlimited_bfc())
     requested_bytes = pg.peak_of(plan.events, 1, step.present).nbytes
     uses_cudnn = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
@@ -99,8 +99,10 @@ class _Writer:
         self._trained = model.trained_sizes()
         self._device = device
         self._phase = "unknown"
-        self._scratch: tuple[Tensor, ...] = ()  # of what another thread still runs
-        self._of: dict[tuple[int, int], Tensor] = {}
+        self._scratch: tuple[
+            ProgramTensor, ...
+        ] = ()  # of what another thread still runs
+        self._of: dict[tuple[int, int], ProgramTensor] = {}
         self._ops: list[Op] = []
         self._first = as_tensors(model)
         self._handles = {
@@ -131,9 +133,11 @@ class _Writer:
             successors=dict(zip(self._handles.values(), last, strict=True)),
         )
 
-    def _outside(self, kind: str) -> tuple[Tensor, ...]:
+    def _outside(self, kind: str) -> tuple[ProgramTensor, ...]:
         return tuple(
-            Tensor((output.nbytes,), 1, kind="input" if kind != "Const" else "value")
+            ProgramTensor(
+                (output.nbytes,), 1, kind="input" if kind != "Const" else "value"
+            )
             for operation in self._operations
             if operation.kind == kind
             for output in operation.outputs
@@ -156,20 +160,20 @@ class _Writer:
         else:
             self._compute(number, operation, sources)
 
-    def _alias(self, number: int, sources: Sequence[Tensor | None]) -> None:
+    def _alias(self, number: int, sources: Sequence[ProgramTensor | None]) -> None:
         for place, x in enumerate(sources):
             if x is not None:
                 self._of[number, place] = replace(x, base=x.root)
 
     def _compute(
-        self, number: int, operation: Operation, sources: Sequence[Tensor | None]
+        self, number: int, operation: Operation, sources: Sequence[ProgramTensor | None]
     ) -> None:
         inputs = [self._operations[i].outputs[k] for i, k in operation.inputs]
         outputs = []
         for place in range(len(operation.outputs)):
             size = kernels.output_bytes(operation, place, inputs)
             if size:
-                self._of[number, place] = Tensor((size,), 1)
+                self._of[number, place] = ProgramTensor((size,), 1)
                 outputs.append(self._of[number, place])
         over = [
             x
@@ -185,18 +189,20 @@ class _Writer:
             sizes = kernels.scratch_bytes(operation, inputs, self._device)
             self._take_scratch(op, operation.kind, sizes)
 
-    def _update(self, operation: Operation, sources: Sequence[Tensor | None]) -> None:
-        """Write to a variable: to a copy of it while somebody else still reads it."""
+    def _update(
+        self, operation: Operation, sources: Sequence[ProgramTensor | None]
+    ) -> None:
         variable = self._variable(operation)
         old = self._last.get(variable)
         if old is None:  # of nobody that the model knows
             self._note(operation, sources)
             return
-        new = self._last[variable] = Tensor(old.shape, 1, old.layer, kind=old.kind)
+        new = self._last[variable] = ProgramTensor(
+            old.shape, 1, old.layer, kind=old.kind
+        )
         self._note(operation, [*sources, old], [new], [old])
 
     def _mark_gradients(self) -> None:
-        """Name what is made backward, is as large as a weight and read to update it."""
         backward_results = {
             y for op in self._ops if op.phase == "backward" for y in op.writes
         }
@@ -218,9 +224,9 @@ class _Writer:
     def _note(
         self,
         operation: Operation,
-        sources: Sequence[Tensor | None],
-        outputs: Sequence[Tensor] = (),
-        over: Sequence[Tensor] = (),
+        sources: Sequence[ProgramTensor | None],
+        outputs: Sequence[ProgramTensor] = (),
+        over: Sequence[ProgramTensor] = (),
     ) -> Op:
         origin = self._names.origin(operation.name)
         if origin.phase != "unknown":
@@ -241,7 +247,9 @@ class _Writer:
         """
         if not sizes:
             return
-        blocks = tuple(Tensor((n,), 1, op.layer, kind="workspace") for n in sizes)
+        blocks = tuple(
+            ProgramTensor((n,), 1, op.layer, kind="workspace") for n in sizes
+        )
         new_ops = [Op(op.name, op.layer, op.phase, (), blocks)]
         if kind in kernels.CONVOLUTIONS and self._device == "gpu":
             trials = (min(_TRIAL_FACTOR * size, _LARGEST_TRIAL) for size in sizes)

@@ -13,10 +13,11 @@ from kerasmem.graph.values import nbytes, other_optimizers
 from kerasmem.memory import program as pg
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.program import Op, Program, Tensor
+from kerasmem.memory.program import Op, Program, ProgramTensor
 from kerasmem.memory.timeline import Watched, watched
 from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import MemoryEstimate
+from kerasmem.types import Model
 from kerasmem.units import MIB
 
 # Nine of ten cases measured on a GPU lay between these multiples of the estimate.
@@ -45,7 +46,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         ) from error
     libraries = library_bytes(request)
     first, peak = (nbytes + libraries for nbytes in peaks)
-    plan = pg.Plan(step, in_place=False)
+    plan = pg.AllocationPlan(step, in_place=False)
     fullest = pg.peak_of(plan.events, ROUNDING_BYTES, step.present)
     return request.answer(
         "traced",
@@ -74,7 +75,6 @@ def library_bytes(request: Request) -> int:
 def _live(
     request: Request, *, fake: bool
 ) -> tuple[list[int], Sequence[MemoryEvent], Program]:
-    """Return the peaks of two steps, and the events and the program of the second."""
     batch = symbolic_batch(request)
     parcel = pack(request.model, request.optimizer, request.dtype_policy)
     steps: list[tuple[int, Sequence[MemoryEvent], Program]] = []
@@ -102,9 +102,8 @@ def _live(
 
 
 def _step(
-    life: Any, model: Any, batch: tuple[Any, ...], *, training: bool
-) -> tuple[Watched, dict[int, Tensor]]:
-    """Let a step happen; return the variables, and what was there by address."""
+    life: Any, model: Model, batch: tuple[Any, ...], *, training: bool
+) -> tuple[Watched, dict[int, ProgramTensor]]:
     description, attachment = watched(model)
     variables = as_tensors(description)
     layers = {variable.name: variable.layer for variable in description.variables}
@@ -116,7 +115,7 @@ def _step(
         old_gradient = variable.value.grad  # by the step before
         if old_gradient is not None:
             layer = layers.get(variable.path)
-            y = Tensor((nbytes(old_gradient),), 1, layer, kind="gradient")
+            y = ProgramTensor((nbytes(old_gradient),), 1, layer, kind="gradient")
             present[life.address(old_gradient)] = y
     unfollow = life.follow(attachment) if training else lambda: None
     tensors = keras.tree.map_structure(
@@ -128,7 +127,9 @@ def _step(
 
 
 def written(
-    events: Sequence[MemoryEvent], present: Mapping[int, Tensor], trained: set[int]
+    events: Sequence[MemoryEvent],
+    present: Mapping[int, ProgramTensor],
+    trained: set[int],
 ) -> Program:
     """Return the program of a step that was recorded.
 
@@ -139,13 +140,13 @@ def written(
     """
     ops: list[Op] = []
     before, alive = [*present.values()], dict(present)
-    made_backward: set[Tensor] = set()
+    made_backward: set[ProgramTensor] = set()
     phase = "unknown"
     for event in events:
         if event.is_allocation:
             phase = event.phase if event.phase != "unknown" else phase
             kind = "workspace" if event.is_scratch else "value"
-            y = Tensor((event.requested_bytes,), 1, event.layer, kind=kind)
+            y = ProgramTensor((event.requested_bytes,), 1, event.layer, kind=kind)
             alive[event.address] = y
             ops.append(Op(event.operation, event.layer, phase, (), (y,)))
             if phase == "backward" and y.nbytes in trained:
@@ -153,7 +154,7 @@ def written(
             continue
         x = alive.pop(event.address, None)
         if x is None:
-            x = Tensor((event.requested_bytes,), 1, kind="rounding")
+            x = ProgramTensor((event.requested_bytes,), 1, kind="rounding")
             before.append(x)
         elif x in made_backward and phase == "optimizer":
             x.kind = "gradient"

@@ -20,7 +20,7 @@ from kerasmem.memory import program as pg
 from kerasmem.memory.estimate import pool, scratch
 from kerasmem.memory.estimate.inputs import as_tensors, symbolic_batch
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.program import Op, Program, Tensor
+from kerasmem.memory.program import Op, Program, ProgramTensor
 from kerasmem.memory.timeline import Watched, watched
 from kerasmem.memory.timeline.names import Names
 from kerasmem.records import EstimatePart, MemoryEstimate
@@ -51,7 +51,7 @@ _SMALL = 1024
 _TRIAL_COPIES = 3
 
 
-class Stored(NamedTuple):
+class StoredBuffer(NamedTuple):
     """What is stored.
 
     Args:
@@ -100,7 +100,6 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
 def _planned_by_xla(
     request: Request, _model: Watched, followed: Followed, sums: Sums
 ) -> tuple[int, int]:
-    """Return the temporary bytes and those that are tried; add to `sums` what fills."""
     batch, tell = symbolic_batch(request), tracer().compiled_bytes
     temporary_bytes = tell(followed, batch, step=request.step)
     sums["input", None] += sum(map(nbytes, keras.tree.flatten(batch)))
@@ -111,7 +110,6 @@ def _planned_by_xla(
 def _imitated(
     request: Request, model: Watched, followed: Followed, sums: Sums
 ) -> tuple[int, int]:
-    """Return the same by the program before XLA compiles it."""
     batch, tell = symbolic_batch(request), tracer().step_module
     flat = read_flat(tell(followed, batch, step=request.step))
     names = Names(model, "tensorflow" if request.backend == "tensorflow" else "xla")
@@ -120,7 +118,7 @@ def _imitated(
         return names.place(value.name, value.nbytes)
 
     step = written(flat, place, fused=request.jit_compile)
-    plan = pg.Plan(step, in_place=False)
+    plan = pg.AllocationPlan(step, in_place=False)
     fullest = pg.peak_of(plan.events, rounding=1)
     # The parameters beyond the variables are the batch.
     parameter_bytes = sum(v.nbytes for v in flat.values if v.opcode == "parameter")
@@ -137,13 +135,14 @@ def _imitated(
 
 
 def _in_pool(model: Watched, planned: int, batch_bytes: int) -> int:
-    """Return the peak when all temporary memory is one block of a BFC pool."""
-    batch, block = (Tensor((nbytes,), 1) for nbytes in (batch_bytes, planned))
+    batch, block = (ProgramTensor((nbytes,), 1) for nbytes in (batch_bytes, planned))
     variables = as_tensors(model)
     begin = Op("input", None, "input", (), (batch,))
     step = Op("step", None, "forward", (), (block,))
     program = Program((begin, step), (batch, *variables), variables)
-    (peak,), _ = pg.live([pg.Plan(program, in_place=False)], pg.unlimited_bfc())
+    (peak,), _ = pg.live(
+        [pg.AllocationPlan(program, in_place=False)], pg.unlimited_bfc()
+    )
     return peak.nbytes
 
 
@@ -163,7 +162,7 @@ def written(
     """
     what = stored(flat, fused=fused)
     tensors = {
-        number: Tensor((value.nbytes,), 1, layer, kind=kind)
+        number: ProgramTensor((value.nbytes,), 1, layer, kind=kind)
         for number, value in enumerate(flat.values)
         if what.is_stored[number]
         for kind, layer in [place(value)]
@@ -188,8 +187,7 @@ def written(
     return Program(tuple(ops), result_tensors)
 
 
-def _held(flat: Flat, what: Stored) -> dict[int, list[int]]:
-    """Return what the results are computed from, by the number at which they can be."""
+def _held(flat: Flat, what: StoredBuffer) -> dict[int, list[int]]:
     last = [-1] * len(flat.values)
     for number, value in enumerate(flat.values):
         if what.is_stored[number]:
@@ -212,7 +210,7 @@ def _held(flat: Flat, what: Stored) -> dict[int, list[int]]:
     return sources_by_end
 
 
-def stored(program: Flat, *, fused: bool = True) -> Stored:
+def stored(program: Flat, *, fused: bool = True) -> StoredBuffer:
     """Return which values of `program` are stored.
 
     Args:
@@ -231,7 +229,7 @@ def stored(program: Flat, *, fused: bool = True) -> Stored:
         is_stored.append(keep)
         is_source = keep or value.opcode == "parameter"
         sources.append(frozenset([number]) if is_source else own_sources)
-    return Stored(is_stored, sources)
+    return StoredBuffer(is_stored, sources)
 
 
 def _is_stored(
@@ -256,7 +254,6 @@ def _is_stored(
 def _kernels(
     values: Sequence[Value], users: Sequence[set[int]], number: int
 ) -> set[int]:
-    """Return who uses a value, seen through what only changes its shape."""
     kernels: set[int] = set()
     waiting = [number]
     while waiting:
@@ -310,7 +307,6 @@ def _convolution(value: Value, lhs: Value, rhs: Value) -> int:
 
 
 def _is_depthwise(lhs: Value, rhs: Value) -> bool:
-    """Return whether every channel is convolved with a kernel of its own."""
     return 1 in rhs.shape[-2:] and len(rhs.shape) == len(lhs.shape)
 
 
@@ -331,7 +327,6 @@ def trial(program: Flat, number: int) -> int:
 
 
 def _fourier(value: Value, lhs: Value, rhs: Value) -> int:
-    """Return the bytes of the transforms in a forward convolution of stride 1."""
     is_forward = len(lhs.shape) == 4 and lhs.shape[1:3] == value.shape[1:3]
     if not is_forward or _is_depthwise(lhs, rhs) or rhs.shape[0] < 2:
         return 0

@@ -95,7 +95,6 @@ _OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
 
 
 def _by_name(table: list[tuple[tuple[str, ...] | str, Handler]]) -> dict[str, Handler]:
-    """Return the functions by class; `#` in a name stands for 1, 2 and 3."""
     return {
         name.replace("#", number): handler
         for classes, handler in table

@@ -7,7 +7,7 @@ import keras
 from kerasmem.graph.layers import node_of
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
-from kerasmem.memory.program import Tensor
+from kerasmem.memory.program import ProgramTensor
 
 _KEEP_OUTPUT = frozenset(["relu", "sigmoid", "tanh", "exponential", "exp", "rsqrt"])
 _KEEP_OUTPUT_IN_TORCH = _KEEP_OUTPUT | {"softmax", "log_softmax"}
@@ -40,7 +40,6 @@ def activation_name(function: Any) -> str:
 
 
 def _of_operation(function: Any, name: str) -> str:
-    """Return the name of the one operation that a function of one's own is."""
     x = keras.Input((1,))
     try:
         y = function(x)
@@ -53,7 +52,7 @@ def _of_operation(function: Any, name: str) -> str:
     return activation_name(call.operation) if is_all else name
 
 
-def activate(t: Tape, function: Any, x: Tensor) -> Tensor:
+def activate(t: Tape, function: Any, x: ProgramTensor) -> ProgramTensor:
     """Return the activation of `x` by a Keras function, a layer or a name."""
     name = activation_name(function)
     if name == "linear":
@@ -65,12 +64,12 @@ def activate(t: Tape, function: Any, x: Tensor) -> Tensor:
     return composition(t, x) if composition else p.of_input(t, name, x)
 
 
-def activation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def activation(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Activation, and layers that are one, such as `ReLU`."""
     return activate(t, getattr(s.layer, "activation", s.layer), xs[0])
 
 
-def activation_or_softmax(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def activation_or_softmax(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Activation and Softmax, the latter a single operation in XLA."""
     name = activation_name(getattr(s.layer, "activation", s.layer))
     if t.how.kernels == "xla" and "softmax" in name:
@@ -78,7 +77,7 @@ def activation_or_softmax(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return activation(t, s, xs)
 
 
-def softmax(t: Tape, x: Tensor, *, scale_follows: bool = False) -> Tensor:
+def softmax(t: Tape, x: ProgramTensor, *, scale_follows: bool = False) -> ProgramTensor:
     """Return the softmax; the kernel takes twice its output as scratch space.
 
     Args:
@@ -95,7 +94,7 @@ def softmax(t: Tape, x: Tensor, *, scale_follows: bool = False) -> Tensor:
         factor = t.new(x.shape, x.width)
         t.op("scale", (y,), factor, fusible=True)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         product, dx = t.new(y.shape, y.width), t.new(y.shape, y.width)
         t.op("softmax gradient", (dy, y), product, fusible=True)
         reads = (dy, factor, product)
@@ -106,13 +105,12 @@ def softmax(t: Tape, x: Tensor, *, scale_follows: bool = False) -> Tensor:
     return y
 
 
-def _silu(t: Tape, x: Tensor) -> Tensor:
-    """X sigmoid(x): the gradient computes the sigmoid again, so only `x` is kept."""
+def _silu(t: Tape, x: ProgramTensor) -> ProgramTensor:
     gate, y = t.new(x.shape, x.width), t.new(x.shape, x.width)
     t.op("sigmoid", (x,), gate, fusible=True)
     t.op("silu", (x, gate), y, over=(gate,), fusible=True)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         again, slope, dx = (t.new(x.shape, x.width) for _ in range(3))
         t.op("sigmoid", (x, dy), again, fusible=True)
         t.op("silu slope", (x, again), slope, fusible=True)
@@ -123,12 +121,11 @@ def _silu(t: Tape, x: Tensor) -> Tensor:
     return y
 
 
-def _apart(t: Tape, x: Tensor) -> Tensor:
-    """Return `x` times or plus a number, not written over it."""
+def _apart(t: Tape, x: ProgramTensor) -> ProgramTensor:
     return p.pointwise(t, "scale", x, needs=((),), free=True)
 
 
-def _gelu(t: Tape, x: Tensor) -> Tensor:
+def _gelu(t: Tape, x: ProgramTensor) -> ProgramTensor:
     """0.5 x erfc(-x / sqrt 2): three factors are kept beside the result.
 
     XLA merges the first with what reads it.
@@ -139,8 +136,7 @@ def _gelu(t: Tape, x: Tensor) -> Tensor:
     return p.multiply(t, p.scale(t, x), erfc)
 
 
-def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
-    """0.5 x (1 + tanh(a (x + b x^3))): four tensors are kept beside the result."""
+def _gelu_approximate(t: Tape, x: ProgramTensor) -> ProgramTensor:
     half = _apart(t, x)
     # The gradient of the power has its square too, and both are one.
     square = t.new(x.shape, x.width)
@@ -150,8 +146,7 @@ def _gelu_approximate(t: Tape, x: Tensor) -> Tensor:
     return p.multiply(t, half, _apart(t, p.of_output(t, "tanh", p.scale(t, inner))))
 
 
-def _hard_silu(t: Tape, x: Tensor) -> Tensor:
-    """X relu6(x + 3) / 6."""
+def _hard_silu(t: Tape, x: ProgramTensor) -> ProgramTensor:
     return p.multiply(t, x, p.scale(t, p.of_output(t, "relu6", _apart(t, x))))
 
 

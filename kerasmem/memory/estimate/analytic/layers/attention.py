@@ -6,7 +6,7 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import softmax
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT, dropout, projection
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
-from kerasmem.memory.program import Shape, Tensor
+from kerasmem.memory.program import ProgramTensor, Shape
 
 
 class Heads(NamedTuple):
@@ -21,15 +21,15 @@ class Heads(NamedTuple):
         dropout: whether scores are dropped.
     """
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    query: ProgramTensor
+    key: ProgramTensor
+    value: ProgramTensor
     scores: Shape
     mixed: Shape
     dropout: bool = False
 
 
-def attention_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def attention_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """MultiHeadAttention and GroupedQueryAttention."""
     layer = s.layer
     arguments = dict(zip(s.names or ("query", "value", "key"), xs, strict=False))
@@ -54,7 +54,7 @@ def attention_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return projection(t, s, layer._output_dense, mixture, s.shape)
 
 
-def attention_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def attention_operation(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """`keras.ops.dot_product_attention`."""
     arguments = dict(zip(s.names, xs, strict=True))
     query, key = arguments["query"], arguments["key"]
@@ -64,8 +64,7 @@ def attention_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return _MIXED[t.how.kernels](t, s, heads)
 
 
-def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> Tensor:
-    """Attention with scores that are written out."""
+def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> ProgramTensor:
     q, k, v = heads.query, heads.key, heads.value
     copies, space = q.nbytes + k.nbytes, 2 * v.nbytes
     if heads.dropout:
@@ -80,8 +79,7 @@ def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> Tensor:
     return p.product(t, "mix", weights, v, heads.mixed, space)
 
 
-def _in_xla(t: Tape, s: Site, heads: Heads) -> Tensor:
-    """Attention whose weights are written, with the scores merged into them."""
+def _in_xla(t: Tape, s: Site, heads: Heads) -> ProgramTensor:
     scores = p.product(t, "scores", heads.query, heads.key, heads.scores)
     scores = p.pointwise(t, "scale", p.cast(t, scores, FLOAT), needs=(None,))
     needs = (scores,) if t.how.keeps_scores else ()
@@ -92,8 +90,7 @@ def _in_xla(t: Tape, s: Site, heads: Heads) -> Tensor:
     return p.product(t, "mix", weights, heads.value, heads.mixed)
 
 
-def _in_torch(t: Tape, _s: Site, heads: Heads) -> Tensor:
-    """Attention in one kernel, which keeps its operands and its result."""
+def _in_torch(t: Tape, _s: Site, heads: Heads) -> ProgramTensor:
     if heads.dropout:
         query = p.scale(t, heads.query)
         scores = p.product(t, "scores", query, heads.key, heads.scores)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import partial, reduce
-from typing import Any
 
 import keras
 
@@ -14,75 +13,76 @@ from kerasmem.graph.lora import has_lora, has_low_rank_product
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
-from kerasmem.memory.program import Shape, Tensor
+from kerasmem.memory.program import ProgramTensor, Shape
+from kerasmem.types import Layer
 
 FLOAT = 4
 """Bytes of a float32, in which normalization and softmax are computed at least."""
 
 
-def identity(_t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def identity(_t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Identity: the very tensor that went in."""
     return xs[0]
 
 
-def reshape(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def reshape(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Another shape for the same memory."""
     return t.view(xs[0], s.shape)
 
 
-def transpose(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def transpose(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Transpose: a copy; a product that reads a weight can read it either way."""
     return (reshape if s.of_weights else copy_entries)(t, s, xs)
 
 
-def copy_entries(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def copy_entries(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Entries copied to other places: padding, cropping, repeating, permuting."""
     return p.copy(t, xs[0], s.shape, "copy")
 
 
-def mean(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def mean(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Global pooling, and every other reduction to fewer entries."""
     return p.reduce(t, xs[0], s.shape, "mean")
 
 
-def maximum_over_axes(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def maximum_over_axes(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """The maximum over axes; its gradient asks again where the maximum was."""
     y = t.new(s.shape, xs[0].width)
     return p.single(t, "max", xs[:1], y, keeps=(xs[0], y), reduces=True)
 
 
-def add(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def add(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Add, Subtract, Average: nothing is kept."""
     return reduce(partial(p.add, t), xs)
 
 
-def multiply(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def multiply(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Multiply: every factor is kept."""
     return reduce(partial(p.multiply, t), xs)
 
 
-def elementwise_extremum(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def elementwise_extremum(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Maximum and Minimum: the gradient compares the operands again."""
     pointwise = partial(p.pointwise, t, "compare")
     return reduce(lambda y, x: pointwise(y, x, needs=((y, x), (y, x))), xs)
 
 
-def concatenate(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def concatenate(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Concatenate."""
     return p.concatenate(t, xs, s.shape)
 
 
-def contract(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def contract(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Dot, Matmul, Einsum of two activations."""
     return p.product(t, "matmul", xs[0], xs[-1], s.shape)
 
 
-def rescale(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def rescale(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Rescaling and Normalization: two operations with constants."""
     return p.scale(t, p.scale(t, cast(t, s, xs)))
 
 
-def unknown(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def unknown(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """A layer that no table knows: as if it kept its inputs and its output."""
     variables = getattr(s.layer, "trainable_variables", ())
     reads = (*xs, *map(s.parameter, variables))
@@ -90,13 +90,15 @@ def unknown(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.single(t, "unknown", reads, y, keeps=(y, *reads))
 
 
-def dense(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def dense(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Dense and EinsumDense: a product, a bias, an activation."""
     y = projection(t, s, s.layer, xs[0], s.shape)
     return activate(t, s.layer.activation, y)
 
 
-def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
+def projection(
+    t: Tape, s: Site, layer: Layer, x: ProgramTensor, shape: Shape
+) -> ProgramTensor:
     """Return the product of `x` with the kernel of a dense layer, and its bias."""
     if multiplies_codes(layer):
         y = p.product_of_codes(t, x, tuple(layer._kernel.shape), shape)
@@ -106,7 +108,7 @@ def projection(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     return y if layer.bias is None else p.add(t, y, s.parameter(layer.bias))
 
 
-def multiplies_codes(layer: Any) -> bool:
+def multiplies_codes(layer: Layer) -> bool:
     """Return True for a Dense or EinsumDense that makes its kernel of codes."""
     kernel = vars(layer).get("_kernel")
     if not isinstance(kernel, ComputedVariable) or kernel.trainable:
@@ -115,7 +117,7 @@ def multiplies_codes(layer: Any) -> bool:
     return is_known and (not has_lora(layer) or has_low_rank_product(layer))
 
 
-def gives_logits_of_codes(layer: Any) -> bool:
+def gives_logits_of_codes(layer: Layer) -> bool:
     """Return True for a `ReversibleEmbedding` that makes its table of codes."""
     if not isinstance(layer, keras.layers.ReversibleEmbedding) or has_lora(layer):
         return False
@@ -127,7 +129,7 @@ def gives_logits_of_codes(layer: Any) -> bool:
     return is_coded and layer.reverse_dtype is None
 
 
-def reversible_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def reversible_embedding(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """ReversibleEmbedding of codes: rows of the table, or logits of words."""
     layer = s.layer
     if len(s.shape) > len(xs[0].shape):
@@ -138,8 +140,9 @@ def reversible_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.scale(t, activate(t, keras.activations.tanh, p.scale(t, y)))
 
 
-def _low_rank(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
-    """Return what LoRA adds beside codes, by two products of low rank."""
+def _low_rank(
+    t: Tape, s: Site, layer: Layer, x: ProgramTensor, shape: Shape
+) -> ProgramTensor:
     down, up = map(s.parameter, (layer.lora_kernel_a, layer.lora_kernel_b))
     place = len(shape) - 1
     if isinstance(layer, keras.layers.EinsumDense):
@@ -150,7 +153,7 @@ def _low_rank(t: Tape, s: Site, layer: Any, x: Tensor, shape: Shape) -> Tensor:
     return p.product(t, "matmul", inner, up, shape)
 
 
-def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
+def kernel_of(t: Tape, s: Site, layer: Layer, name: str = "kernel") -> ProgramTensor:
     """Return what a layer multiplies with, or takes rows of.
 
     With LoRA that is its weight and a product of two of low rank, added in every call.
@@ -163,14 +166,14 @@ def kernel_of(t: Tape, s: Site, layer: Any, name: str = "kernel") -> Tensor:
     return p.add(t, s.parameter(weight), p.scale(t, change))
 
 
-def take(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def take(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Take: rows of a tensor."""
     by_name = dict(zip(s.names, xs, strict=True))
     x, indices = by_name.get("x", xs[0]), by_name.get("indices", xs[0])
     return _gather(t, s, x, indices, sparse=t.how.sparse and x.kind == "parameter")
 
 
-def embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def embedding(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Embedding: rows of a table; of codes these alone become float."""
     own = vars(s.layer).get("_embeddings")
     if isinstance(own, ComputedVariable) and own.has_parts(0) and not has_lora(s.layer):
@@ -182,9 +185,8 @@ def embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 
 def _gather(
-    t: Tape, s: Site, table: Tensor, indices: Tensor, *, sparse: bool
-) -> Tensor:
-    """Return rows of `table`, with a gradient for those rows or for all."""
+    t: Tape, s: Site, table: ProgramTensor, indices: ProgramTensor, *, sparse: bool
+) -> ProgramTensor:
     y = t.new(s.shape, table.width)
     if not sparse:
         keeps = constants = (indices,)
@@ -194,7 +196,7 @@ def _gather(
     return y
 
 
-def where(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def where(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Where: only the condition is kept."""
     pairs = list(zip(s.names, xs, strict=True))
     conditions = [x for name, x in pairs if name == "condition"]
@@ -205,14 +207,14 @@ def where(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.pointwise(t, "where", *values, *conditions, needs=needs)
 
 
-def without_gradient(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def without_gradient(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Comparisons, and all else to which no gradient flows."""
     y = t.new(s.shape, s.width)
     t.op("tell", xs, y, fusible=True)
     return y
 
 
-def divide(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def divide(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Divide: both operands are kept, a number is not."""
     if s.names == ("x1",):
         return p.scale(t, xs[0])
@@ -222,17 +224,17 @@ def divide(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.pointwise(t, "divide", *xs, needs=((below,), (above, below)))
 
 
-def negate(t: Tape, _s: Site, xs: list[Tensor]) -> Tensor:
+def negate(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Negative: nothing is kept."""
     return p.scale(t, xs[0])
 
 
-def cast(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def cast(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Cast: another width."""
     return p.cast(t, xs[0], s.width)
 
 
-def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def chunked_vocabulary(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """ChunkedVocabulary: in training states, for logits of some rows at a time.
 
     The loss makes slopes with them, by states and by a table that is trained, and
@@ -253,7 +255,7 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     space = logits * copies
     t.op("chunks", reads, y, *slopes, workspace=space)
 
-    def pullback(dy: Tensor) -> list[Tensor]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor]:
         gradients = [t.new(slope.shape, slope.width) for slope in slopes]
         for slope, dx in zip(slopes, gradients, strict=True):
             t.op("slope", (dy, slope), dx, over=(slope,))
@@ -263,8 +265,7 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return y
 
 
-def _table_of(t: Tape, s: Site, states: Tensor) -> Tensor:
-    """Return what a chunked head multiplies with; of codes the floats of some words."""
+def _table_of(t: Tape, s: Site, states: ProgramTensor) -> ProgramTensor:
     embedding = s.layer.embedding
     if embedding is not None and getattr(embedding, "tie_weights", True):
         if has_lora(embedding):
@@ -285,19 +286,19 @@ _LOGITS_AT_ONCE = {"tensorflow": 2, "torch": 3, "xla": 1}
 they are put together of. Of TensorFlow the allocator told, of XLA its compiler."""
 
 
-def position_embedding(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def position_embedding(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """KerasHub's PositionEmbedding: the first rows of a table for every sample."""
     table = s.parameter(s.layer.position_embeddings)
     return p.broadcast_to(t, p.copy(t, table, s.shape[-2:], "slice"), xs[0])
 
 
-def reduced_shape(x: Tensor, axes: Sequence[int]) -> Shape:
+def reduced_shape(x: ProgramTensor, axes: Sequence[int]) -> Shape:
     """Return the shape of a reduction of `x` over all axes but `axes`."""
     axes_left = {axis % len(x.shape) for axis in axes}
     return tuple(n if i in axes_left else 1 for i, n in enumerate(x.shape))
 
 
-def dropout_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def dropout_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Dropout of all kinds."""
     layer, x = s.layer, xs[0]
     if not layer.rate:
@@ -310,7 +311,7 @@ def dropout_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     )
 
 
-def dropout(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+def dropout(t: Tape, x: ProgramTensor, shape: Shape) -> ProgramTensor:
     """Return `x` with entries dropped; a mask of one byte an entry is kept.
 
     Args:

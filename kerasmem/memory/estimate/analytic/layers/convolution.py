@@ -4,18 +4,18 @@ from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
 from kerasmem.memory.estimate.analytic.layers.common import kernel_of
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
-from kerasmem.memory.program import Shape, Tensor
+from kerasmem.memory.program import ProgramTensor, Shape
 
 _INDEX = 8  # bytes of an int64
 
 
-def convolution_layer(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def convolution_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Convolutions in TensorFlow, transposed or not."""
     kernel = kernel_of(t, s, s.layer)
     return _with_bias_and_activation(t, s, convolution(t, xs[0], kernel, s.shape))
 
 
-def depthwise_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def depthwise_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """DepthwiseConv: TensorFlow's own kernels, without scratch space."""
     kernel = s.parameter(s.layer.kernel)
     return _with_bias_and_activation(
@@ -23,7 +23,7 @@ def depthwise_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     )
 
 
-def separable_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def separable_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """SeparableConv: a depthwise convolution, then one over channels."""
     depthwise = s.parameter(s.layer.depthwise_kernel)
     pointwise = s.parameter(s.layer.pointwise_kernel)
@@ -39,14 +39,16 @@ def separable_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return _with_bias_and_activation(t, s, _torch_kernel(t, y, pointwise, s.shape))
 
 
-def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
+def convolution(
+    t: Tape, x: ProgramTensor, kernel: ProgramTensor, shape: Shape
+) -> ProgramTensor:
     """Return a convolution; the scratch space is the device's affair."""
     y = t.new(shape, x.width)
     scratch = t.how.scratch(x, y, kernel)
     trial = scratch.trial
     t.op("convolution", (x, kernel), y, workspace=scratch.forward, trial=trial)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         dx, dk = p.gradient_of(t, x), p.gradient_of(t, kernel)
         at_once = scratch.at_once and dx is not None
         if dk is not None:
@@ -63,7 +65,7 @@ def convolution(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     return y
 
 
-def torch_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Convolutions in torch, depthwise or not."""
     kernel = s.parameter(s.layer.kernel)
     return _with_bias_and_activation(
@@ -71,7 +73,9 @@ def torch_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     )
 
 
-def torch_transposed_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_transposed_convolution(
+    t: Tape, s: Site, xs: list[ProgramTensor]
+) -> ProgramTensor:
     """Transposed convolutions in torch: channels first inside."""
     x = xs[0] if s.channels_first else _first(t, xs[0])
     y = _torch_kernel(t, x, kernel_of(t, s, s.layer), s.shape)
@@ -80,9 +84,8 @@ def torch_transposed_convolution(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
 
 
 def _convolution_of_copies(
-    t: Tape, s: Site, x: Tensor, kernel: Tensor, shape: Shape
-) -> Tensor:
-    """Return a convolution of copies of its operands, which it keeps."""
+    t: Tape, s: Site, x: ProgramTensor, kernel: ProgramTensor, shape: Shape
+) -> ProgramTensor:
     if not s.channels_first:
         x = _last(t, x)
         kernel = p.copy(t, kernel, kernel.shape, "contiguous")
@@ -92,7 +95,7 @@ def _convolution_of_copies(
     return _torch_kernel(t, x, kernel, shape)
 
 
-def convolution_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def convolution_operation(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """`keras.ops.conv`."""
     if t.how.kernels != "torch":
         return convolution(t, xs[0], xs[1], s.shape)
@@ -101,11 +104,13 @@ def convolution_operation(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     )
 
 
-def _torch_kernel(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
+def _torch_kernel(
+    t: Tape, x: ProgramTensor, kernel: ProgramTensor, shape: Shape
+) -> ProgramTensor:
     y = t.new(shape, x.width)
     t.op("convolution", (x, kernel), y)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         gradients = [p.gradient_of(t, x), p.gradient_of(t, kernel)]
         tensors = [one for one in gradients if one is not None]
         t.op("convolution gradient", (dy, x, kernel), *tensors)
@@ -115,7 +120,7 @@ def _torch_kernel(t: Tape, x: Tensor, kernel: Tensor, shape: Shape) -> Tensor:
     return y
 
 
-def _last(t: Tape, x: Tensor) -> Tensor:
+def _last(t: Tape, x: ProgramTensor) -> ProgramTensor:
     """Return `x` turned as Keras hands it to a convolution.
 
     It is copied to channels first, then back to channels last, which cuDNN wants.
@@ -125,15 +130,13 @@ def _last(t: Tape, x: Tensor) -> Tensor:
     return p.copy(t, _first(t, x), x.shape, "contiguous", "last")
 
 
-def _first(t: Tape, x: Tensor) -> Tensor:
-    """Return `x` with its channels before space, copied if they are not there yet."""
+def _first(t: Tape, x: ProgramTensor) -> ProgramTensor:
     if x.layout == "first" or all(n == 1 for n in x.shape[1:-1]):
         return x
     return p.copy(t, x, x.shape, "contiguous", "first")
 
 
-def _uneven_padding(s: Site, x: Tensor) -> Shape | None:
-    """Return the shape that unequal `"same"` padding gives, None if torch pads."""
+def _uneven_padding(s: Site, x: ProgramTensor) -> Shape | None:
     layer = s.layer
     if layer.padding != "same":
         return None
@@ -149,34 +152,36 @@ def _uneven_padding(s: Site, x: Tensor) -> Shape | None:
     return tuple(shape) if uneven else None
 
 
-def max_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def max_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Max pooling: TensorFlow keeps its input and its output."""
     y = t.new(s.shape, xs[0].width)
     return p.single(t, "pooling", xs[:1], y, keeps=(xs[0], y))
 
 
-def average_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def average_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Average pooling: TensorFlow keeps nothing."""
     return p.single(t, "pooling", xs[:1], t.new(s.shape, xs[0].width))
 
 
-def torch_max_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_max_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Max pooling: torch keeps its input and where the maxima were, as int64."""
     return _torch_pooling(t, s, xs[0], t.new(s.shape, _INDEX))
 
 
-def torch_average_pooling(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_average_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Average pooling: torch keeps its input."""
     return _torch_pooling(t, s, xs[0])
 
 
-def _torch_pooling(t: Tape, s: Site, x: Tensor, *where: Tensor) -> Tensor:
+def _torch_pooling(
+    t: Tape, s: Site, x: ProgramTensor, *where: ProgramTensor
+) -> ProgramTensor:
     x = x if s.channels_first else _first(t, x)
     y = t.new(s.shape, x.width, layout="first")
     return p.single(t, "pooling", (x,), y, *where, keeps=(x, *where))
 
 
-def _with_bias_and_activation(t: Tape, s: Site, y: Tensor) -> Tensor:
+def _with_bias_and_activation(t: Tape, s: Site, y: ProgramTensor) -> ProgramTensor:
     if s.layer.use_bias:
         y = p.add(t, y, s.parameter(s.layer.bias))
     return activate(t, s.layer.activation, y)

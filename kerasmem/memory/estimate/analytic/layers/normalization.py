@@ -3,10 +3,10 @@
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT, reduced_shape
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
-from kerasmem.memory.program import Tensor
+from kerasmem.memory.program import ProgramTensor
 
 
-def batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def batch_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """BatchNormalization in TensorFlow: keeps its input."""
     layer, x = s.layer, _at_least_float32(t, s, xs)
     shape = reduced_shape(x, [layer.axis])
@@ -21,12 +21,11 @@ def batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.cast(t, p.add(t, p.multiply(t, x, factor), beta), s.width)
 
 
-def _at_least_float32(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def _at_least_float32(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     return p.cast(t, xs[0], max(FLOAT, s.width))
 
 
-def _inverse_deviation(t: Tape, x: Tensor, mean: Tensor) -> Tensor:
-    """Return one over the standard deviation, in the shape of the mean."""
+def _inverse_deviation(t: Tape, x: ProgramTensor, mean: ProgramTensor) -> ProgramTensor:
     constant = t.alias(mean)
     square = p.pointwise(
         t, "squared difference", x, constant, needs=((x, constant), None)
@@ -34,7 +33,7 @@ def _inverse_deviation(t: Tape, x: Tensor, mean: Tensor) -> Tensor:
     return p.of_output(t, "rsqrt", p.reduce(t, square, mean.shape, "mean"))
 
 
-def layer_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def layer_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """LayerNormalization in TensorFlow: its scale is spread over every entry first."""
     layer, x = s.layer, _at_least_float32(t, s, xs)
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
@@ -52,7 +51,7 @@ def layer_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.cast(t, p.add(t, p.multiply(t, x, factor), shift), s.width)
 
 
-def group_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def group_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """GroupNormalization: a factor per sample and channel."""
     layer, x = s.layer, _at_least_float32(t, s, xs)
     mean = p.reduce(t, x, reduced_shape(x, [0, layer.axis]), "mean")
@@ -64,7 +63,7 @@ def group_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.cast(t, p.add(t, p.multiply(t, x, factor), mean), s.width)
 
 
-def rms_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def rms_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """RMSNormalization and UnitNormalization."""
     x = _at_least_float32(t, s, xs)
     mean = p.reduce(t, p.of_input(t, "square", x), (*x.shape[:-1], 1), "mean")
@@ -75,7 +74,9 @@ def rms_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.cast(t, y, s.width)
 
 
-def torch_batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_batch_normalization(
+    t: Tape, s: Site, xs: list[ProgramTensor]
+) -> ProgramTensor:
     """BatchNormalization in torch: keeps its input, and a copy of it less the mean.
 
     Keras scales the difference in place, and autograd copies it before.
@@ -106,7 +107,7 @@ def torch_batch_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.cast(t, y, s.width)
 
 
-def _scale_in_place(t: Tape, x: Tensor, factor: Tensor) -> Tensor:
+def _scale_in_place(t: Tape, x: ProgramTensor, factor: ProgramTensor) -> ProgramTensor:
     before = x
     if t.training and factor.differentiable:
         before = t.new(x.shape, x.width, layout=x.layout)
@@ -114,7 +115,7 @@ def _scale_in_place(t: Tape, x: Tensor, factor: Tensor) -> Tensor:
     y = t.alias(x)
     t.op("multiply in place", (x, factor), y)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         dx = t.new(x.shape, x.width, layout=x.layout)
         t.op("multiply gradient", (dy, factor), dx)
         if not factor.differentiable:
@@ -127,7 +128,9 @@ def _scale_in_place(t: Tape, x: Tensor, factor: Tensor) -> Tensor:
     return y
 
 
-def torch_layer_normalization(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def torch_layer_normalization(
+    t: Tape, s: Site, xs: list[ProgramTensor]
+) -> ProgramTensor:
     """LayerNormalization in torch: one operation, which keeps its input."""
     x = _at_least_float32(t, s, xs)
     weights = [s.parameter(v) for v in (s.layer.gamma, s.layer.beta) if v is not None]

@@ -1,14 +1,14 @@
 """Recurrent layers, and layers that run another layer."""
 
 import math
-from typing import Any
 
 from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.estimate.scratch import RNN_KEPT, rnn_entries
-from kerasmem.memory.program import Shape, Tensor
+from kerasmem.memory.program import ProgramTensor, Shape
+from kerasmem.types import Layer
 
 _STEPWISE = {"LSTM": 7, "GRU": 6, "SimpleRNN": 1}
 """What a loop over time keeps of each step: what the cell's gradients read. Of an LSTM
@@ -20,7 +20,7 @@ _IN_FLIGHT = 32
 the weights are there before the first of them are added up."""
 
 
-def recurrent(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def recurrent(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """LSTM, GRU and SimpleRNN."""
     layer, x = s.layer, xs[0]
     weights = [s.parameter(v) for v in layer.weights]
@@ -34,7 +34,7 @@ def recurrent(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return y if layer.return_sequences else p.copy(t, y, s.shape, "last step")
 
 
-def loop_over_cell(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def loop_over_cell(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """RNN and ConvLSTM: the saved activations of the cell, once per time step."""
     layer, x = s.layer, xs[0]
     y = t.new((*x.shape[:2], *s.shape[1 + layer.return_sequences :]), x.width)
@@ -44,7 +44,13 @@ def loop_over_cell(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return y if layer.return_sequences else p.copy(t, y, s.shape, "last step")
 
 
-def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) -> None:
+def _in_cudnn(
+    t: Tape,
+    layer: Layer,
+    x: ProgramTensor,
+    y: ProgramTensor,
+    weights: list[ProgramTensor],
+) -> None:
     name = class_name(layer)
     inside = max(FLOAT, x.width)  # it computes in float32 whatever goes in
     state = (*x.shape[:2], layer.units * RNN_KEPT[name])
@@ -54,7 +60,7 @@ def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) 
     space = rnn_entries(name, *entries) * inside
     t.op("recurrence", (x, flat), y, reserve, workspace=space)
 
-    def pullback(dy: Tensor) -> list[Tensor | None]:
+    def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
         gradients = [p.gradient_of(t, one) for one in (x, *weights)]
         tensors = [one for one in gradients if one is not None]
         reads = (dy, x, y, reserve, flat)
@@ -66,9 +72,9 @@ def _in_cudnn(t: Tape, layer: Any, x: Tensor, y: Tensor, weights: list[Tensor]) 
 
 def _in_a_loop(  # noqa: PLR0913 - a private helper
     t: Tape,
-    xs: list[Tensor],
-    y: Tensor,
-    weights: list[Tensor],
+    xs: list[ProgramTensor],
+    y: ProgramTensor,
+    weights: list[ProgramTensor],
     saved: int,
     largest: int = 0,
     *,
@@ -96,8 +102,7 @@ def _in_a_loop(  # noqa: PLR0913 - a private helper
     p.single(t, name, read, y, reserve, keeps=keeps, space=space, workspace=largest)
 
 
-def _flat_weights(t: Tape, weights: list[Tensor]) -> Tensor:
-    """Return the weights as cuDNN takes them: transposed, in one block."""
+def _flat_weights(t: Tape, weights: list[ProgramTensor]) -> ProgramTensor:
     transposes = [t.new(w.shape, w.width) for w in weights]
     for weight, copy in zip(weights, transposes, strict=True):
         t.op("transpose", (weight,), copy)
@@ -107,7 +112,7 @@ def _flat_weights(t: Tape, weights: list[Tensor]) -> Tensor:
     return block
 
 
-def bidirectional(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def bidirectional(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Bidirectional: a layer over the sequence and one over its reverse."""
     layer = s.layer
     inner = layer.forward_layer
@@ -123,7 +128,7 @@ def bidirectional(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
     return p.add(t, there, back)
 
 
-def time_distributed(t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def time_distributed(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """TimeDistributed: the steps in time as so many more samples."""
     steps = t.view(xs[0], _flat(xs[0].shape))
     return t.view(s.inner(s.layer.layer, [steps], _flat(s.shape)), s.shape)
@@ -133,6 +138,6 @@ def _flat(shape: Shape) -> Shape:
     return (shape[0] * shape[1], *shape[2:])
 
 
-def wrapper(_t: Tape, s: Site, xs: list[Tensor]) -> Tensor:
+def wrapper(_t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """SpectralNormalization and plain wrappers: the layer inside."""
     return s.inner(s.layer.layer, xs, s.shape)

@@ -60,7 +60,6 @@ def own_bytes(ordinal: int) -> int | None:
 
 @functools.cache
 def _pynvml() -> Any:
-    """Return the module, which takes its time to be imported, once it is needed."""
     return importlib.import_module("pynvml")
 
 

@@ -7,6 +7,7 @@ import keras
 from kerasmem.graph.flat_calls import Part
 from kerasmem.graph.layer_table import entry_of, kind
 from kerasmem.graph.values import to_numpy
+from kerasmem.types import Layer
 
 L = keras.layers
 
@@ -32,7 +33,7 @@ _FUNCTIONS = {
 }
 
 
-def split(layer: Any) -> list[Part] | None:
+def split(layer: Layer) -> list[Part] | None:
     """Return the layers that compute what one does, None for one that stays whole.
 
     A convolution or Dense with an activation other than ReLU becomes one without and
@@ -50,7 +51,7 @@ def split(layer: Any) -> list[Part] | None:
     return [linear, ("", _activation(layer), (-1,))]
 
 
-def activation_of(layer: Any) -> str | None:
+def activation_of(layer: Layer) -> str | None:
     """Return the name of the activation of a layer or operation, None for a linear one.
 
     `"other"` is one that has no name that matters here.
@@ -70,7 +71,7 @@ def activation_of(layer: Any) -> str | None:
     return _FUNCTIONS.get(function, "other")
 
 
-def _without_activation(layer: Any) -> Any:
+def _without_activation(layer: Layer) -> Any:
     linear = type(layer).from_config({**layer.get_config(), "activation": None})
     linear.build(layer._build_shapes_dict["input_shape"])
     for new, old in zip(linear.weights, layer.weights, strict=True):
@@ -78,14 +79,14 @@ def _without_activation(layer: Any) -> Any:
     return linear
 
 
-def _activation(layer: Any) -> Any:
+def _activation(layer: Layer) -> Any:
     function = layer.activation
     if isinstance(function, L.Layer):
         return function
     return L.Activation(function, name=layer.name, dtype=layer.dtype_policy)
 
 
-def _separable(layer: Any) -> list[Part]:
+def _separable(layer: Layer) -> list[Part]:
     config, kinds = layer.get_config(), _SEPARABLE[layer.rank]
     common = ("data_format", "dtype")
     windows = ("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier")

@@ -26,10 +26,11 @@ from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import as_loss, without_preprocessor
 from kerasmem.records import ModelFigures
+from kerasmem.types import Dataset, Model, Tensors
 from kerasmem.units import format_bytes
 
 
-def compile_for(model: Any, loss: str | None, metrics: Sequence[str]) -> None:
+def compile_for(model: Model, loss: str | None, metrics: Sequence[str]) -> None:
     """Give `model` the loss and metrics of the command line, where there are any.
 
     Raises:
@@ -71,12 +72,12 @@ def split_to_judge(train: Any) -> tuple[Any, Any]:
     return train, train
 
 
-def has_labels(data: Any) -> bool:
+def has_labels(data: Dataset) -> bool:
     """Return whether samples come with labels."""
     return first_samples(data).get("y") is not None
 
 
-def check_judging(model: Any, data: Any, batch_size: int) -> None:
+def check_judging(model: Model, data: Dataset, batch_size: int) -> None:
     """Raise unless the model's loss and metrics can be computed on the data.
 
     A few samples are evaluated: the shapes and values that a loss takes are known to
@@ -122,8 +123,7 @@ def check_judging(model: Any, data: Any, batch_size: int) -> None:
         ) from error
 
 
-def _odd_count(parts: dict[str, Any], outputs: Any) -> int:
-    """Return the least number from 2 that is the length of no axis but the first."""
+def _odd_count(parts: dict[str, Any], outputs: Tensors) -> int:
     arrays = keras.tree.flatten([parts.get("y"), outputs])
     lengths = {n for array in arrays for n in tuple(np.shape(array))[1:]}
     return next(n for n in itertools.count(2) if n not in lengths)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from kerasmem.memory import card
-from kerasmem.memory.card import CardReading, read_card
+from kerasmem.memory import nvidia
+from kerasmem.memory.nvidia import CardReading, read_card
 
 pytestmark = pytest.mark.one_backend
 
@@ -16,7 +16,7 @@ UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
 @pytest.fixture
 def cards(monkeypatch):
     """Three cards: the n-th has n + 1 bytes in use of 100."""
-    card._handle.cache_clear()
+    nvidia._handle.cache_clear()
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: UUIDS[handle])
@@ -38,7 +38,7 @@ def cards(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", by_uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
     yield
-    card._handle.cache_clear()
+    nvidia._handle.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_without_a_driver_there_is_no_reading_and_no_warning(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    card._handle.cache_clear()
+    nvidia._handle.cache_clear()
 
     assert read_card(0) is None
     assert read_card(0) is None
     assert len(asked) == 1  # a driver does not come while a process runs
-    card._handle.cache_clear()
+    nvidia._handle.cache_clear()

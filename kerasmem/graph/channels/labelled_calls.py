@@ -9,13 +9,14 @@ import numpy as np
 
 from kerasmem.graph.channels.labels import (
     CHANNEL,
+    LabelledTensor,
     Labels,
     Shape,
-    Tensor,
     Use,
     standing_in,
     varying,
 )
+from kerasmem.types import Variable
 
 
 class ChannelSubset:
@@ -42,7 +43,7 @@ class ChannelSubset:
         for use in uses:
             self._uses.setdefault(id(use.variable), []).append(use)
 
-    def mask(self, x: Tensor, axis: int) -> np.ndarray:
+    def mask(self, x: LabelledTensor, axis: int) -> np.ndarray:
         """Return a bool for every place along one axis of a tensor."""
         axis %= len(x.shape)
         size = standing_in(x.shape)[axis]
@@ -50,21 +51,21 @@ class ChannelSubset:
             return np.ones(size, bool)
         return self._mask(x.array, axis, size)
 
-    def shape(self, x: Tensor) -> tuple[int | None, ...]:
+    def shape(self, x: LabelledTensor) -> tuple[int | None, ...]:
         """Return the shape of a tensor once channels are gone."""
         shape = list(x.shape)
         for axis in self._shrinking(x.array):
             shape[axis] = int(self.mask(x, axis).sum())
         return tuple(shape)
 
-    def weight_shape(self, variable: Any) -> tuple[int, ...]:
+    def weight_shape(self, variable: Variable) -> tuple[int, ...]:
         """Return the shape of a weight once channels are gone."""
         return tuple(
             int(mask.sum()) if mask is not None else size
             for mask, size in zip(self.masks(variable), variable.shape, strict=True)
         )
 
-    def masks(self, variable: Any) -> list[np.ndarray | None]:
+    def masks(self, variable: Variable) -> list[np.ndarray | None]:
         """Return a bool for every place along each axis of a weight, None for all."""
         masks: list[np.ndarray | None] = [None] * len(variable.shape)
         for use in self._uses.get(id(variable), ()):
@@ -74,21 +75,21 @@ class ChannelSubset:
                 masks[axis] = mask if before is None else mask & before
         return masks
 
-    def gather(self, variable: Any, value: np.ndarray) -> np.ndarray:
+    def gather(self, variable: Variable, value: np.ndarray) -> np.ndarray:
         """Return the entries that stay of a value of the shape of a weight."""
         for axis, mask in enumerate(self.masks(variable)):
             if mask is not None:
                 value = np.compress(mask, value, axis)
         return value
 
-    def silences(self, variable: Any) -> bool:
+    def silences(self, variable: Variable) -> bool:
         """Return True if `silence` changes values of a weight."""
         return any(
             use.silenced and not self._stays[use.labels].all()
             for use in self._uses.get(id(variable), ())
         )
 
-    def silence(self, variable: Any, value: np.ndarray) -> np.ndarray:
+    def silence(self, variable: Variable, value: np.ndarray) -> np.ndarray:
         """Return a value with zeros where it takes part in what is removed."""
         for use in self._uses.get(id(variable), ()):
             if use.silenced:
@@ -116,7 +117,7 @@ class LabelledCall:
 
     Args:
         operation: the layer, or the `keras.Operation` of a call such as `a + b`.
-        args: its arguments, with a `Tensor` for every `KerasTensor`.
+        args: its arguments, with a `LabelledTensor` for every `KerasTensor`.
         kwargs: likewise.
         shapes: the shapes of its outputs.
         labels: the labels of the model.
@@ -128,16 +129,16 @@ class LabelledCall:
     kwargs: dict[str, Any]
     shapes: tuple[Shape, ...]
     labels: Labels
-    outputs: list[Tensor] = field(default_factory=list)
+    outputs: list[LabelledTensor] = field(default_factory=list)
 
     @property
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[LabelledTensor]:
         """The tensors that go in, in order."""
         given = keras.tree.flatten((self.args, self.kwargs))
-        return [x for x in given if isinstance(x, Tensor)]
+        return [x for x in given if isinstance(x, LabelledTensor)]
 
     @property
-    def x(self) -> Tensor:
+    def x(self) -> LabelledTensor:
         """The first tensor that goes in."""
         return self.inputs[0]
 

@@ -82,5 +82,4 @@ def _judged(report: CompressionReport) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that can neither end a cell nor begin a tag."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -16,6 +16,7 @@ from keras import layers, ops
 
 from kerasmem.compression.factorize import Factorize
 from kerasmem.compression.factorize.inside import built_in_turn, summed_and_new
+from kerasmem.types import Layer
 
 
 def factors(
@@ -38,14 +39,12 @@ def factors(
 def _truncated(
     matrix: np.ndarray, ratio: float | None, energy: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the truncated singular value decomposition, the largest values first."""
     left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
     rank = _rank(sizes, ratio, energy)
     return left[:, :rank], sizes[:rank], right[:rank]
 
 
 def _rank(sizes: np.ndarray, ratio: float | None, energy: float | None) -> int:
-    """Return how many of the descending singular values are kept."""
     if ratio is not None:
         return max(1, round(ratio * len(sizes)))
     energies = np.cumsum(np.square(sizes))
@@ -64,7 +63,7 @@ _POINTWISE = {
 
 
 @dataclass(frozen=True)
-class Chain:
+class FactorChain:
     """What takes the place of a layer.
 
     Args:
@@ -88,7 +87,7 @@ class Chain:
         """Return the layers, not built yet."""
         return [self.kind.from_config(config) for config in self.configs]
 
-    def inside(self, layer: Any) -> list[Any]:
+    def inside(self, layer: Layer) -> list[Any]:
         """Return the layers, built, with kernels alone, for the inside of a layer."""
         *firsts, last = self.configs
         layers = built_in_turn(layer, [*firsts, last | _plain(last)])
@@ -97,7 +96,7 @@ class Chain:
         return layers
 
 
-def why_not(layer: Any) -> str | None:
+def why_not(layer: Layer) -> str | None:
     """Return why a layer has no factors, None if it may have."""
     if type(layer) not in (layers.Dense, layers.EinsumDense, *_CONVOLUTIONS):
         return "is not of a Dense, EinsumDense or Conv layer"
@@ -112,7 +111,7 @@ def why_not(layer: Any) -> str | None:
     return None
 
 
-def chain(layer: Any, config: Factorize) -> Chain:
+def chain(layer: Layer, config: Factorize) -> FactorChain:
     """Return the factors of a layer, of the ranks that were chosen."""
     kernel = np.asarray(ops.convert_to_numpy(layer.kernel)).astype("float64")
     if type(layer) is layers.Dense:
@@ -127,13 +126,13 @@ def chain(layer: Any, config: Factorize) -> Chain:
     return _channels(layer, kernel, config)
 
 
-def _dense(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+def _dense(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChain:
     left, right, energy = _two(kernel, config)
     first = _first(layer, units=left.shape[1])
-    return Chain(type(layer), (first, _last(layer)), (left, right), energy)
+    return FactorChain(type(layer), (first, _last(layer)), (left, right), energy)
 
 
-def _einsum(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+def _einsum(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChain:
     inputs, output, sum_letters, new = _letters(layer) or ("", "", "", "")
     matrix_form = np.transpose(kernel, summed_and_new(layer.equation))
     shape, split = matrix_form.shape, len(sum_letters)
@@ -155,11 +154,10 @@ def _einsum(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
     )
     last = _last(layer) | {"equation": f"{rest}{hidden},{hidden}{new}->{output}"}
     kernels = left.reshape(*shape[:split], rank), right.reshape(rank, *shape[split:])
-    return Chain(type(layer), (first, last), kernels, energy)
+    return FactorChain(type(layer), (first, last), kernels, energy)
 
 
-def _letters(layer: Any) -> tuple[str, str, str, str] | None:
-    """Return the axes of input and output, and those summed over and new; or None."""
+def _letters(layer: Layer) -> tuple[str, str, str, str] | None:
     operands, output = layer.equation.replace(" ", "").split("->")
     inputs, kernel = operands.split(",")
     sum_letters = "".join(c for c in kernel if c not in output)
@@ -169,7 +167,9 @@ def _letters(layer: Any) -> tuple[str, str, str, str] | None:
     return (inputs, output, sum_letters, new) if whole and leads and new else None
 
 
-def _rows_and_columns(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+def _rows_and_columns(
+    layer: Layer, kernel: np.ndarray, config: Factorize
+) -> FactorChain:
     height, width, inputs, outputs = kernel.shape
     matrix = kernel.transpose(0, 2, 1, 3).reshape(height * inputs, width * outputs)
     left, right, energy = _two(matrix, config)
@@ -189,19 +189,19 @@ def _rows_and_columns(layer: Any, kernel: np.ndarray, config: Factorize) -> Chai
     }
     columns = right.reshape(rank, 1, width, outputs).transpose(1, 2, 0, 3)
     kernels = left.reshape(height, 1, inputs, rank), columns
-    return Chain(type(layer), (first, last), kernels, energy)
+    return FactorChain(type(layer), (first, last), kernels, energy)
 
 
-def _channels(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+def _channels(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChain:
     *window, outputs = kernel.shape
     left, right, energy = _two(kernel.reshape(-1, outputs), config)
     rank = left.shape[1]
     first = _first(layer, filters=rank)
     kernels = left.reshape(*window, rank), _in_window(right, layer)
-    return Chain(type(layer), (first, _last(layer) | _POINTWISE), kernels, energy)
+    return FactorChain(type(layer), (first, _last(layer) | _POINTWISE), kernels, energy)
 
 
-def _tucker(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
+def _tucker(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChain:
     inputs, outputs = kernel.shape[-2:]
     by_input = np.moveaxis(kernel, -2, 0).reshape(inputs, -1)
     by_output = np.moveaxis(kernel, -1, 0).reshape(outputs, -1)
@@ -212,7 +212,7 @@ def _tucker(layer: Any, kernel: np.ndarray, config: Factorize) -> Chain:
     core = np.einsum("...io,ir,os->...rs", kernel, entry, leave)
     reduce = _first(layer, filters=entry.shape[1]) | _POINTWISE
     middle = _first(layer, filters=leave.shape[1]) | {"name": f"{layer.name}_middle"}
-    return Chain(
+    return FactorChain(
         type(layer),
         (reduce, middle, _last(layer) | _POINTWISE),
         (_in_window(entry, layer), core, _in_window(leave.T, layer)),
@@ -231,28 +231,25 @@ def _share(retained: float, kernel: np.ndarray) -> float:
     return float(min(1.0, retained / total)) if total else 1.0
 
 
-def _first(layer: Any, **changed: Any) -> dict[str, Any]:
-    """Return the config of a layer that only multiplies."""
+def _first(layer: Layer, **changed: Any) -> dict[str, Any]:
     config = _config(layer)
     return config | _plain(config) | {"name": f"{layer.name}_first"} | changed
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes of a config one without bias, activation and penalties."""
     no_bias = {"use_bias": False} if "use_bias" in config else {"bias_axes": None}
     names = ("activation", "activity_regularizer", "bias_regularizer")
     return dict.fromkeys((*names, "bias_constraint")) | no_bias
 
 
-def _last(layer: Any) -> dict[str, Any]:
+def _last(layer: Layer) -> dict[str, Any]:
     return _config(layer) | {"name": f"{layer.name}_last"}
 
 
-def _config(layer: Any) -> dict[str, Any]:
-    """Return the config of a layer; LoRA's share is in its kernel already."""
+def _config(layer: Layer) -> dict[str, Any]:
     config = layer.get_config()
     return {k: v for k, v in config.items() if k not in ("lora_rank", "lora_alpha")}
 
 
-def _in_window(matrix: np.ndarray, layer: Any) -> np.ndarray:
+def _in_window(matrix: np.ndarray, layer: Layer) -> np.ndarray:
     return matrix.reshape(*[1] * len(layer.kernel_size), *matrix.shape)

@@ -10,9 +10,9 @@ import numpy as np
 from keras import ops
 
 from kerasmem.compression.distill.cache import (
+    AnswerStore,
     Cache,
     Column,
-    Store,
     clipped,
     largest_logits,
     sample_keys,
@@ -24,8 +24,9 @@ from kerasmem.compression.distill.objective import Batch, Objective
 from kerasmem.errors import DataError
 from kerasmem.files.data import few_inputs, is_array_data, sample_count
 from kerasmem.files.data.forms import first_samples
-from kerasmem.graph.outputs import Task
+from kerasmem.graph.outputs import OutputTask
 from kerasmem.graph.values import model_digest
+from kerasmem.types import Dataset, Tensor, Tensors
 
 
 class CachedAnswers:
@@ -46,7 +47,7 @@ class CachedAnswers:
         self,
         objective: Objective,
         batch: Batch,
-        data: Any,
+        data: Dataset,
         cache: Cache,
         part: str,
     ) -> None:
@@ -66,11 +67,11 @@ class CachedAnswers:
         ]
         self._folder = Path(cache.folder) / part
         refs = [f"{ref.path}:{ref.index}" for ref in objective.frozen.refs]
-        self._store = Store(self._folder, model_digest(teacher, refs), columns)
+        self._store = AnswerStore(self._folder, model_digest(teacher, refs), columns)
         self._fill(data)
         self._arrays = self._store.arrays()
 
-    def rows(self, x: Any) -> list[Any]:
+    def rows(self, x: Tensor) -> list[Any]:
         """Return the answers to a batch of inputs.
 
         Raises:
@@ -90,7 +91,7 @@ class CachedAnswers:
             for top_k in self._tops
         ]
 
-    def _fill(self, data: Any) -> None:
+    def _fill(self, data: Dataset) -> None:
         if self._store.complete and not is_array_data(data):
             return  # what is unknown shows when the batch is asked for
         for x in _chunks(data, self._cache.batch_size):
@@ -120,11 +121,10 @@ class CachedAnswers:
         return columns
 
     def _top(self, number: int, classes: int) -> int | None:
-        """Return how many entries of an answer are kept, None for all."""
         top_k = self._cache.top_k
         if top_k is None or number >= len(self._ways) or top_k >= classes:
             return None
-        return top_k if self._ways[number].task is Task.CATEGORICAL else None
+        return top_k if self._ways[number].task is OutputTask.CATEGORICAL else None
 
     def _unknown(self, count: int, of: int) -> DataError:
         return DataError(
@@ -170,7 +170,7 @@ class AnsweredBatches(keras.utils.PyDataset):
 
 
 def with_cached_answers(
-    data: Any,
+    data: Dataset,
     objectives: Sequence[Objective],
     batch: Batch,
     cache: Cache,
@@ -202,13 +202,12 @@ def with_cached_answers(
     return (x, y, weight) if weight is not None else (x,) if y is None else (x, y)
 
 
-def can_cache(data: Any) -> bool:
+def can_cache(data: Dataset) -> bool:
     """Return True for data whose samples can be asked about once for all epochs."""
     return isinstance(data, keras.utils.PyDataset) or is_array_data(data)
 
 
-def _chunks(data: Any, size: int) -> Iterator[Any]:
-    """Yield inputs as NumPy arrays, at least `size` samples at a time."""
+def _chunks(data: Dataset, size: int) -> Iterator[Any]:
     if not isinstance(data, keras.utils.PyDataset):
         x = first_samples(data)["x"]
         for start in range(0, sample_count(data) or 0, size):
@@ -240,7 +239,7 @@ class _TeacherOutputs(keras.Model):
         self._read = objective.frozen.read
         self._ways = ways
 
-    def call(self, inputs: Any) -> list[Any]:
+    def call(self, inputs: Tensors) -> list[Any]:
         """Return logits or values of every output, then the features."""
         outputs, features = self._read(inputs, training=False)
         flat = keras.tree.flatten(outputs)[: len(self._ways)]

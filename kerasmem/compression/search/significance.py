@@ -13,6 +13,7 @@ import numpy as np
 from kerasmem.compression.judge import first_metric, in_order, is_better_if_higher
 from kerasmem.errors import DataError
 from kerasmem.files.data import is_array_data, sample_count, shared, take
+from kerasmem.types import Dataset, Logs, Model
 
 _PARTS = 20
 _SHARE, _MOST = 0.2, 20_000
@@ -37,7 +38,7 @@ class HeldOut:
 
 
 def split(
-    data: Any, batch_size: int, seed: int | None
+    data: Dataset, batch_size: int, seed: int | None
 ) -> tuple[tuple[Any, ...], HeldOut]:
     """Return the samples to train on, and those that are held out to judge by.
 
@@ -97,7 +98,7 @@ class Drop:
     error: float
 
 
-def metrics_by_part(model: Any, held: HeldOut) -> list[dict[str, float]]:
+def metrics_by_part(model: Model, held: HeldOut) -> list[dict[str, float]]:
     """Return what each part of the samples adds to the loss and metrics of a model.
 
     For a mean over samples that is the mean over the part. For any other metric it is
@@ -170,7 +171,7 @@ class _PartEnds(keras.callbacks.Callback):
         self._batches = batches
         self.seen: list[dict[str, float]] = []
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keep the metrics, if a part is over."""
         if (batch + 1) % self._batches == 0:
             self.seen.append(dict(logs or {}))
