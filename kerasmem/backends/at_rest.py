@@ -58,12 +58,12 @@ class Offloaded:
     def value(self, variable: Variable, source: MappedArray) -> Any:
         """Return a tensor of what a variable has in a file, the same for a while."""
         key = id(variable)
-        known = self._lent.get(key)
-        if known is not None and known[0] is source:
+        entry = self._lent.get(key)
+        if entry is not None and entry[0] is source:
             self._lent.move_to_end(key)
-            return known[1]
+            return entry[1]
         self._take_back(key)
-        bytes_lent = sum(held.nbytes for held, _ in self._lent.values())
+        bytes_lent = sum(array.nbytes for array, _ in self._lent.values())
         while self._lent and bytes_lent + source.nbytes > MOST_LENT_BYTES:
             oldest = next(iter(self._lent))
             bytes_lent -= self._lent[oldest][0].nbytes
@@ -89,22 +89,22 @@ class Offloaded:
         """Return an array over a file that is as another one; None for a small one."""
         if isinstance(array, MappedArray) and array.place is not None:
             return array
-        found = keras.ops.convert_to_numpy(array) if _is_tensor(array) else array
-        found = np.ascontiguousarray(found)
-        if found.size < _LEAST_KEPT or found.dtype.hasobject:
+        values = keras.ops.convert_to_numpy(array) if _is_tensor(array) else array
+        values = np.ascontiguousarray(values)
+        if values.size < _LEAST_KEPT or values.dtype.hasobject:
             return None
         try:
-            region, start, place = self._room(found.nbytes)
-            left, at = found.reshape(-1).view(np.uint8).data, place
-            while left:  # one call writes 2 GiB at most
-                count = os.pwrite(self._file.fileno(), left, at)
-                left, at = left[count:], at + count
+            region, start, place = self._room(values.nbytes)
+            remaining, at = values.reshape(-1).view(np.uint8).data, place
+            while remaining:  # one call writes 2 GiB at most
+                count = os.pwrite(self._file.fileno(), remaining, at)
+                remaining, at = remaining[count:], at + count
         except OSError as error:
             raise OutputError(
                 f"Could not write the new weights to a temporary file: {error}. "
                 "Nothing was written."
             ) from error
-        return MappedArray.of(region, place - start, found.shape, found.dtype)
+        return MappedArray.of(region, place - start, values.shape, values.dtype)
 
     def close(self) -> None:
         """Let go of the file; who still has an array over it may use that."""
@@ -113,9 +113,9 @@ class Offloaded:
         self._file.close()
 
     def _take_back(self, key: int) -> None:
-        known = self._lent.pop(key, None)
-        if known is not None:
-            source, _ = known
+        entry = self._lent.pop(key, None)
+        if entry is not None:
+            source, _ = entry
             # Who still has the tensor may use it: its pages are read again then.
             source.release_around()
             self._trim(source.nbytes)

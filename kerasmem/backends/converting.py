@@ -92,7 +92,7 @@ def _endpoint(
 
 def _why_not(model: Model, text: str) -> str:
     names = re.findall(r"'tf\.(\w+)' op|\btf\.(\w+)\(|'tf\.(\w+)' that was", text)
-    missing = sorted({name for found in names for name in found if name} - _NO_KERNELS)
+    missing = sorted({name for match in names for name in match if name} - _NO_KERNELS)
     if _NEEDS_STATIC in missing:
         return (
             f"LiteRT runs the loop over time steps in {model.name!r} only for a batch "
@@ -120,14 +120,14 @@ def quiet() -> Iterator[None]:
     with _ALONE:
         with suppress(OSError, ValueError):
             sys.stderr.flush()
-        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        original, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         try:
             os.dup2(nowhere, 2)
             with redirect_stdout(StringIO()):
                 yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(original, 2)
+            os.close(original)
             os.close(nowhere)
 
 

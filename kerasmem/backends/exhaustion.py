@@ -187,17 +187,17 @@ def _device(text: str) -> str | None:
 
 def _of_cuda(text: str) -> dict[str, Any]:
     matches = {name: one.search(text) for name, one in _FIGURES.items()}
-    known = {name: _bytes(match) for name, match in matches.items() if match}
-    if "capacity" not in known or "used" not in known:
+    figures = {name: _bytes(match) for name, match in matches.items() if match}
+    if "capacity" not in figures or "used" not in figures:
         return {}
-    unused = known.get("unused", 0)
-    free = known.get("free", 0)
-    if "allowed" in known:
-        free = min(free, max(known["allowed"] - known["used"] - unused, 0))
+    unused_bytes = figures.get("unused", 0)
+    free = figures.get("free", 0)
+    if "allowed" in figures:
+        free = min(free, max(figures["allowed"] - figures["used"] - unused_bytes, 0))
     return {
-        "limit_bytes": known.get("allowed", known["capacity"]),
-        "in_use_bytes": known["used"],
-        "free_bytes": free + unused,
+        "limit_bytes": figures.get("allowed", figures["capacity"]),
+        "in_use_bytes": figures["used"],
+        "free_bytes": free + unused_bytes,
     }
 
 

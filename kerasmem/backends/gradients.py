@@ -45,8 +45,10 @@ class _Update(threading.local):
         self, grads: Any = (), trainable_variables: Any = (), *_: Any, **__: Any
     ) -> None:
         """Call the observer, unless gradients and variables are no matching lists."""
-        unclipped, self._unclipped, self._finish = self._unclipped, (), None
-        gradients = unclipped if _match(unclipped, trainable_variables) else grads
+        own_gradients, self._unclipped, self._finish = self._unclipped, (), None
+        gradients = (
+            own_gradients if _match(own_gradients, trainable_variables) else grads
+        )
         if not _match(gradients, trainable_variables):
             return
         if pairs := _updated(gradients, trainable_variables):
@@ -80,9 +82,9 @@ def _observe_clipping(
 
     def update(original: Model, *args: Any, **kwargs: Any) -> Any:
         begin(*args, **kwargs)
-        updated = original(*args, **kwargs)
+        result = original(*args, **kwargs)
         end()
-        return updated
+        return result
 
     with ExitStack() as undo:
         # No issue known: Keras 3.15 has no hook before gradients are clipped, and none
@@ -98,11 +100,13 @@ def _observe_apply(
     # Each inner optimizer gets a part of the gradient, so it is read here.
     def apply(original: Model, gradients: Any, variables: Any) -> Any:
         scale = optimizer.loss_scale_factor
-        unscaled = [g if g is None or scale is None else g / scale for g in gradients]
-        begin(unscaled, variables)
-        updated = original(gradients, variables)
+        true_gradients = [
+            g if g is None or scale is None else g / scale for g in gradients
+        ]
+        begin(true_gradients, variables)
+        result = original(gradients, variables)
         end()
-        return updated
+        return result
 
     return around_apply(optimizer, apply)
 

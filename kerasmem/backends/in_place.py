@@ -75,10 +75,10 @@ class InPlaceSteps(Steps):
 
     def _changed(self) -> list[Any]:
         model = self._model
-        changed = [*model.metrics_variables, *model.non_trainable_variables]
+        variables = [*model.metrics_variables, *model.non_trainable_variables]
         if self._kind == "train":
-            changed += [*model.variables, *model.optimizer.variables]
-        return list({id(variable): variable for variable in changed}.values())
+            variables += [*model.variables, *model.optimizer.variables]
+        return list({id(variable): variable for variable in variables}.values())
 
     @abstractmethod
     def _to_host(self, variable: Variable) -> Any:

@@ -97,7 +97,7 @@ def lazy_variables(
     # Private: the one place where every backend makes a value by an initializer.
     name = "_initialize_with_initializer"
     with _ONE_THREAD:
-        inherited = name not in vars(cls)
+        is_inherited = name not in vars(cls)
         original = getattr(cls, name)
         if not described:
             at_rest = at_rest or next(reversed(_AT_REST), None)
@@ -112,7 +112,7 @@ def lazy_variables(
         finally:
             _AT_REST.pop()
             scope.is_open = False
-            if inherited:
+            if is_inherited:
                 delattr(cls, name)
             else:
                 setattr(cls, name, original)
@@ -156,8 +156,8 @@ def array_at_rest(variable: Variable) -> np.ndarray | None:
 def kept_at_rest(array: np.ndarray) -> np.ndarray:
     """Return an array, over a file where variables have their values in files."""
     files = next(reversed(_AT_REST), None)
-    kept = None if files is None else files.keep(array)
-    return array if kept is None else kept
+    mapped_array = None if files is None else files.keep(array)
+    return array if mapped_array is None else mapped_array
 
 
 def is_made_of_zeros(variable: Variable) -> bool:
@@ -214,13 +214,13 @@ class _Lazy:
             with _SETTLING, state.scope.values.outside_of_traces():
                 return state.scope.at_rest.value(self, state.source)
         if state is not None and state.is_without_value:
-            held = vars(self).get(_VALUE)
+            own_value = vars(self).get(_VALUE)
             nothing = state.scope.values.described
-            return nothing(self._shape, self._dtype) if held is None else held
+            return nothing(self._shape, self._dtype) if own_value is None else own_value
         if state is not None and state.scope.is_open and state.source is None:
             # Only shapes are asked for: it may be assigned a value yet.
-            held = vars(self).get(_VALUE)
-            return _first(self, state) if held is None else held
+            own_value = vars(self).get(_VALUE)
+            return _first(self, state) if own_value is None else own_value
         _settle(self)
         return self._value if _STATE in vars(self) else vars(self)[_VALUE]
 
@@ -290,9 +290,9 @@ def _begin_with(variable: Variable, value: Any) -> Any:
         if state is None:  # another thread was first
             return variable.assign(value)
         values, files = state.scope.values, state.scope.at_rest
-        kept = None if files is None else files.keep(value)
-        if kept is not None:
-            return variable.assign(kept)
+        mapped_array = None if files is None else files.keep(value)
+        if mapped_array is not None:
+            return variable.assign(mapped_array)
         with values.outside_of_traces():
             # Laid out as it is: a sum in another order has other last bits.
             values.fill(variable, keras.ops.copy(value) if values.adopts else value)
@@ -301,13 +301,13 @@ def _begin_with(variable: Variable, value: Any) -> Any:
 
 
 def _converted(variable: Variable, value: Any) -> Any:
-    converted = variable._convert_to_tensor(value, dtype=variable._dtype)
-    if tuple(converted.shape) != tuple(variable.shape):
+    tensor = variable._convert_to_tensor(value, dtype=variable._dtype)
+    if tuple(tensor.shape) != tuple(variable.shape):
         raise ValueError(
-            f"A value of shape {tuple(converted.shape)} was assigned to the weight "
+            f"A value of shape {tuple(tensor.shape)} was assigned to the weight "
             f"{variable.path!r} of shape {tuple(variable.shape)}."
         )
-    return converted
+    return tensor
 
 
 def _settle(variable: Variable) -> None:
@@ -319,9 +319,9 @@ def _settle(variable: Variable) -> None:
         with values.outside_of_traces():
             if source is None:
                 first, files = _first(variable, state), state.scope.at_rest
-                kept = None if files is None else files.keep(first)
-                if kept is not None:
-                    variable.assign(kept)
+                mapped_array = None if files is None else files.keep(first)
+                if mapped_array is not None:
+                    variable.assign(mapped_array)
                     return
                 values.fill(variable, first)
             else:

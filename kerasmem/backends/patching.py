@@ -107,7 +107,7 @@ def nothing_to_undo() -> None:
 
 
 def _unwrap(owner: Any, name: str, chain: _Chain, wrapper: Wrapper) -> None:
-    chain.wrappers[:] = [kept for kept in chain.wrappers if kept is not wrapper]
+    chain.wrappers[:] = [other for other in chain.wrappers if other is not wrapper]
     if chain.wrappers or vars(owner).get(name) is not chain:
         return
     if chain.was_inherited:
@@ -181,10 +181,10 @@ def observing(
 
 
 def _methods(layer: Layer) -> list[str]:
-    quantized = isinstance(
+    is_quantized = isinstance(
         layer.dtype_policy, keras.dtype_policies.QuantizedDTypePolicy
     )
-    return ["quantized_call", "call"] if quantized else ["call"]
+    return ["quantized_call", "call"] if is_quantized else ["call"]
 
 
 def _watched(

@@ -207,12 +207,12 @@ def with_requests(
         snapshot: what `torch.cuda.memory._snapshot()` returns.
         device: number of the device.
     """
-    asked = _requests(snapshot, device)
+    sizes_by_address = _requests(snapshot, device)
     now: dict[int, int] = {}
     complete = []
     for event in events:
         if event.is_allocation:
-            sizes = asked[event.address]
+            sizes = sizes_by_address[event.address]
             now[event.address] = sizes.popleft() if sizes else event.given_bytes
         size = now.get(event.address, event.given_bytes)
         complete.append(replace(event, requested_bytes=size))
@@ -220,8 +220,8 @@ def with_requests(
 
 
 def _requests(snapshot: Mapping[str, Any], device: int) -> dict[int, deque[int]]:
-    asked: dict[int, deque[int]] = defaultdict(deque)
+    sizes_by_address: dict[int, deque[int]] = defaultdict(deque)
     for entry in snapshot["device_traces"][device]:
         if entry["action"] == "alloc":
-            asked[entry["addr"]].append(entry["size"])
-    return asked
+            sizes_by_address[entry["addr"]].append(entry["size"])
+    return sizes_by_address

@@ -62,10 +62,10 @@ class Message:
 
     def numbers(self, number: int) -> tuple[int, ...]:
         """Return a repeated number, packed or not."""
-        found: list[int] = []
+        values: list[int] = []
         for value in self.all(number):
-            found += [value] if isinstance(value, int) else _packed(value)
-        return tuple(found)
+            values += [value] if isinstance(value, int) else _packed(value)
+        return tuple(values)
 
 
 def _packed(content: memoryview) -> list[int]:

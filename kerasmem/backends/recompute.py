@@ -62,10 +62,10 @@ def save_arguments(
             parts.append(tensor)
             rules.append((1, None))
             continue
-        packed = store.pack(tensor)
+        pieces_of_one = store.pack(tensor)
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        parts.extend(packed)
-        rules.append((len(packed), Like(tuple(ops.shape(tensor)), dtype)))
+        parts.extend(pieces_of_one)
+        rules.append((len(pieces_of_one), Like(tuple(ops.shape(tensor)), dtype)))
 
     def restore(late: Sequence[Any]) -> list[Any]:
         arguments: list[Any] = []

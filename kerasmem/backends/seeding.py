@@ -56,9 +56,9 @@ def _tensorflow_seeded(seed: int) -> Iterator[None]:
     import tensorflow as tf
 
     before, _ = tf.compat.v1.get_seed(1)
-    unseeded: Any = None  # what `set_seed` takes it for, though its type does not say
+    no_seed: Any = None  # what `set_seed` takes it for, though its type does not say
     tf.random.set_seed(seed)
     try:
         yield
     finally:
-        tf.random.set_seed(unseeded if before == _UNSEEDED else before)
+        tf.random.set_seed(no_seed if before == _UNSEEDED else before)

@@ -170,12 +170,12 @@ class Steps(ABC):
             valid: what `counting` gave for each; None for means over the samples.
         """
         local = [self.on_replicas(part) for part in parts]
-        counted = None if valid is None else [*map(self.on_replicas, valid)]
+        valid_parts = None if valid is None else [*map(self.on_replicas, valid)]
         by_replica = [
             splitting.weights(
                 [splitting.length_of(part[replica]) for part in local],
-                [self._to_array(each[replica]) for each in counted]
-                if counted is not None
+                [self._to_array(each[replica]) for each in valid_parts]
+                if valid_parts is not None
                 else None,
             )
             for replica in range(len(local[0]))
@@ -314,19 +314,21 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
     """
     # Private: `model.train_function` is a plain function, and the compiled ones are in
     # its closure. Keras has no public way to them.
-    found: list[Callable[..., Any]] = []
-    waiting, seen = [function], {id(function)}
+    functions: list[Callable[..., Any]] = []
+    waiting, visited_ids = [function], {id(function)}
     while waiting:
         function = waiting.pop()
         if hasattr(function, method):
-            found.append(function)
+            functions.append(function)
             continue
         cells = getattr(function, "__closure__", None) or ()
         inside = [cell.cell_contents for cell in cells]
-        new = [each for each in inside if callable(each) and id(each) not in seen]
-        seen |= {id(each) for each in new}
+        new = [
+            each for each in inside if callable(each) and id(each) not in visited_ids
+        ]
+        visited_ids |= {id(each) for each in new}
         waiting += new
-    return found
+    return functions
 
 
 class Traced(NamedTuple):
@@ -354,7 +356,7 @@ def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
         objects: any; TensorFlow's and JAX's kinds of compiled functions are looked at.
     """
     counters: dict[type, str | None] = {}
-    found: dict[int, Traced] = {}
+    by_id: dict[int, Traced] = {}
     for each in objects:
         kind = type(each)
         if kind not in counters:
@@ -366,5 +368,5 @@ def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
         if counter is not None and not str(module).startswith("jax."):
             name = str(getattr(each, "__name__", kind.__name__))
             number = getattr(each, counter)()
-            found[id(each)] = Traced(weakref.ref(each), name, number)
-    return found
+            by_id[id(each)] = Traced(weakref.ref(each), name, number)
+    return by_id

@@ -50,7 +50,7 @@ class Checkpoint:
             graph = graph_pb2.TrackableObjectGraph.FromString(content)
         except Exception as error:
             raise ValueError(str(error)) from error
-        self._nodes = [_node(saved) for saved in graph.nodes]
+        self._nodes = [_node(node) for node in graph.nodes]
 
     @property
     def root(self) -> Node:

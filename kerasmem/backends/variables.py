@@ -36,8 +36,8 @@ class VariableShape:
     @classmethod
     def of(cls, variable: Variable, dtype: str | None = None) -> Any:
         """Return the shape of a variable, with another type if one is given."""
-        stored = str(keras.backend.standardize_dtype(dtype or variable.dtype))
-        shape = cls(variable.shape, stored, variable.name, variable.path)
+        stored_dtype = str(keras.backend.standardize_dtype(dtype or variable.dtype))
+        shape = cls(variable.shape, stored_dtype, variable.name, variable.path)
         shape.trainable = variable.trainable
         with_gradient = getattr(variable, "overwrite_with_gradient", False)
         shape.overwrite_with_gradient = with_gradient

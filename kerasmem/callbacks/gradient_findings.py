@@ -93,20 +93,20 @@ class GradientFindings:
         record = self._within_model(record)
         kernels = [v for v in record.variables if v.path.endswith(_KERNELS)]
         usual = median(self._norms) if self._norms else record.norm_first
-        diverged = divergence_text(record, kernels, usual, first_nonfinite, rate)
-        if diverged:
+        divergence = divergence_text(record, kernels, usual, first_nonfinite, rate)
+        if divergence:
             self._has_diverged = True
-            found = [self._finding("divergence", diverged, severity="error")]
+            findings = [self._finding("divergence", divergence, severity="error")]
         else:
             bad = layers_of(map(self._own, nonfinite_paths))
-            found = [
+            findings = [
                 *self._nonfinite(record, bad, first_nonfinite, skipped_steps),
                 *self._of_layers(record, kernels, rate),
                 *self._exploding(record, kernels, usual, rate),
             ]
         if math.isfinite(record.norm):
             self._norms.append(record.norm)
-        return [finding for finding in found if self._is_new(finding)]
+        return [finding for finding in findings if self._is_new(finding)]
 
     def _finding(
         self,
@@ -145,7 +145,7 @@ class GradientFindings:
         too_large = signs.too_large(kernels, is_first=not self._norms)
         vanishing_text = partial(signs.vanishing_text, kernels=kernels)
         too_large_text = partial(signs.too_large_text, advice=_lower(rate))
-        for kind, shown, order, text in (
+        for kind, layer_signs, order, text in (
             ("dead layer", signs.dead(record.variables), all_layers, signs.dead_text),
             (
                 "vanishing gradient",
@@ -155,13 +155,15 @@ class GradientFindings:
             ),
             ("too large update", too_large, of_kernels, too_large_text),
         ):
-            found: dict[str, Sign] = {}
-            for sign in shown:
+            by_layer: dict[str, Sign] = {}
+            for sign in layer_signs:
                 key = kind, sign.layer
                 self._samples[key] = before.get(key, 0) + sign.samples
                 if self._samples[key] >= LEAST_SAMPLES:
-                    found[sign.layer] = sign
-            if new := {layer: found[layer] for layer in self._news(kind, found, order)}:
+                    by_layer[sign.layer] = sign
+            if new := {
+                layer: by_layer[layer] for layer in self._news(kind, by_layer, order)
+            }:
                 yield self._finding(kind, text(new, order), list(new))
 
     def _news(

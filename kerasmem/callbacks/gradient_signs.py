@@ -66,8 +66,8 @@ def layer_words(layers: Collection[str], order: Sequence[str]) -> str:
         for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else run)
     ]
     more = len(parts) - _MOST_RANGES
-    shown = ", ".join(parts[:_MOST_RANGES]) + (f" and {more} more" if more > 0 else "")
-    return shown if len(layers) == 1 else f"layers {shown}"
+    words = ", ".join(parts[:_MOST_RANGES]) + (f" and {more} more" if more > 0 else "")
+    return words if len(layers) == 1 else f"layers {words}"
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ def divergence_text(
             gradient that is not finite, None if there is none.
         rate: the learning rate of that update, None if unknown.
     """
-    known = [kernel for kernel in kernels if kernel.update_ratio is not None]
-    worst = max(known, key=_ratio, default=None)
+    with_ratio = [kernel for kernel in kernels if kernel.update_ratio is not None]
+    worst = max(with_ratio, key=_ratio, default=None)
     symptoms = list(_symptoms(record, usual_norm, first_nonfinite))
     if worst is None:
         # Without statistics per variable the norms have to tell alone.
@@ -162,7 +162,8 @@ def divergence_text(
             return None
     else:
         is_overwritten = (
-            len(known) >= _LEAST_KERNELS and median(map(_ratio, known)) >= OVERWRITTEN
+            len(with_ratio) >= _LEAST_KERNELS
+            and median(map(_ratio, with_ratio)) >= OVERWRITTEN
         )
         if not (is_overwritten or (symptoms and _ratio(worst) >= LOST)):
             return None
@@ -187,15 +188,17 @@ def _symptoms(
 
 
 def _text(evidence: str, rate: LearningRate | None) -> str:
-    lost = "The weights are lost: begin again from earlier ones."
+    advice = "The weights are lost: begin again from earlier ones."
     if rate is None:
-        return f"The training diverged. {evidence} A lower learning rate helps. {lost}"
+        return (
+            f"The training diverged. {evidence} A lower learning rate helps. {advice}"
+        )
     if rate.usual is not None and rate.value <= _FAR_ABOVE * rate.usual:
         return (
             f"The training diverged at a learning rate of {rate.value:g}, which is not "
             f"unusual for {rate.optimizer}. {evidence} Inputs or targets far from a "
             "size of 1 do that: scale them, clip the gradient (clipnorm=1.0) or lower "
-            f"the rate. {lost}"
+            f"the rate. {advice}"
         )
     usual = (
         ""
@@ -203,7 +206,7 @@ def _text(evidence: str, rate: LearningRate | None) -> str:
         else f" Keras's default for {rate.optimizer} is {rate.usual:g}."
     )
     what = f"The learning rate of {rate.value:g} is far too large."
-    return f"{what} {evidence}{usual} {lost}"
+    return f"{what} {evidence}{usual} {advice}"
 
 
 def _times(ratio: float) -> str:

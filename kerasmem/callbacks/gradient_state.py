@@ -101,10 +101,15 @@ class GradientState:
         Raises:
             ValueError: if none of its own variables is among `variables`.
         """
-        given = {self._place_of.get(id(v)): index for index, v in enumerate(variables)}
-        if set(given) <= {None}:
+        index_by_place = {
+            self._place_of.get(id(v)): index for index, v in enumerate(variables)
+        }
+        if set(index_by_place) <= {None}:
             raise ValueError("The update has no trainable variable of the model")
-        return [given.get(place, len(variables)) for place in range(len(self.paths))]
+        return [
+            index_by_place.get(place, len(variables))
+            for place in range(len(self.paths))
+        ]
 
     def is_due(self, every: int) -> tuple[Any, Any]:
         """Return whether a traced step, and whether the one before, is sampled."""
@@ -140,7 +145,7 @@ class GradientState:
             return
         rows, entries = self._rows.variable, self._entries.variable
         old, before = rows.value, entries.value
-        summed = if_due(
+        new_rows = if_due(
             is_sampled,
             lambda: sums.with_statistics(old, statistics()),
             lambda: old,
@@ -158,9 +163,9 @@ class GradientState:
                 # Then there is no ratio: 0 / 0.
                 mask = np.array(is_updated, "float32")[:, None]
                 changes = keras.ops.multiply(changes, mask)
-            return sums.with_changes(summed, changes)
+            return sums.with_changes(new_rows, changes)
 
-        rows.assign(if_due(was_sampled, with_changes, lambda: summed))
+        rows.assign(if_due(was_sampled, with_changes, lambda: new_rows))
         entries.assign(after)
 
     def read_epoch(
@@ -229,8 +234,8 @@ class GradientState:
     def clear(self) -> None:
         """Start a new epoch."""
         # Between epochs anybody may change the weights.
-        sampled, self._is_first_epoch = float(self._is_first_epoch), False
-        self._vector.write(sums.no_steps(len(self.paths), sampled=sampled))
+        is_sampled, self._is_first_epoch = float(self._is_first_epoch), False
+        self._vector.write(sums.no_steps(len(self.paths), sampled=is_sampled))
         if self._rows is not None:
             self._rows.write(sums.no_rows(len(self.paths)))
 
@@ -272,7 +277,7 @@ def placing(order: Sequence[int]) -> Callable[[Any], Any]:
         if is_in_place and entries.shape[0] == len(order):
             return entries
         ops = backends.current().ops
-        padded = ops.concatenate([entries, ops.zeros_like(entries[:1])])
-        return ops.take(padded, order, axis=0)
+        with_zero = ops.concatenate([entries, ops.zeros_like(entries[:1])])
+        return ops.take(with_zero, order, axis=0)
 
     return place

@@ -57,21 +57,21 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
     """
     ops = backends.current().ops
     ends = np.cumsum([_SUMS, 1, 1, 2, squared_norms.shape[0]])
-    summed, largest, first_norm, _, first, most = ops.split(vector, ends.tolist())
+    sums, largest, first_norm, _, first, most = ops.split(vector, ends.tolist())
     norm = ops.reshape(ops.sqrt(ops.sum(squared_norms)), (1,))
     is_finite = ops.isfinite(norm)
-    kept, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
+    finite_norm, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
     nonfinite = one - ops.cast(is_finite, "float32")
-    added = ops.concatenate([kept, nonfinite, one])
+    step_sums = ops.concatenate([finite_norm, nonfinite, one])
     is_first = ~ops.isfinite(squared_norms) & (first == 0.0)
     return ops.concatenate(
         [
-            summed + added,
-            ops.maximum(largest, kept),
-            ops.where(summed[STEPS] == 0.0, norm, first_norm),
+            sums + step_sums,
+            ops.maximum(largest, finite_norm),
+            ops.where(sums[STEPS] == 0.0, norm, first_norm),
             norm,
             one * sampled,
-            ops.where(is_first, summed[STEPS] + 1.0, first),
+            ops.where(is_first, sums[STEPS] + 1.0, first),
             most if sparse_bytes is None else ops.maximum(most, sparse_bytes),
         ]
     )
@@ -87,10 +87,10 @@ def statistics_of(squared_norms: Any, figures: Any) -> Any:
     ops = backends.current().ops
     squares = ops.reshape(squared_norms, (-1, 1))
     is_finite = ops.isfinite(squares)
-    measured = ops.concatenate([ops.sqrt(squares), figures[:, :1]], axis=1)
-    kept = ops.where(is_finite, measured, 0.0)
+    values = ops.concatenate([ops.sqrt(squares), figures[:, :1]], axis=1)
+    finite_values = ops.where(is_finite, values, 0.0)
     counts = [ops.cast(is_finite, "float32"), ops.ones_like(squares)]
-    return ops.concatenate([kept, figures[:, 1:], *counts], axis=1)
+    return ops.concatenate([finite_values, figures[:, 1:], *counts], axis=1)
 
 
 def with_statistics(rows: Any, statistics: Any) -> Any:
@@ -103,12 +103,12 @@ def with_statistics(rows: Any, statistics: Any) -> Any:
     """
     ops = backends.current().ops
     ends = np.cumsum([STATISTICS, len(_RATIOS), len(_LARGEST)]).tolist()
-    summed, ratios, largest, last = ops.split(rows, ends, axis=1)
+    sums, ratios, largest, last = ops.split(rows, ends, axis=1)
     is_finite, is_seen = statistics[:, -2:-1] != 0.0, statistics[:, -1:] != 0.0
     newest = ops.where(is_finite, statistics[:, :1], math.nan)
     return ops.concatenate(
         [
-            summed + statistics,
+            sums + statistics,
             ratios,
             ops.maximum(largest, statistics[:, : len(_LARGEST)]),
             ops.where(is_seen, newest, last),
@@ -130,8 +130,8 @@ def with_changes(rows: Any, changes: Any) -> Any:
     before, ratios, after = ops.split(rows, ends, axis=1)
     ratio = changes[:, :1] / changes[:, 1:]
     is_known = ops.isfinite(ratio)
-    kept, one = ops.where(is_known, ratio, 0.0), ops.cast(is_known, "float32")
-    more = ratios + ops.concatenate([kept, one], axis=1)
+    finite_ratio, one = ops.where(is_known, ratio, 0.0), ops.cast(is_known, "float32")
+    more = ratios + ops.concatenate([finite_ratio, one], axis=1)
     return ops.concatenate([before, more, after], axis=1)
 
 
@@ -192,12 +192,12 @@ class UpdateSample:
         limit = min(MOST_ENTRIES, _share(sizes, budget))
         self._variables = variables
         self._parts = [spaced_part(variable.shape, limit) for variable in variables]
-        taken = [
+        part_sizes = [
             size if part is None else part.size
             for size, part in zip(sizes, self._parts, strict=True)
         ]
-        self.size = sum(taken)
-        self._ends = list(accumulate(taken[:-1]))
+        self.size = sum(part_sizes)
+        self._ends = list(accumulate(part_sizes[:-1]))
 
     def parts(self) -> list[Any]:
         """Return of each variable what is sampled, of a small one all of it."""

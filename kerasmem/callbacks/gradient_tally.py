@@ -88,8 +88,8 @@ class GradientTally:
         is_updated = [index < len(gradients) for index in order]
 
         def statistics() -> Any:
-            joined = self._backend.ops.concatenate(figures)
-            return place(sums.statistics_of(squared_norms, joined))
+            all_figures = self._backend.ops.concatenate(figures)
+            return place(sums.statistics_of(squared_norms, all_figures))
 
         def finish() -> None:
             with self._backend.inference():

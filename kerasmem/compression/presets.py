@@ -32,7 +32,7 @@ from kerasmem.files.save import Coding, check
 from kerasmem.files.write import write_model
 from kerasmem.graph.layers import sublayers
 from kerasmem.records.regular import check_output, check_outside
-from kerasmem.types import Layer, Model, Tensor
+from kerasmem.types import Layer, Model
 
 
 def is_of_hub(model: Model) -> bool:
@@ -107,7 +107,9 @@ def copy_files(source: Path, folder: Path, without: Collection[Path] = ()) -> No
             shutil.copyfile(file, copy)
 
 
-def check_output_of(model_or_path: Any, output: Tensor, coding: Coding | None) -> None:
+def check_output_of(
+    model_or_path: Any, output: str | Path | None, coding: Coding | None
+) -> None:
     """Raise unless a compressed model can be written at `output`.
 
     Args:

@@ -38,7 +38,7 @@ from kerasmem.graph.clone import compile_settings, to_read
 from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.outputs import as_loss, takes_loss
 from kerasmem.records.regular import unchanged
-from kerasmem.types import Model, Tensor
+from kerasmem.types import Model
 
 _SHARE = 1 / 6
 """Of the available memory: a model with more weights may not fit."""
@@ -96,14 +96,14 @@ class InMemory:
                     f"model_or_path={as_received(given)}."
                 )
 
-    def writer(self, output: Tensor) -> Writer:
+    def writer(self, output: str | Path | None) -> Writer:
         """Return what writes the compressed model."""
         if output is None:
             return NoFile()
         is_file = Path(output).suffix == ".keras"
         return KerasFile(Path(output)) if is_file else PresetFolder(Path(output))
 
-    def leave(self, result: CompressionResult, output: Tensor) -> None:
+    def leave(self, result: CompressionResult, output: str | Path | None) -> None:
         """Do what is left to do with a result: nothing."""
 
     def size(self) -> FileSize:
@@ -172,13 +172,13 @@ class InFiles:
                 model = load_model(path, self.custom_objects)
             yield model
 
-    def writer(self, output: Tensor) -> Writer:
+    def writer(self, output: str | Path | None) -> Writer:
         """Return what writes the compressed model."""
         if is_preset(self.path):
             return PresetFolder(Path(output), self.path)
         return KerasFile(Path(output))
 
-    def leave(self, result: CompressionResult, output: Tensor) -> None:
+    def leave(self, result: CompressionResult, output: str | Path | None) -> None:
         """Have a result open its model from its file, when it is asked for."""
         if not self.is_whole:
             result.open_from(Path(output).absolute(), self.custom_objects)
@@ -205,7 +205,7 @@ def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
 
 def source_of(
     model_or_path: Any,
-    output: Tensor,
+    output: str | Path | None,
     custom_objects: Any,
     low_memory: bool | None,  # noqa: FBT001 - three values
     steps: Sequence[Technique] | None,
@@ -240,7 +240,7 @@ def source_of(
 def offloads(
     low_memory: bool | None,  # noqa: FBT001 - three values
     model_or_path: Any,
-    output: Tensor,
+    output: str | Path | None,
     steps: Sequence[Technique] | None,
     asks: Mapping[str, Any],
 ) -> bool:
@@ -299,7 +299,10 @@ _SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")
 
 
 def _why_not(
-    path: Any, output: Tensor, steps: Sequence[Technique] | None, asked: Sequence[str]
+    path: Any,
+    output: str | Path | None,
+    steps: Sequence[Technique] | None,
+    asked: Sequence[str],
 ) -> str | None:
     others = [name for name in asked if name not in _SAMPLES]
     if others:

@@ -250,14 +250,14 @@ def is_mappable(path: Path) -> bool:
         return not (weights and any(each.filtered for each in datasets(weights)))
 
 
-def _array(whole: mmap.mmap, start: int, dataset: Dataset) -> np.ndarray:
+def _array(whole: mmap.mmap, start: int, dataset: Any) -> np.ndarray:
     if not dataset.extents:
         return np.zeros(dataset.shape, dataset.dtype).view(MappedArray)
     place = start + dataset.extents[0][0]
     return MappedArray.of(whole, place, dataset.shape, dataset.dtype)
 
 
-def _check_within(path: Path, dataset: Dataset, size: int) -> None:
+def _check_within(path: Path, dataset: Any, size: int) -> None:
     for first, length in dataset.extents:
         if length != dataset.nbytes or first + length > size:
             raise ModelFileError(

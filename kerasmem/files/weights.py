@@ -45,7 +45,6 @@ from kerasmem.files.coding import (
 )
 from kerasmem.files.threads import Threads
 from kerasmem.stages import Progress
-from kerasmem.types import Dataset
 
 Coding = Literal["deflate", "entropy", "stored"]
 CODINGS = OneOf(get_args(Coding))
@@ -293,7 +292,7 @@ def check_weights(
         progress.add(array.nbytes)
 
 
-def _is_same(dataset: Dataset, written: WrittenArray, coding: Coding) -> bool:
+def _is_same(dataset: Any, written: WrittenArray, coding: Coding) -> bool:
     if not isinstance(dataset, h5py.Dataset):
         return False
     if coding == "entropy" and could_be_code(dataset):

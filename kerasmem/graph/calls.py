@@ -165,7 +165,7 @@ class Walk(ABC):
         pairs = zip(outer, inner.inputs, values, strict=True)
         return self.run(inner, [self.entering(call, *pair) for pair in pairs], call)
 
-    def entering(self, call: Call, outer: Model, own: Any, value: Any) -> Any:
+    def entering(self, call: Call, outer: Tensor, own: Any, value: Any) -> Any:
         """Return the value of an input of a nested model, converted as Keras does it.
 
         Args:
@@ -192,7 +192,7 @@ class Walk(ABC):
         return value
 
 
-def _conversions(outer: Model, own: Any) -> Iterator[Callable[[Any], Any]]:
+def _conversions(outer: Tensor, own: Any) -> Iterator[Callable[[Any], Any]]:
     if not isinstance(outer, keras.KerasTensor):
         return
     floats = [keras.backend.is_float_dtype(x.dtype) for x in (outer, own)]

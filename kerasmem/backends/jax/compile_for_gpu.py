@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
         topology=f"1x1x{order['devices']}",
     )
     program = (folder / order["program"]).read_bytes()
-    compiled = _compiled(program, order["kind"], topology.devices)
-    sizes = compiled.get_compiled_memory_stats()
+    executable = _compiled(program, order["kind"], topology.devices)
+    sizes = executable.get_compiled_memory_stats()
     answer = {
         "argument_bytes": sizes.argument_size_in_bytes,
         "output_bytes": sizes.output_size_in_bytes,

@@ -49,11 +49,11 @@ class JaxSettings(DeviceSettings):
         if self.started():
             devices = (d for d in jax.local_devices() if d.platform == "gpu")
             return tuple(sorted(device.local_hardware_id for device in devices))
-        chosen = _visible_devices()
+        setting = _visible_devices()
         every = range(self.cards(shown))
-        if chosen == "all":
+        if setting == "all":
             return tuple(every)
-        return tuple(n for n in every if str(n) in chosen.split(","))
+        return tuple(n for n in every if str(n) in setting.split(","))
 
     def allocator(self) -> str:
         """Return the allocator of a card."""
@@ -164,9 +164,9 @@ def _limit(card: int, total_bytes: int | None, *, is_started: bool) -> int | Non
 def _uses_cuda() -> bool:
     config: Any = jax.config  # its attributes are made when JAX is imported
     platforms = config.jax_platforms or "cuda"
-    wanted = {"cuda", "gpu"} & set(platforms.split(","))
+    own_platforms = {"cuda", "gpu"} & set(platforms.split(","))
     plugins = entry_points(group="jax_plugins")
-    return bool(wanted) and any("cuda" in plugin.name for plugin in plugins)
+    return bool(own_platforms) and any("cuda" in plugin.name for plugin in plugins)
 
 
 def _visible_devices() -> str:

@@ -59,16 +59,16 @@ class JaxProfiler:
             self._followed.model.train_function = original
         if self._shapes is None:
             return Profile([])
-        compiled = _compiled_step(original).lower(*self._shapes).compile()
-        module = compiled.runtime_executable().hlo_modules()[0]
-        analysis = compiled.memory_analysis()
-        found = step_plan(
+        executable = _compiled_step(original).lower(*self._shapes).compile()
+        module = executable.runtime_executable().hlo_modules()[0]
+        analysis = executable.memory_analysis()
+        plan = step_plan(
             module.as_serialized_hlo_module_proto(),
             read_buffers(analysis.serialized_buffer_assignment_proto),
-            _device(compiled),
+            _device(executable),
             self._variables_by_argument(),
         )
-        return Profile([found.trace], found.arguments, found.arguments)
+        return Profile([plan.trace], plan.arguments, plan.arguments)
 
     def _step(self, state: Any, batches: Any) -> Any:
         if self._shapes is None:

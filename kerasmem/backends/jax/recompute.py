@@ -105,9 +105,9 @@ def _packed_first(
     Else packing could be put off, and what is to be packed would stay for so long.
     """
     as_they_are = {id(x) for x in tensors}
-    packed = [x for x in parts if id(x) not in as_they_are]
-    outputs, packed = jax.lax.optimization_barrier((outputs, packed))
-    waiting = iter(packed)
+    new_parts = [x for x in parts if id(x) not in as_they_are]
+    outputs, new_parts = jax.lax.optimization_barrier((outputs, new_parts))
+    waiting = iter(new_parts)
     return outputs, tuple(x if id(x) in as_they_are else next(waiting) for x in parts)
 
 

@@ -75,13 +75,13 @@ class JaxSteps(Steps):
     def restore(self, snapshot: HostState, state: Any) -> Any:
         """Return the state that `snapshot` is a copy of."""
         pairs = zip(snapshot.arrays, snapshot.shardings, strict=True)
-        restored = tuple(
+        arrays_on_device = tuple(
             [jax.device_put(a, s) for a, s in zip(arrays, shardings, strict=True)]
             for arrays, shardings in pairs
         )
         if self._kind == "test":
-            return restored
-        return self.adopt(restored, snapshot.optimizer_variables)
+            return arrays_on_device
+        return self.adopt(arrays_on_device, snapshot.optimizer_variables)
 
     def is_intact(self, state: Any) -> bool:
         """Return whether the state was neither given away nor fails itself."""
@@ -105,14 +105,14 @@ class JaxSteps(Steps):
         # Private: in `fit` Keras takes the variables their values, so that there are
         # not two of each.
         variables = [v for part in self._parts for v in self._variables(part)]
-        kept = [variable._value for variable in variables]
+        before = [variable._value for variable in variables]
         arrays = [array for part in state or () for array in part]
         try:
             for variable, array in zip(variables, arrays, strict=False):
                 variable._value = array
             yield
         finally:
-            for variable, value in zip(variables, kept, strict=True):
+            for variable, value in zip(variables, before, strict=True):
                 variable._value = value
 
     def function_of(self, step: Step) -> Step:
@@ -121,30 +121,30 @@ class JaxSteps(Steps):
         # and in `fit` these have no values.
         model = self._model
         is_compiled = model.jit_compile and not model.run_eagerly
-        compiled: list[Step] = [] if is_compiled else [step]
+        functions: list[Step] = [] if is_compiled else [step]
 
         def function(state: Any, batches: Iterator[Any]) -> Any:
-            if not compiled:
+            if not functions:
                 shardings = jax.tree.map(lambda array: array.sharding, state)
-                compiled.append(
+                functions.append(
                     jax.jit(step, donate_argnums=0, out_shardings=(None, shardings))
                 )
-            return compiled[0](state, next(batches))
+            return functions[0](state, next(batches))
 
         return function
 
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`, compiled."""
-        named = [place for place, part in enumerate(self._parts) if part != _OPTIMIZER]
+        places = [place for place, part in enumerate(self._parts) if part != _OPTIMIZER]
 
         def counted(state: Sequence[Any], batch: Tensors) -> Any:
-            pairs = zip(named, state, strict=True)
+            pairs = zip(places, state, strict=True)
             variables = [(self._variables(self._parts[n]), part) for n, part in pairs]
             mapping = [pair for each in variables for pair in zip(*each, strict=True)]
             return count(mapping, batch)
 
         function = counted if self._model.run_eagerly else jax.jit(counted)
-        return lambda state, batch: function([state[n] for n in named], batch)
+        return lambda state, batch: function([state[n] for n in places], batch)
 
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
@@ -183,11 +183,11 @@ class JaxSteps(Steps):
         """Return the state for the variables that the optimizer has now."""
         place = self._parts.index(_OPTIMIZER)
         values = dict(zip(map(id, variables), state[place], strict=True))
-        kept = [
+        optimizer_state = [
             values[id(variable)] if id(variable) in values else _taken(variable)
             for variable in self._model.optimizer.variables
         ]
-        return (*state[:place], kept, *state[place + 1 :])
+        return (*state[:place], optimizer_state, *state[place + 1 :])
 
     def _variables(self, part: str) -> Sequence[Any]:
         if part == _OPTIMIZER:

@@ -16,8 +16,8 @@ from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
     """Return the serialized `HloModuleProto` of a step, not optimized."""
-    lowered = _lowered(followed, batch, step)
-    return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    program = _lowered(followed, batch, step)
+    return program.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
 def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
@@ -26,16 +26,16 @@ def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str,
     Returns:
         `"stablehlo"`, and MLIR bytecode.
     """
-    lowered = _lowered(followed, batch, step, platform="cuda")
+    program = _lowered(followed, batch, step, platform="cuda")
     code = io.BytesIO()
-    lowered.compiler_ir("stablehlo").operation.write_bytecode(code)
+    program.compiler_ir("stablehlo").operation.write_bytecode(code)
     return "stablehlo", code.getvalue()
 
 
 def compiled_bytes(followed: Followed, batch: Tensors, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine."""
-    compiled = _lowered(followed, batch, step).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    executable = _lowered(followed, batch, step).compile()
+    return executable.memory_analysis().temp_size_in_bytes
 
 
 def _lowered(
@@ -57,15 +57,15 @@ def _lowered(
         # As Keras compiles it: over several devices the state comes out as it went in.
         shards = jax.tree.map(lambda x: x.sharding, state)
         outputs = (None, shards) if _is_distributed() else None
-        compiled = jax.jit(model.train_step, donate_argnums=0, out_shardings=outputs)
+        function = jax.jit(model.train_step, donate_argnums=0, out_shardings=outputs)
     elif step == "generate":
         state = ([_spec(v.value) for v in model.sampler.variables], *state)
-        compiled = jax.jit(_generate_step(model))
+        function = jax.jit(_generate_step(model))
     else:
-        compiled = jax.jit(model.predict_step)
+        function = jax.jit(model.predict_step)
     with traced_for(platform):
-        traced = compiled.trace(state, data)
-    return traced.lower(lowering_platforms=(platform,) if platform else None)
+        trace = function.trace(state, data)
+    return trace.lower(lowering_platforms=(platform,) if platform else None)
 
 
 def _generate_step(model: Model) -> Callable[[Any, Any], Any]:

@@ -53,8 +53,8 @@ class OptimizerState(StepState):
         super().__init__(variable, np.array)
         # No issue known: all that an update of Keras 3.15 is given is saved as well.
         self._undo = [
-            patch_method(saved, method, self._without)
-            for saved in {id(o): o for o in (optimizer, self._optimizer)}.values()
+            patch_method(owner, method, self._without)
+            for owner in {id(o): o for o in (optimizer, self._optimizer)}.values()
             for method in ("save_own_variables", "load_own_variables")
         ]
 
@@ -150,15 +150,17 @@ class JaxVariables(VariableBackend):
         """Return the scope of a distribution over as many devices of this process."""
         if config is None:
             return nullcontext()
-        made = keras.distribution
-        mesh = made.DeviceMesh(config["shape"], config["axes"])
-        if config["class"] == made.DataParallel.__name__:
-            return made.DataParallel(device_mesh=mesh).scope()
-        layouts = made.LayoutMap(mesh)
+        distribution = keras.distribution
+        mesh = distribution.DeviceMesh(config["shape"], config["axes"])
+        if config["class"] == distribution.DataParallel.__name__:
+            return distribution.DataParallel(device_mesh=mesh).scope()
+        layouts = distribution.LayoutMap(mesh)
         for key, axes in config["layouts"].items():
             layouts[key] = tuple(axes)
         batch_axis = config["batch_axis"]
-        return made.ModelParallel(layout_map=layouts, batch_dim_name=batch_axis).scope()
+        return distribution.ModelParallel(
+            layout_map=layouts, batch_dim_name=batch_axis
+        ).scope()
 
 
 def _tracked(optimizer: Optimizer) -> list[Any]:
@@ -169,8 +171,8 @@ def _tracked(optimizer: Optimizer) -> list[Any]:
 
 # By identity: `list.index` and `list.remove` would compare the values of JAX arrays.
 def _place(variables: list[Any], variable: Variable) -> int | None:
-    return next((i for i, kept in enumerate(variables) if kept is variable), None)
+    return next((i for i, other in enumerate(variables) if other is variable), None)
 
 
 def _remove(variables: list[Any], variable: Variable) -> None:
-    variables[:] = [kept for kept in variables if kept is not variable]
+    variables[:] = [other for other in variables if other is not variable]

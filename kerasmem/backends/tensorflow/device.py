@@ -309,5 +309,7 @@ def _read_dump(file: Path) -> PoolState | None:
     return PoolState(
         in_use_bytes=sum(size for size, in_use in sizes if in_use),
         pool_bytes=sum(size for size, _ in sizes),
-        largest_free_bytes=max((size for size, used in sizes if not used), default=0),
+        largest_free_bytes=max(
+            (size for size, is_used in sizes if not is_used), default=0
+        ),
     )

@@ -32,13 +32,13 @@ def orphaned_graphs(objects: Iterable[Any]) -> dict[int, int]:
         Bytes of the variables of each graph by its identity; a variable that two
         graphs have counts once.
     """
-    used = {id(one.graph) for one in objects if type(one) is ConcreteFunction}
+    graph_ids = {id(one.graph) for one in objects if type(one) is ConcreteFunction}
     graphs = {id(graph): graph for _, _, graph in _entries()}
-    seen: set[int] = set()
+    variable_ids: set[int] = set()
     return {
-        key: sum(_variable_bytes(graph, seen))
+        key: sum(_variable_bytes(graph, variable_ids))
         for key, graph in graphs.items()
-        if key not in used
+        if key not in graph_ids
     }
 
 

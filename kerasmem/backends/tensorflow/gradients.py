@@ -19,8 +19,8 @@ def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     # fall into one segment, and the segments left over stay zero.
     indices = tf.reshape(indices, [-1])
     order = tf.argsort(indices, stable=True)
-    ordered = tf.gather(indices, order)
-    starts = tf.cast(ordered[1:] != ordered[:-1], tf.int32)
+    sorted_indices = tf.gather(indices, order)
+    starts = tf.cast(sorted_indices[1:] != sorted_indices[:-1], tf.int32)
     segments = tf.concat([[0], tf.cumsum(starts)], axis=0)
     return tf.math.unsorted_segment_sum(
         tf.gather(rows, order), segments, tf.size(indices)

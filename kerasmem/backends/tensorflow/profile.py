@@ -111,16 +111,16 @@ class TensorFlowProfiler:
             tf.profiler.experimental.stop()
             raw = read_profile(Path(folder))
         traces = [
-            AllocatorTrace(name, device_of(name), "profiler", found, _ROUNDING_BYTES)
-            for name, found in raw.events.items()
+            AllocatorTrace(name, device_of(name), "profiler", events, _ROUNDING_BYTES)
+            for name, events in raw.events.items()
         ]
         profile = Profile(traces, self._opening, self._storages())
         return self._with_plan(profile, raw.programs)
 
     def _with_plan(self, profile: Profile, programs: Sequence[bytes]) -> Profile:
-        requested = {e.requested_bytes for t in profile.traces for e in t.events}
+        sizes = {e.requested_bytes for t in profile.traces for e in t.events}
         try:
-            plan = step_plan(programs, self._followed, requested)
+            plan = step_plan(programs, self._followed, sizes)
         except Exception as error:  # noqa: BLE001 - what the profiler saw is enough
             reason = f"{type(error).__name__}: {error}"
             return replace(profile, problem=_NO_PLAN + reason)
@@ -133,17 +133,19 @@ class TensorFlowProfiler:
         )
 
     def _storages(self) -> list[Storage]:
-        found = [
+        storages = [
             storage
             for index, variable in enumerate(self._followed.variables)
             for part in getattr(variable.value, "values", [variable.value])
             # Reading shares the bytes of the variable, and copies nothing.
             for storage in _storages(part.read_value(), index)
         ]
-        known = {storage.address for storage in found}
+        addresses = {storage.address for storage in storages}
         for tensor in _tensors_of_python():
-            found += [s for s in _storages(tensor, None) if s.address not in known]
-        return found
+            storages += [
+                s for s in _storages(tensor, None) if s.address not in addresses
+            ]
+        return storages
 
 
 def _tensors_of_python() -> Iterator[Any]:
@@ -193,13 +195,13 @@ class RawProfile:
 
 def read_profile(folder: Path) -> RawProfile:
     """Return what is in the profile that was written into a folder."""
-    found = RawProfile()
+    profile = RawProfile()
     for path in sorted(folder.rglob("*.xplane.pb")):
         for plane in _planes(memoryview(path.read_bytes())):
-            found.programs += _programs(plane)
+            profile.programs += _programs(plane)
             for allocator, event in _events(plane):
-                found.events.setdefault(allocator, []).append(event)
-    return found
+                profile.events.setdefault(allocator, []).append(event)
+    return profile
 
 
 def _planes(content: Any) -> Iterator[list[tuple[int, Any]]]:
@@ -215,22 +217,22 @@ def _fields(message: Any) -> list[tuple[int, Any]]:
 def _events(plane: list[tuple[int, Any]]) -> Iterator[tuple[str, MemoryEvent]]:
     kinds = _names(plane, xplane_pb2.XPlane.EVENT_METADATA_FIELD_NUMBER)
     figures = _names(plane, xplane_pb2.XPlane.STAT_METADATA_FIELD_NUMBER)
-    wanted = {key for key, name in kinds.items() if name in EVENT_NAMES}
+    event_ids = {key for key, name in kinds.items() if name in EVENT_NAMES}
     for number, content in plane:
-        if number != xplane_pb2.XPlane.LINES_FIELD_NUMBER or not wanted:
+        if number != xplane_pb2.XPlane.LINES_FIELD_NUMBER or not event_ids:
             continue
         # A line (a thread) at a time: as objects it takes many times its bytes.
         line = xplane_pb2.XLine.FromString(bytes(content))
         for event in line.events:
-            if event.metadata_id in wanted:
-                found = {
+            if event.metadata_id in event_ids:
+                values = {
                     figures[s.metadata_id]: _value(s, figures) for s in event.stats
                 }
                 time_ns = line.timestamp_ns + event.offset_ps // 1000
                 kind = kinds[event.metadata_id]
                 yield (
-                    found["allocator_name"],
-                    memory_event(time_ns, kind, found, line.id),
+                    values["allocator_name"],
+                    memory_event(time_ns, kind, values, line.id),
                 )
 
 
@@ -249,8 +251,8 @@ def _names(plane: list[tuple[int, Any]], number: int) -> dict[int, str]:
     names = {}
     for key, entry in plane:
         if key == number:
-            described = xplane_pb2.XStatMetadata.FromString(_described(entry))
-            names[described.id] = described.name
+            metadata = xplane_pb2.XStatMetadata.FromString(_described(entry))
+            names[metadata.id] = metadata.name
     return names
 
 
@@ -294,10 +296,10 @@ def step_plan(
         requested: sizes of the blocks that were asked for while the profile was taken.
             A step is compiled for every size of batch; the one that ran is among them.
     """
-    found = list(_programs_of_step(programs, followed.model))
-    if not found:
+    own_programs = list(_programs_of_step(programs, followed.model))
+    if not own_programs:
         return None
-    sizes = {program.buffers.scratch_bytes: program for program in found}
+    sizes = {program.buffers.scratch_bytes: program for program in own_programs}
     ran = sizes[max(sizes, key=lambda size: (size in requested, size))]
     variables = _variables_by_parameter(ran.trace, followed.variables)
     return planned_step(
@@ -334,10 +336,10 @@ def _variables_by_parameter(trace: Any, variables: Sequence[Any]) -> dict[int, i
         for number, variable in enumerate(variables)
         for part in getattr(variable.value, "values", [variable.value])
     }
-    captured = trace.captured_inputs
-    first = len(trace.inputs) - len(captured)
+    captures = trace.captured_inputs
+    first = len(trace.inputs) - len(captures)
     return {
         first + place: numbers[id(tensor)]
-        for place, tensor in enumerate(captured)
+        for place, tensor in enumerate(captures)
         if id(tensor) in numbers
     }

@@ -84,8 +84,8 @@ class TensorFlowRecompute(RecomputeBackend):
         while other.op.type in _MOVES:
             other = other.op.inputs[0]
         with tf.control_dependencies([other]):
-            held = tf.identity(value)
-        return taken(held)
+            late_value = tf.identity(value)
+        return taken(late_value)
 
 
 def _released(outputs: Tensors) -> Any:

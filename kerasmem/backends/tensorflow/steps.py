@@ -57,11 +57,11 @@ class TensorFlowSteps(InPlaceSteps):
 
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
         """Return a function of state and batch that calls `count`, compiled."""
-        counted = partial(count, [])
+        function = partial(count, [])
         if not self._model.run_eagerly:
             # As Keras runs a step: nothing is read as source code.
-            counted = tf.function(counted, reduce_retracing=True, autograph=False)
-        return lambda _, batch: self._strategy.run(counted, args=(batch,))
+            function = tf.function(function, reduce_retracing=True, autograph=False)
+        return lambda _, batch: self._strategy.run(function, args=(batch,))
 
     @property
     def _replicas(self) -> int:
@@ -105,11 +105,11 @@ class TensorFlowSteps(InPlaceSteps):
     def _add(
         self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: BatchPart
     ) -> Sequence[Any]:
-        scaled = self._scaled(gradients, part.share)
-        for total, more in zip(totals, scaled, strict=True):
+        scaled_gradients = self._scaled(gradients, part.share)
+        for total, more in zip(totals, scaled_gradients, strict=True):
             total.is_reached |= more is not None
         if not part.is_last:
-            for total, more in zip(totals, scaled, strict=True):
+            for total, more in zip(totals, scaled_gradients, strict=True):
                 if more is not None:
                     total.variable.assign_add(more)
         return [
@@ -117,7 +117,7 @@ class TensorFlowSteps(InPlaceSteps):
             (total.value if more is None else total.value + more) / self._replicas
             if total.is_reached and part.is_last
             else None
-            for total, more in zip(totals, scaled, strict=True)
+            for total, more in zip(totals, scaled_gradients, strict=True)
         ]
 
     def _clear(self, total: GradientSum) -> None:
@@ -136,8 +136,8 @@ class TensorFlowSteps(InPlaceSteps):
         return [None if gradient is None else next(rest) for gradient in gradients]
 
     def _changed(self) -> list[Any]:
-        changed = super()._changed()
-        return [part for variable in changed for part in _by_replica(variable.value)]
+        variables = super()._changed()
+        return [part for variable in variables for part in _by_replica(variable.value)]
 
     def _to_tensors(self, share: Any, factors: Any) -> tuple[Any, Any]:
         return tf.constant(share), tf.constant(factors)

@@ -46,9 +46,11 @@ def step_graph(
     )
     function = _step_of(followed.model, step)
     with _gpu_listed() if on_gpu else nullcontext():
-        traced = tf.function(function, autograph=False).get_concrete_function(specs)
-    definition = _optimized(traced, on_gpu=on_gpu)
-    return _graph(definition, traced, followed.variables)
+        concrete_function = tf.function(
+            function, autograph=False
+        ).get_concrete_function(specs)
+    definition = _optimized(concrete_function, on_gpu=on_gpu)
+    return _graph(definition, concrete_function, followed.variables)
 
 
 def compiles_on_gpu(layers: Iterable[Any]) -> bool:
@@ -65,11 +67,11 @@ def compiles_on_gpu(layers: Iterable[Any]) -> bool:
 
 @contextmanager
 def _gpu_listed() -> Iterator[None]:
-    listed = tf.config.list_logical_devices
+    list_devices = tf.config.list_logical_devices
     gpu = tf.config.LogicalDevice("/device:GPU:0", "GPU")
 
     def with_gpu(device_type: str | None = None) -> list[Any]:
-        return [*listed(device_type), *([gpu] if device_type != "CPU" else [])]
+        return [*list_devices(device_type), *([gpu] if device_type != "CPU" else [])]
 
     # No issue known: layers of Keras 3.15 have no argument for the kernels of a device
     # that is not there.
@@ -77,7 +79,7 @@ def _gpu_listed() -> Iterator[None]:
     try:
         yield
     finally:
-        tf.config.list_logical_devices = listed
+        tf.config.list_logical_devices = list_devices
 
 
 def _optimized(traced: Any, *, on_gpu: bool) -> graph_pb2.GraphDef:
@@ -118,8 +120,8 @@ def _meta_graph(traced: Any, device: str) -> meta_graph_pb2.MetaGraphDef:
     meta = meta_graph_pb2.MetaGraphDef()
     meta.graph_def.CopyFrom(traced.graph.as_graph_def())
     handles = {
-        placeholder.op.name: captured._handle_data.shape_and_type[0]
-        for captured, placeholder in traced.graph.captures
+        placeholder.op.name: source._handle_data.shape_and_type[0]
+        for source, placeholder in traced.graph.captures
         if placeholder.dtype == tf.resource
     }
     for node in meta.graph_def.node:
@@ -127,9 +129,9 @@ def _meta_graph(traced: Any, device: str) -> meta_graph_pb2.MetaGraphDef:
             _make_variable(node, handles[node.name])
         node.device = device
     # The optimizer leaves alone what is named here, and drops what it does not need.
-    preserved = [tensor.op.name for tensor in (*traced.outputs, *traced.inputs)]
-    preserved += [operation.name for operation in traced.graph.control_outputs]
-    meta.collection_def["train_op"].node_list.value.extend(dict.fromkeys(preserved))
+    names = [tensor.op.name for tensor in (*traced.outputs, *traced.inputs)]
+    names += [operation.name for operation in traced.graph.control_outputs]
+    meta.collection_def["train_op"].node_list.value.extend(dict.fromkeys(names))
     return meta
 
 
@@ -154,8 +156,8 @@ def _graph(
     index = {node.name: number for number, node in enumerate(nodes)}
     numbers = {id(v.value.handle): number for number, v in enumerate(variables)}
     handles = {
-        placeholder.op.name: numbers.get(id(captured))
-        for captured, placeholder in traced.graph.captures
+        placeholder.op.name: numbers.get(id(tensor))
+        for tensor, placeholder in traced.graph.captures
     }
     operations = [_operation(node, index, handles.get(node.name)) for node in nodes]
     results = [(index[t.op.name], t.value_index) for t in traced.outputs]
@@ -265,8 +267,8 @@ def _ir(followed: Followed, batch: Tensors, step: Step) -> Any:
     def flat_step(*tensors: Any) -> Any:
         return function(tf.nest.pack_sequence_as(batch, tensors))
 
-    compiled = tf.function(flat_step, autograph=False, jit_compile=True)
+    compiled_step = tf.function(flat_step, autograph=False, jit_compile=True)
     specs = [
         tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)) for x in tf.nest.flatten(batch)
     ]
-    return compiled.experimental_get_compiler_ir(*specs)
+    return compiled_step.experimental_get_compiler_ir(*specs)

@@ -170,8 +170,8 @@ def _show_only(devices: tuple[int, ...]) -> None:
         return
     before = os.environ.get(_VISIBLE)
     names = before.split(",") if before is not None else None
-    shown = ",".join(names[n].strip() if names else str(n) for n in devices)
-    os.environ[_VISIBLE] = shown
+    setting = ",".join(names[n].strip() if names else str(n) for n in devices)
+    os.environ[_VISIBLE] = setting
     # CUDA reads it once. Keras may have asked for the devices while it was imported,
     # and whether it has is seen only from what comes of it.
     torch.cuda.init()
@@ -183,6 +183,6 @@ def _show_only(devices: tuple[int, ...]) -> None:
         os.environ[_VISIBLE] = before
     raise ConfigError(
         "Keras asked CUDA for its devices while it was imported, and since then they "
-        f"are fixed. Received: devices={list(devices)}. Set {_VISIBLE}={shown} in the "
-        "environment, before Python starts."
+        f"are fixed. Received: devices={list(devices)}. Set {_VISIBLE}={setting} in "
+        "the environment, before Python starts."
     )

@@ -75,10 +75,10 @@ class TorchProfiler:
             return Profile([])
         self._unfollow()
         profile.stop()
-        found: dict[str, list[MemoryEvent]] = {}
+        by_device: dict[str, list[MemoryEvent]] = {}
         for device, event in _events(profile):
-            found.setdefault(device, []).append(event)
-        return Profile([*self._traces(found)], self._opening, self._storages())
+            by_device.setdefault(device, []).append(event)
+        return Profile([*self._traces(by_device)], self._opening, self._storages())
 
     def _traces(
         self, events_by_device: dict[str, list[MemoryEvent]]
@@ -91,13 +91,15 @@ class TorchProfiler:
             self._records = False
         for device, events in events_by_device.items():
             if device.startswith("cuda") and snapshot is not None:
-                asked = with_requests(events, snapshot, int(device.partition(":")[2]))
+                requests = with_requests(
+                    events, snapshot, int(device.partition(":")[2])
+                )
                 yield AllocatorTrace(
-                    device, device, "snapshot", asked, _CUDA_ROUNDING_BYTES
+                    device, device, "snapshot", requests, _CUDA_ROUNDING_BYTES
                 )
             else:
-                counted = _counted(events, self._held(device))
-                yield AllocatorTrace(device, device, "profiler", counted)
+                with_counts = _counted(events, self._held(device))
+                yield AllocatorTrace(device, device, "profiler", with_counts)
 
     def _held(self, device: str) -> dict[int, int]:
         return {s.address or 0: s.nbytes for s in self._opening if s.device == device}
@@ -125,12 +127,12 @@ def _counted(events: list[MemoryEvent], held: dict[int, int]) -> list[MemoryEven
         held: bytes of the variables by address.
     """
     before = dict(held)
-    made: set[int] = set()
+    addresses: set[int] = set()
     for event in events:
         if event.is_allocation:
-            made.add(event.address)
-        elif event.address in made:
-            made.remove(event.address)
+            addresses.add(event.address)
+        elif event.address in addresses:
+            addresses.remove(event.address)
         else:
             before.setdefault(event.address, event.given_bytes)
     first = events[0]

@@ -60,14 +60,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         del output
-        _, ctx.transposed, _, *held = inputs
-        ctx.save_for_backward(*held)
+        _, ctx.transposed, _, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        held = ctx.saved_tensors
-        dx = ctx.transposed(*upstream, *held) if ctx.needs_input_grad[2] else None
-        return None, None, dx, *(None for _ in held)
+        tensors = ctx.saved_tensors
+        dx = ctx.transposed(*upstream, *tensors) if ctx.needs_input_grad[2] else None
+        return None, None, dx, *(None for _ in tensors)
 
 
 class _Recomputed(torch.autograd.Function):
@@ -88,10 +88,12 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        needed = ctx.needs_input_grad[2:]
+        needs_gradient = ctx.needs_input_grad[2:]
         arguments = [
             x.detach().requires_grad_(need)
-            for x, need in zip(ctx.restored(ctx.saved_tensors), needed, strict=True)
+            for x, need in zip(
+                ctx.restored(ctx.saved_tensors), needs_gradient, strict=True
+            )
         ]
         outputs = _rerun(ctx.function, arguments, *ctx.random)
         pairs = [
@@ -108,7 +110,7 @@ class _Recomputed(torch.autograd.Function):
                 allow_unused=True,
             )
         )
-        return (None, None, *(next(dx) if need else None for need in needed))
+        return (None, None, *(next(dx) if need else None for need in needs_gradient))
 
 
 def _rerun(

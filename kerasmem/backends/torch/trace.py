@@ -107,15 +107,15 @@ class Life(TorchDispatchMode):
     def _note(
         self, address: int, nbytes: int, operation: str, *, is_allocation: bool
     ) -> None:
-        rounded = -(-nbytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
-        self._in_use += rounded if is_allocation else -rounded
+        given_bytes = -(-nbytes // _ROUNDING_BYTES) * _ROUNDING_BYTES
+        self._in_use += given_bytes if is_allocation else -given_bytes
         self.events.append(
             MemoryEvent(
                 time_ns=len(self.events),
                 is_allocation=is_allocation,
                 address=address,
                 requested_bytes=nbytes,
-                given_bytes=rounded,
+                given_bytes=given_bytes,
                 in_use_bytes=self._in_use,
                 operation=operation,
                 layer=self._layer,

@@ -131,8 +131,8 @@ def read_program(module: bytes) -> HloProgram:
     for computation in map(Message, content.all(3)):
         number = computation.number(5)
         roots[number] = computation.number(6)
-        found = map(_instruction, computation.all(2))
-        instructions[number] = {one.number: one for one in found}
+        own_instructions = map(_instruction, computation.all(2))
+        instructions[number] = {one.number: one for one in own_instructions}
     order = _schedule(content)
     computations = {
         number: [inside[key] for key in order.get(number, inside)]
@@ -145,32 +145,32 @@ def _named(
     computations: dict[int, list[Instruction]],
 ) -> dict[int, list[Instruction]]:
     inside = {
-        number: next((i.name for i in reversed(found) if i.name), "")
-        for number, found in computations.items()
+        number: next((i.name for i in reversed(instructions) if i.name), "")
+        for number, instructions in computations.items()
     }
-    known: dict[int, str] = {}
+    name_by_number: dict[int, str] = {}
     for instruction in itertools.chain(*computations.values()):
         names = [
             instruction.name,
             *(inside.get(number, "") for number in instruction.called),
-            *(known.get(number, "") for number in instruction.operands),
+            *(name_by_number.get(number, "") for number in instruction.operands),
             instruction.label,
         ]
-        known[instruction.number] = next(name for name in names if name)
+        name_by_number[instruction.number] = next(name for name in names if name)
     return {
-        number: [replace(one, name=known[one.number]) for one in found]
-        for number, found in computations.items()
+        number: [replace(one, name=name_by_number[one.number]) for one in instructions]
+        for number, instructions in computations.items()
     }
 
 
 def read_buffers(assignment: bytes) -> Buffers:
     """Return a serialized `BufferAssignmentProto`."""
     content = Message(assignment)
-    defined = {}
+    definitions = {}
     for buffer in map(Message, content.all(1)):
         where = Message(buffer.last(3))
-        defined[buffer.number(1)] = (where.number(4), where.numbers(3))
-    return Buffers(defined, [_allocation(Message(one)) for one in content.all(3)])
+        definitions[buffer.number(1)] = (where.number(4), where.numbers(3))
+    return Buffers(definitions, [_allocation(Message(one)) for one in content.all(3)])
 
 
 def _schedule(module: Message) -> dict[int, tuple[int, ...]]:

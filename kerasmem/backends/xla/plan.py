@@ -68,19 +68,21 @@ class CompiledPlan:
 
 def plan(program: HloProgram, buffers: Buffers) -> CompiledPlan:
     """Return when which buffer of a compiled program is in use."""
-    reserved = 0
-    planned: list[Planned] = []
+    reserved_bytes = 0
+    planned_buffers: list[Planned] = []
     lifetimes = _Lifetimes(program)
     for allocation in buffers.allocations:
         if allocation.is_local:
             continue
         for place in allocation.places:
-            one = lifetimes.planned(place, buffers, reserved)
+            one = lifetimes.planned(place, buffers, reserved_bytes)
             if one is not None:
-                planned.append(one)
-        reserved += allocation.size
-    arguments = [one for one in planned if one.begin < 0]
-    return CompiledPlan(list(_events(planned, reserved)), arguments, reserved)
+                planned_buffers.append(one)
+        reserved_bytes += allocation.size
+    arguments = [one for one in planned_buffers if one.begin < 0]
+    return CompiledPlan(
+        list(_events(planned_buffers, reserved_bytes)), arguments, reserved_bytes
+    )
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class _Lifetimes:
 
     def _end(self, number: int) -> int | None:
         last = self._position[number]
-        waiting, seen = [number], {number}
+        waiting, numbers = [number], {number}
         while waiting:
             current = waiting.pop()
             if current == self._program.roots[self._program.entry]:
@@ -172,8 +174,8 @@ class _Lifetimes:
             last = max(last, self._position[current])
             for user in self._users[current]:
                 last = max(last, self._position[user.number])
-                if user.opcode in _FORWARDING and user.number not in seen:
-                    seen.add(user.number)
+                if user.opcode in _FORWARDING and user.number not in numbers:
+                    numbers.add(user.number)
                     waiting.append(user.number)
         return last
 
@@ -260,7 +262,7 @@ class PlannedBlock:
         What two of them share, such as a result written over an operand, counts for
         the first.
         """
-        shared, end = [], 0
+        bytes_by_buffer, end = [], 0
         live = (
             one
             for one in self.buffers
@@ -269,9 +271,9 @@ class PlannedBlock:
         for one in sorted(live, key=lambda one: (one.address, -one.size)):
             begin = max(one.address, end)
             if (own := one.address + one.size - begin) > 0:
-                shared.append((one, own))
+                bytes_by_buffer.append((one, own))
                 end = begin + own
-        return shared
+        return bytes_by_buffer
 
     def occupied(self, position: int) -> int:
         """Return the bytes in use at an instruction."""
@@ -286,11 +288,13 @@ class PlannedBlock:
 def temporary_block(program: HloProgram, buffers: Buffers) -> PlannedBlock:
     """Return the temporary memory of a compiled program."""
     lifetimes = _Lifetimes(program)
-    placed: list[Planned] = []
+    planned_buffers: list[Planned] = []
     base = 0
     for allocation in buffers.allocations:
         if allocation.is_temporary:
-            found = (lifetimes.planned(x, buffers, base) for x in allocation.places)
-            placed += [one for one in found if one is not None]
+            own_buffers = (
+                lifetimes.planned(x, buffers, base) for x in allocation.places
+            )
+            planned_buffers += [one for one in own_buffers if one is not None]
             base += allocation.size
-    return PlannedBlock(base, placed, len(program.computations[program.entry]))
+    return PlannedBlock(base, planned_buffers, len(program.computations[program.entry]))

@@ -57,7 +57,7 @@ def lets_through(operation: Operation, *, relu6: bool = False) -> bool:
     return entry.homogeneous
 
 
-def passes(activation: Tensor, *, relu6: bool = False) -> bool:
+def passes(activation: Any, *, relu6: bool = False) -> bool:
     """Return True for an activation of a layer that `lets_through` holds for."""
     if activation is None:
         return True

@@ -10,7 +10,7 @@ import numpy as np
 
 from kerasmem.errors import ModelFileError
 from kerasmem.graph.layers import weights
-from kerasmem.types import Model, Tensor, Variable
+from kerasmem.types import Model, Variable
 
 Config = dict[str, Any]
 Named = tuple[str, np.ndarray]
@@ -49,7 +49,7 @@ def inner_layer(stored: Config) -> Config:
     return stored
 
 
-def inner_activation(activation: Tensor) -> Any:
+def inner_activation(activation: Any) -> Any:
     """Return the activation around which tfmot put a rounding one."""
     while isinstance(activation, dict) and _class_name(activation) in _ACTIVATIONS:
         activation = activation["config"].get("activation")

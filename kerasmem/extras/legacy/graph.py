@@ -157,7 +157,7 @@ class Functional:
             del nodes[0]
         return len(nodes) < before
 
-    def _call_number(self, reference: Model) -> int:
+    def _call_number(self, reference: Any) -> int:
         # Keras 2 counts the call in which a model was made as the first one.
         return reference[1] - bool(self._layers[reference[0]].layers)
 

@@ -326,7 +326,7 @@ def _value(layer_class: type, key: str, value: Any) -> Any:
     return value
 
 
-def _translated(activation: Tensor) -> Any:
+def _translated(activation: Any) -> Any:
     """Return an activation of a config of Keras 2 as one of Keras 3.
 
     Args:

@@ -31,7 +31,6 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
-from kerasmem.types import Model
 
 _BLOCKS = (128, 64, 32)
 
@@ -92,7 +91,7 @@ def read_graph(content: bytes) -> FileGraph:
     return FileGraph(content, operations, constants)
 
 
-def _with_unique_names(model: Model, content: bytes) -> bytes:
+def _with_unique_names(model: Any, content: bytes) -> bytes:
     names, is_new = set[bytes](), False
     for graph in model.subgraphs:
         for tensor in graph.tensors:

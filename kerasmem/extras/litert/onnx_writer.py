@@ -25,7 +25,6 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import Onnx
-from kerasmem.types import Model
 
 _DYNAMIC_KINDS = {"MatMul", "Gemm", "LSTM"}
 """A dynamic Conv has one scale for all channels, and is slower than a float one."""
@@ -198,7 +197,7 @@ class OnnxWriter:
         _shorten(model)
         return model.SerializeToString()
 
-    def _static(self, model: Model, labels: list[str], target: Path) -> Any:
+    def _static(self, model: Any, labels: list[str], target: Path) -> Any:
         onnx = importlib.import_module("onnx")
         room = importlib.import_module("onnxruntime.quantization")
         ends = {
@@ -219,7 +218,7 @@ class OnnxWriter:
         return onnx.load(target)
 
 
-def _reader(room: Any, model: Model) -> Any:
+def _reader(room: Any, model: Any) -> Any:
 
     class Zeros(room.CalibrationDataReader):
         def __init__(self) -> None:
@@ -231,7 +230,7 @@ def _reader(room: Any, model: Model) -> Any:
     return Zeros()
 
 
-def _zeros(model: Model) -> dict[str, np.ndarray]:
+def _zeros(model: Any) -> dict[str, np.ndarray]:
     onnx = importlib.import_module("onnx")
     zeros = {}
     for each in model.graph.input:
@@ -242,7 +241,7 @@ def _zeros(model: Model) -> dict[str, np.ndarray]:
     return zeros
 
 
-def _dynamic(model: Model, labels: list[str], target: Path) -> Any:
+def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
     onnx = importlib.import_module("onnx")
     room = importlib.import_module("onnxruntime.quantization")
     also = [f"{label}_MatMul" for label in labels]  # what becomes of a Gemm
@@ -252,7 +251,7 @@ def _dynamic(model: Model, labels: list[str], target: Path) -> Any:
     return onnx.load(target)
 
 
-def _shorten(model: Model) -> None:
+def _shorten(model: Any) -> None:
     graph = model.graph
     ends = {each.name for each in (*graph.input, *graph.output)}
     names = {"": ""} | {name: name for name in ends}
@@ -260,7 +259,7 @@ def _shorten(model: Model) -> None:
     def short(name: str) -> str:
         return names.setdefault(name, f"_{len(names)}")
 
-    def rename(inner: Model) -> None:
+    def rename(inner: Any) -> None:
         del inner.value_info[:]
         for each in (*inner.initializer, *inner.input, *inner.output):
             each.name = short(each.name)
@@ -275,7 +274,7 @@ def _shorten(model: Model) -> None:
     rename(graph)
 
 
-def _store_codes(model: Model, operation: FileOperation, graph: FileGraph) -> None:
+def _store_codes(model: Any, operation: FileOperation, graph: FileGraph) -> None:
     onnx = importlib.import_module("onnx")
     name = kernel_of(operation, graph)
     place = next(

@@ -64,15 +64,17 @@ def wrong_axis(first: Sequence[int], second: Sequence[int]) -> int | None:
 def _alike(before: Addition, after: Addition) -> bool:
     if before == after or all(map(_has_two_long_axes, (before, after))):
         return True
-    known = {size for shape in (*before, *after) for size in shape if size is not None}
-    most = max(known, default=1)
-    lengths = sorted({1, *known, most + 1, most + 2})
+    known_sizes = {
+        size for shape in (*before, *after) for size in shape if size is not None
+    }
+    most = max(known_sizes, default=1)
+    lengths = sorted({1, *known_sizes, most + 1, most + 2})
     # Axes are counted from the last: what is broadcast has one length.
     axes = sorted({a - len(s) for s in before for a, n in enumerate(s) if n is None})
-    for chosen in product(lengths, repeat=len(axes)):
-        given = dict(zip(axes, chosen, strict=True))
+    for sizes in product(lengths, repeat=len(axes)):
+        size_by_axis = dict(zip(axes, sizes, strict=True))
         old, new = (
-            wrong_axis(*(_filled(shape, given) for shape in shapes))
+            wrong_axis(*(_filled(shape, size_by_axis) for shape in shapes))
             for shapes in (before, after)
         )
         if old != new:

@@ -30,8 +30,8 @@ def flops(model: Model) -> int:
     Raises:
         ModelError: if the model has no graph.
     """
-    found = label_channels(model)
-    return 2 * multiplications(found, all_channels(found))
+    labels = label_channels(model)
+    return 2 * multiplications(labels, all_channels(labels))
 
 
 def all_channels(labelled: LabelledModel) -> ChannelSubset:

@@ -44,15 +44,15 @@ class Groups:
 
 def find_groups(labels: Labels) -> Groups:
     """Return the classes of a model that can be removed, in groups."""
-    found = _untied(labels)
-    ties = [(pair, _numbers(found, *pair)) for pair in labels.tied]
+    groups = _untied(labels)
+    ties = [(pair, _numbers(groups, *pair)) for pair in labels.tied]
     uneven = [pair for pair, numbers in ties if numbers is None]
     if uneven:
         # Not for every choice of classes: then these labels go in pairs.
         for pair in uneven:
             labels.unite(*pair)
         return find_groups(labels)
-    return replace(found, tied=_sets(numbers for _, numbers in ties if numbers))
+    return replace(groups, tied=_sets(numbers for _, numbers in ties if numbers))
 
 
 def _numbers(
@@ -71,7 +71,7 @@ def _numbers(
     if sides[0] == sides[1] or numbers == [[-1], [-1]]:
         return ()
     often = {n for side in sides for n in np.unique(side, return_counts=True)[1]}
-    even = len(often) == 1 and all(len(found) == 1 for found in numbers)
+    even = len(often) == 1 and all(len(group_numbers) == 1 for group_numbers in numbers)
     return (numbers[0][0], numbers[1][0]) if even and [-1] not in numbers else None
 
 
@@ -83,11 +83,11 @@ def _sets(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         ((0, 3, 4), (1, 2))
     """
     ends = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    found = components(int(ends.max(initial=-1)) + 1, ends[:, 0], ends[:, 1])
+    roots = components(int(ends.max(initial=-1)) + 1, ends[:, 0], ends[:, 1])
     numbers = np.unique(ends)
     return tuple(
-        tuple(numbers[found[numbers] == root].tolist())
-        for root in np.unique(found[numbers])
+        tuple(numbers[roots[numbers] == root].tolist())
+        for root in np.unique(roots[numbers])
     )
 
 
@@ -97,17 +97,17 @@ def _untied(labels: Labels) -> Groups:
     reasons = labels.reasons(classes)
     notes = labels.notes(classes)
     distinct = [np.unique(classes[array]) for array in arrays]
-    for found in distinct:
-        if len(found) == 1:
-            name = int(found[0])
+    for names in distinct:
+        if len(names) == 1:
+            name = int(names[0])
             reasons.setdefault(name, notes.get(name, ALONE))
-    made = {
+    output_classes = {
         int(name)
         for use in labels.uses
         if use.role == OUT
         for name in np.unique(classes[use.labels])
     }
-    free = np.array(sorted(made - reasons.keys()), dtype=np.int64)
+    free = np.array(sorted(output_classes - reasons.keys()), dtype=np.int64)
     signature = _signature(distinct, len(classes))
     members = _equals(free, signature)
     keys = tuple(int(signature[part[0]]) for part in members)
@@ -122,15 +122,15 @@ def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
     classes = labels.classes()
     # The shape of the arrays alone excludes most of them.
     several = [a for a in arrays if sum(size > 1 for size in a.shape) > 1]
-    done = False
-    while not done:
-        done = True
+    is_settled = False
+    while not is_settled:
+        is_settled = True
         for array in several:
             axes = varying(classes[array])
             if len(axes) > 1:
                 labels.join(array, axes[:-1])
                 classes = labels.classes()
-                done = False
+                is_settled = False
     return classes
 
 

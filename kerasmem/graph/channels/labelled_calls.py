@@ -134,8 +134,8 @@ class LabelledCall:
     @property
     def inputs(self) -> list[LabelledTensor]:
         """The tensors that go in, in order."""
-        given = keras.tree.flatten((self.args, self.kwargs))
-        return [x for x in given if isinstance(x, LabelledTensor)]
+        values = keras.tree.flatten((self.args, self.kwargs))
+        return [x for x in values if isinstance(x, LabelledTensor)]
 
     @property
     def x(self) -> LabelledTensor:

@@ -273,13 +273,13 @@ def components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         >>> components(5, np.array([4, 2]), np.array([1, 4])).tolist()
         [0, 1, 1, 3, 1]
     """
-    found = np.arange(count)
+    smallest = np.arange(count)
     while True:
-        left, right = found[a], found[b]
+        left, right = smallest[a], smallest[b]
         apart = left != right
         if not apart.any():
-            return found
+            return smallest
         a, b, left, right = a[apart], b[apart], left[apart], right[apart]
-        np.minimum.at(found, np.maximum(left, right), np.minimum(left, right))
-        while (further := found[found]).tobytes() != found.tobytes():
-            found = further
+        np.minimum.at(smallest, np.maximum(left, right), np.minimum(left, right))
+        while (further := smallest[smallest]).tobytes() != smallest.tobytes():
+            smallest = further

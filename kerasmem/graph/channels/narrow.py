@@ -49,14 +49,14 @@ class Narrow(Rewrite):
             ModelError: if one has another.
         """
         for old, new in zip(node.outputs, outputs, strict=True):
-            expected, received = (
+            shape, new_shape = (
                 self._subset.shape(self._labelled.tensors[id(old)]),
                 new.shape,
             )
-            if not fits(received, expected):
+            if not fits(new_shape, shape):
                 raise ModelError(
                     f"Without channels {node.operation.name!r} does not give what its "
-                    f"labels say. Expected the shape {expected}. Received: {received}. "
+                    f"labels say. Expected the shape {shape}. Received: {new_shape}. "
                     "This is a defect of kerasmem. Next: name the layers around in "
                     "`ignore`, and report it."
                 )

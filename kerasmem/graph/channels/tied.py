@@ -39,9 +39,9 @@ def tied_anew(layer: Layer, pairs: Iterable[tuple[Any, Any]]) -> Any:
     """
     new = {
         id(before): after
-        for old, made in pairs
-        if isinstance(old, keras.Layer) and isinstance(made, keras.Layer)
-        for before, after in of_one_class(sublayers(old), sublayers(made))
+        for old, copied_layer in pairs
+        if isinstance(old, keras.Layer) and isinstance(copied_layer, keras.Layer)
+        for before, after in of_one_class(sublayers(old), sublayers(copied_layer))
     }
     for other in layer.tied_to():
         # A model made anew call by call has not the attributes of the old one.

@@ -54,16 +54,16 @@ def label_channels(model: Model) -> LabelledModel:
             f"Received: {type(model).__name__}."
         )
     labels = Labels()
-    labelled = LabelledModel(labels, {}, {}, {})
+    labelled_model = LabelledModel(labels, {}, {}, {})
     inputs = []
     for x in graph.inputs:
         why = f"is the input {x.name!r}"
         inputs.append(LabelledTensor(labels.frozen(len(x.shape), why), tuple(x.shape)))
-    for number, y in enumerate(_Labelling(labelled).run(graph, inputs)):
+    for number, y in enumerate(_Labelling(labelled_model).run(graph, inputs)):
         labels.freeze(y.array, f"reaches output {number} of the model")
-    labels.tensors.extend(labelled.tensors.values())
-    _freeze_tied(labelled, model)
-    return labelled
+    labels.tensors.extend(labelled_model.tensors.values())
+    _freeze_tied(labelled_model, model)
+    return labelled_model
 
 
 def _freeze_tied(labelled: LabelledModel, model: Model) -> None:
@@ -95,7 +95,7 @@ class _Labelling(Walk):
         self, tensors: Sequence[Any], values: Sequence[Any]
     ) -> list[LabelledTensor]:
         """Note labels; those of a shared model, which has several, are united."""
-        known, labels = self._model.tensors, self._model.labels
+        tensors_by_id, labels = self._model.tensors, self._model.labels
         for tensor, value in zip(tensors, values, strict=True):
             array = value.array
             if not _fits(array, tensor.shape):
@@ -103,13 +103,13 @@ class _Labelling(Walk):
                 why = f"reaches {tensor.name!r}, which has another shape"
                 labels.freeze(array, why)
                 array = labels.frozen(len(tensor.shape), why)
-            if id(tensor) in known:
-                labels.unite(known[id(tensor)].array, array)
+            if id(tensor) in tensors_by_id:
+                labels.unite(tensors_by_id[id(tensor)].array, array)
             else:
-                known[id(tensor)] = LabelledTensor(array, tuple(tensor.shape))
-        return [known[id(tensor)] for tensor in tensors]
+                tensors_by_id[id(tensor)] = LabelledTensor(array, tuple(tensor.shape))
+        return [tensors_by_id[id(tensor)] for tensor in tensors]
 
-    def entering(self, call: Call, outer: Model, own: Any, value: Any) -> Any:
+    def entering(self, call: Call, outer: Tensor, own: Any, value: Any) -> Any:
         """Return the labels unchanged: a cast keeps them, `settle` checks the shape."""
         del call, outer, own
         return value
@@ -131,20 +131,24 @@ class _Labelling(Walk):
     def visit(self, call: Call) -> list[LabelledTensor]:
         node, operation = call.nodes[-1], call.operation
         shapes = tuple(tuple(y.shape) for y in node.outputs)
-        labelled = LabelledCall(operation, *call.bound(), shapes, self._model.labels)
+        labelled_call = LabelledCall(
+            operation, *call.bound(), shapes, self._model.labels
+        )
         family = family_of(operation)
         if family is None:
             why = f"{type(operation).__name__} {operation.name!r} is not known"
             self._model.unknown[operation.name] = why
             why = f"is next to an operation of an unknown kind: {why}"
-            arrays = labelled.frozen(why)
+            arrays = labelled_call.frozen(why)
         else:
-            arrays = family.label(labelled)
+            arrays = family.label(labelled_call)
         for array, shape in zip(arrays, shapes, strict=True):
-            closed = _closed(labelled, narrow(of_rank(array, len(shape))), shape)
-            labelled.outputs.append(LabelledTensor(closed, shape))
-        self._model.calls[id(node)] = labelled
-        return labelled.outputs
+            output_labels = _closed(
+                labelled_call, narrow(of_rank(array, len(shape))), shape
+            )
+            labelled_call.outputs.append(LabelledTensor(output_labels, shape))
+        self._model.calls[id(node)] = labelled_call
+        return labelled_call.outputs
 
 
 def _fits(array: Any, shape: Sequence[int | None]) -> bool:

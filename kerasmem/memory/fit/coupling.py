@@ -124,21 +124,21 @@ def find_coupling(
         batch: The batch to split.
         most: Number of samples that may run through the model at a time.
     """
-    if known := _known_to_couple(model):
-        return known
+    if name := _known_to_couple(model):
+        return name
     probe = _Probe(model, steps, state)
     batch = steps.on_replicas(batch)[0]
     size = splitting.length_of(batch)
     chunk = max(min(most, size, _CHUNK) // 2 * 2, 2)
     first = probe.rows(batch, 0, chunk)
-    predicted = probe.predict(first)
-    coupling = _in_model(probe, first, predicted, chunk // 2)
+    first_outputs = probe.predict(first)
+    coupling = _in_model(probe, first, first_outputs, chunk // 2)
     if coupling is not None:
         return coupling
-    rows = min(size, _rows_within(predicted[0]))
+    rows = min(size, _rows_within(first_outputs[0]))
     begins = range(chunk, rows - chunk + 1, chunk)
     others = [probe.predict(probe.rows(batch, b, b + chunk)) for b in begins]
-    outputs = [each[:2] for each in (predicted, *others)]
+    outputs = [each[:2] for each in (first_outputs, *others)]
     data = _joined(outputs), probe.rows(batch, 0, chunk * len(outputs))
     return _in_losses(probe, data)
 
@@ -235,24 +235,24 @@ def _in_losses(probe: _Probe, data: Dataset) -> str | None:
 def _in_model(probe: _Probe, batch: Tensors, whole: Any, half: int) -> str | None:
     one, other = probe.rows(batch, 0, half), probe.rows(batch, half, 2 * half)
     halves = [probe.predict(one), probe.predict(other)]
-    swapped = probe.predict(_joined([other, one]))
+    in_reverse = probe.predict(_joined([other, one]))
     outputs, terms = _joined([each[0] for each in halves]), [each[2] for each in halves]
-    restored = _joined(
-        [probe.rows(swapped[0], half, 2 * half), probe.rows(swapped[0], 0, half)]
+    in_order = _joined(
+        [probe.rows(in_reverse[0], half, 2 * half), probe.rows(in_reverse[0], 0, half)]
     )
     dtypes = {layer.compute_dtype for layer in sublayers(probe.model)}
     limit = 3e-2 if dtypes & _HALF else 3e-3
     triples = [
-        *zip(*map(keras.tree.flatten, (whole[0], outputs, restored)), strict=True)
+        *zip(*map(keras.tree.flatten, (whole[0], outputs, in_order)), strict=True)
     ]
-    if any(own.shape != joined.shape for own, joined, _ in triples):
+    if any(own.shape != both.shape for own, both, _ in triples):
         return _BY_OUTPUTS
-    is_random = _differ(whole[2], swapped[2], limit) or any(
+    is_random = _differ(whole[2], in_reverse[2], limit) or any(
         _differ(own, again, limit) for own, _, again in triples
     )
     if is_random:
         return None
-    if any(_differ(own, joined, limit) for own, joined, _ in triples):
+    if any(_differ(own, both, limit) for own, both, _ in triples):
         return _BY_OUTPUTS
     if _differ(whole[2], sum(terms) / 2, limit):
         return "loss from `add_loss`"
@@ -272,8 +272,8 @@ def _known_to_couple(model: Model) -> str | None:
     """
     sums = keras.losses.Dice, keras.losses.Tversky
     functions = keras.losses.dice, keras.losses.tversky, keras.losses.circle
-    for given in keras.tree.flatten(model.loss):
-        loss = keras.losses.get(given) if isinstance(given, str) else given
+    for own_loss in keras.tree.flatten(model.loss):
+        loss = keras.losses.get(own_loss) if isinstance(own_loss, str) else own_loss
         is_sum = isinstance(loss, sums) and loss.axis is None
         if is_sum or isinstance(loss, keras.losses.Circle) or loss in functions:
             name = getattr(loss, "name", None) or loss.__name__

@@ -208,8 +208,8 @@ def fit(  # noqa: PLR0913 - the public entry point
         callbacks = fit_arguments.pop("callbacks", None)
         arguments = {"x": x, "y": y, "batch_size": batch_size, **fit_arguments}
         try:
-            with installed(model, installation, callbacks) as watched:
-                return model.fit(**arguments, callbacks=watched)
+            with installed(model, installation, callbacks) as all_callbacks:
+                return model.fit(**arguments, callbacks=all_callbacks)
         except Exception as error:
             # While the first batches are looked at, or in a callback.
             fit_error = training.error_of(error)

@@ -267,5 +267,5 @@ def _entries(model: Model) -> list[Any]:
     # Private: where a compiled model keeps its losses, one per output that has one;
     # `model.loss` is only what the user wrote. A model with a `compute_loss` of its
     # own may have none.
-    compiled = model._compile_loss
-    return [] if compiled is None else compiled._flat_losses or []
+    compile_loss = model._compile_loss
+    return [] if compile_loss is None else compile_loss._flat_losses or []

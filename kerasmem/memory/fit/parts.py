@@ -166,9 +166,9 @@ class MicroBatches(Parts):
         self._reached = 0
 
     def _notice_reached(self) -> None:
-        reached = sum(each.is_reached for each in self._sums.values())
-        if reached > self._reached:
-            self._reached = reached
+        count = sum(each.is_reached for each in self._sums.values())
+        if count > self._reached:
+            self._reached = count
             self._functions[True] = self._function(is_last=True)
 
     def _function(self, *, is_last: bool) -> Step:

@@ -126,10 +126,10 @@ def micro_batches(
     if not verify or is_easy:
         return parts
     sums = 0 if parts == 1 else room.accumulator_bytes
-    left = round(_SAFE * limit_bytes) - room.other_bytes - sums
+    remaining = round(_SAFE * limit_bytes) - room.other_bytes - sums
     largest = -(-batch_size // (parts or batch_size))
     try:
-        batch = find_batch_size(model, left, largest=largest, **described)
+        batch = find_batch_size(model, remaining, largest=largest, **described)
     except ConfigError:  # as where this process has the whole card already
         return min(batch_size, 2 * parts) if parts else batch_size
     return -(-batch_size // batch)

@@ -141,9 +141,9 @@ class SurvivingStep(ABC):
             try:
                 state = self._arranged(state)
                 self._rollback.keep(state, now=is_new)
-                logs, changed = self._run(state, batch, parts)
+                logs, new_state = self._run(state, batch, parts)
                 if is_new:
-                    self._steps.wait(logs, changed)
+                    self._steps.wait(logs, new_state)
             except BaseException as error:
                 cause = self._cause(error, "unknown")
                 if cause is None:
@@ -152,7 +152,7 @@ class SurvivingStep(ABC):
             else:
                 if is_new:
                     self._safe.note(parts, shape)
-                return logs, changed
+                return logs, new_state
             # Here the error and what its traceback held are gone.
             state = self._recovered(cause, state, batch, parts)
 
@@ -187,9 +187,9 @@ class SurvivingStep(ABC):
         self._steps.free()
         if not self._steps.survives_failure:
             raise self._error(cause, state, size, parts, TORN)
-        lost = 0
+        steps_lost = 0
         if not self._steps.is_intact(state):
-            lost = self._rollback.age
+            steps_lost = self._rollback.age
             state = self._rollback.back(state)
         if self._parts is not None and self._parts.is_open:
             state = self._parts.close(state)
@@ -202,7 +202,7 @@ class SurvivingStep(ABC):
         fewest = error.post_mortem.fitting_micro_batches or 0
         more = min(size, fewest if fewest > parts else 2 * parts)
         self._plan.fail(size, more)
-        self._notify(error.post_mortem, more, lost)
+        self._notify(error.post_mortem, more, steps_lost)
         return state
 
     def _can_split(self, cause: Cause, size: int, parts: int) -> bool:
@@ -237,7 +237,7 @@ class SurvivingStep(ABC):
         parts: int,
         kind: str | None = None,
     ) -> OutOfMemoryError:
-        failed = StepContext(
+        context = StepContext(
             batch_size=size,
             micro_batches=parts,
             epoch=self._epoch,
@@ -245,7 +245,7 @@ class SurvivingStep(ABC):
             process=self._process,
         )
         with self._steps.values(state):
-            report = post_mortem(self._model, cause, self._step_context(failed))
+            report = post_mortem(self._model, cause, self._step_context(context))
         report = self._context.coupling.as_a_whole(report)
         self._context.notices.write(report)
         return out_of_memory_error(report, kind)

@@ -101,10 +101,10 @@ def _supply(
         figures: what is known of the device by now.
         state: of the allocator's pool when it refused, None if it was not noted.
     """
-    limit, asked = figures.limit_bytes, refusal.requested_bytes
+    limit, request = figures.limit_bytes, refusal.requested_bytes
     if state is not None:
         more = 0 if limit is None else max(limit - state.pool_bytes, 0)
-        if asked is None or more >= asked:
+        if request is None or more >= request:
             # The pool would have been extended: less can be had of the device.
             more = 0
         return Supply(
@@ -195,13 +195,13 @@ def _kind(
         return "input pipeline"
     if isinstance(error, MemoryError):
         return "host"  # no framework's allocator of a device raises it
-    asked, limit = refusal.requested_bytes, supply.limit_bytes
-    if asked is None:
+    request, limit = refusal.requested_bytes, supply.limit_bytes
+    if request is None:
         return "device"
-    if limit is not None and asked > limit:
+    if limit is not None and request > limit:
         return "one tensor" if refusal.is_tensor else "device"
     free = supply.free_bytes
-    return "fragmentation" if free is not None and asked <= free else "device"
+    return "fragmentation" if free is not None and request <= free else "device"
 
 
 def _figures(device: str | None) -> DeviceFigures:
@@ -221,10 +221,10 @@ def _origin(operation: str, model: Model | None) -> Origin:
     if model is None or not operation:
         return Origin(None, "unknown")
     try:
-        found, _ = watched(model)
+        description, _ = watched(model)
     except Exception:  # noqa: BLE001 - such as a model that is not built
         return Origin(None, "unknown")
-    return Names(found, "tensorflow").origin(operation)
+    return Names(description, "tensorflow").origin(operation)
 
 
 def _shortened(text: str) -> str:

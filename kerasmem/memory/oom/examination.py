@@ -87,7 +87,7 @@ class _Examination:
         fitting = self._try(
             "how many micro-batches would fit", lambda: self._fitting(room)
         )
-        found = self._try("what would help", lambda: self._remedies(fitting, room))
+        remedies = self._try("what would help", lambda: self._remedies(fitting, room))
         return PostMortem(
             cause=self._cause,
             model=str(getattr(self._model, "name", type(self._model).__name__)),
@@ -103,7 +103,7 @@ class _Examination:
             other_bytes=other,
             fitting_micro_batches=fitting.micro_batches if fitting else None,
             fitting_bytes=fitting.peak_bytes if fitting else None,
-            remedies=found or (),
+            remedies=remedies or (),
             left_out=tuple(dict.fromkeys(self._left_out)),
             process=context.process,
             time=time.time(),
@@ -128,24 +128,24 @@ class _Examination:
         return max(now - variable_bytes, 0)
 
     def _at_peak(self) -> AtPeak | None:
-        found = _measured(self._context.timelines)
-        if found is not None or self._cause.kind not in _OF_THE_DEVICE:
-            return found
+        measurement = _measured(self._context.timelines)
+        if measurement is not None or self._cause.kind not in _OF_THE_DEVICE:
+            return measurement
         estimate = self._estimate(self._context.micro_batch_size)
         # What the allocator would hold beside it is left out: there is a limit.
-        used = tuple(part for part in estimate.parts if part.category != "pool")
-        return estimate.peak_bytes, estimate.method, used
+        parts = tuple(part for part in estimate.parts if part.category != "pool")
+        return estimate.peak_bytes, estimate.method, parts
 
     def _room(self, other_bytes: int) -> Room | None:
         limits = (self._context.limit_bytes, self._cause.limit_bytes)
         limit = min((one for one in limits if one is not None), default=None)
         if self._cause.kind not in _OF_THE_DEVICE or limit is None:
             return None
-        trained = sum(map(nbytes, self._model.trainable_variables))
+        gradient_bytes = sum(map(nbytes, self._model.trainable_variables))
         return Room(
             limit_bytes=limit,
             other_bytes=other_bytes,
-            accumulator_bytes=trained if self._context.accumulates else 0,
+            accumulator_bytes=gradient_bytes if self._context.accumulates else 0,
         )
 
     def _fitting(self, room: Room | None) -> Fitting | None:
@@ -175,9 +175,9 @@ class _Examination:
             estimated=functools.partial(self._estimate, size),
         )
         end = time.monotonic() + _SECONDS
-        found = [self._saving(name, step, end) for name in SAVINGS]
+        savings = [self._saving(name, step, end) for name in SAVINGS]
         correction = correction_by_failure(estimate, room) if room else 1.0
-        return (*special, *worthwhile(found, estimate, room, correction))
+        return (*special, *worthwhile(savings, estimate, room, correction))
 
     def _saving(self, name: str, step: FailedStep, end: float) -> Saving | None:
         if time.monotonic() > end:
@@ -211,10 +211,10 @@ def _measured(timelines: Sequence[Timeline]) -> AtPeak | None:
 
     XLA's plan for a step is left out: it leaves out what is not in the step.
     """
-    seen = [one for one in timelines if one.source != _PLANNED and one.blocks]
-    if not seen:
+    windows = [one for one in timelines if one.source != _PLANNED and one.blocks]
+    if not windows:
         return None
-    fullest = max(seen, key=lambda timeline: timeline.peak_bytes)
+    fullest = max(windows, key=lambda timeline: timeline.peak_bytes)
     sums: Counter[tuple[str, str | None]] = Counter()
     for block in fullest.live(fullest.peak_event):
         sums[block.category, block.layer] += block.given_bytes

@@ -172,16 +172,16 @@ def _rematerialization(step: FailedStep) -> Saving | None:
     request = checked_request(
         step.model, step.size, device=device_kind(), input_shape=step.input_shape
     )
-    recorded = recorded_step(request)
-    chosen = by_limit(recorded, None)
-    if not any(piece.recomputed for piece in chosen.plan.pieces):
+    step_record = recorded_step(request)
+    choice = by_limit(step_record, None)
+    if not any(piece.recomputed for piece in choice.plan.pieces):
         return None
-    policy = policy_for(step.model, recorded.path, chosen.pieces)
+    policy = policy_for(step.model, step_record.path, choice.pieces)
     return Saving(
         name="rematerialization",
         how=f"km.rematerialize(model, batch_size={step.size}) computes activations "
         "again in the backward pass: a step is "
-        f"{chosen.plan.extra_time:.0%} longer (estimated)",
+        f"{choice.plan.extra_time:.0%} longer (estimated)",
         estimate=step.estimated(policy=policy),
     )
 
@@ -209,8 +209,8 @@ def _other_optimizer(
 
 
 def _may_change_activations(step: FailedStep) -> bool:
-    untreated = policy_of(step.model) is None
-    return step.estimate.training and has_graph(step.model) and untreated
+    has_no_policy = policy_of(step.model) is None
+    return step.estimate.training and has_graph(step.model) and has_no_policy
 
 
 def _adam_8bit() -> Any:

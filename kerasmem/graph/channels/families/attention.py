@@ -30,14 +30,14 @@ def grouped_query(call: LabelledCall) -> list[np.ndarray]:
     """Label GroupQueryAttention: a head of keys goes with all that ask it."""
     parts = _parts(call.operation)
     heads, dims = parts["query"].kernel.shape[1:]
-    shared = parts["key"].kernel.shape[1]
+    key_heads = parts["key"].kernel.shape[1]
     output = parts["attention_output"].kernel
-    made = call.labels.from_weight(output, output.shape[-1])
+    output_labels = call.labels.from_weight(output, output.shape[-1])
     # What comes out has as many channels as the query, always, and so has the value.
     query, value, _ = _arguments(call)
-    for other in (made, call.labels.only_along(value, -1)):
+    for other in (output_labels, call.labels.only_along(value, -1)):
         call.labels.unite(other, call.labels.only_along(query, -1))
-    return _attended(call, parts, (heads, shared), dims)
+    return _attended(call, parts, (heads, key_heads), dims)
 
 
 def _attended(
@@ -65,11 +65,13 @@ def _attended(
     _project(labels, parts["value"], value, (of_keys, value_dims))
     labels.weigh_axis(output.kernel, IN, 0, of_heads)
     labels.weigh_axis(output.kernel, IN, 1, value_dims)
-    made = labels.from_weight(output.kernel, output.kernel.shape[2])
-    labels.weigh_axis(output.kernel, OUT, 2, made)
+    output_labels = labels.from_weight(output.kernel, output.kernel.shape[2])
+    labels.weigh_axis(output.kernel, OUT, 2, output_labels)
     if output.bias is not None:
-        labels.weigh_axis(output.bias, CHANNEL, 0, made)
-    return [axis_of(made, -1, rank), axis_of(of_heads, 1, 4)][: len(call.shapes)]
+        labels.weigh_axis(output.bias, CHANNEL, 0, output_labels)
+    return [axis_of(output_labels, -1, rank), axis_of(of_heads, 1, 4)][
+        : len(call.shapes)
+    ]
 
 
 def biased_heads(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
@@ -123,8 +125,12 @@ def grouped_query_config(call: LabelledCall, subset: ChannelSubset) -> dict[str,
     """Return the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
     _, heads, dims = subset.weight_shape(parts["query"].kernel)
-    shared = subset.weight_shape(parts["key"].kernel)[1]
-    return {"num_query_heads": heads, "num_key_value_heads": shared, "head_dim": dims}
+    key_heads = subset.weight_shape(parts["key"].kernel)[1]
+    return {
+        "num_query_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": dims,
+    }
 
 
 def rescaled_query(call: LabelledCall, subset: ChannelSubset) -> dict[int, float]:
@@ -156,7 +162,7 @@ def _arguments(
     call: LabelledCall,
 ) -> tuple[LabelledTensor, LabelledTensor, LabelledTensor]:
     names = ("query", "value", "key")
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
-    query, value, key = (given.get(name) for name in names)
+    by_name = dict(zip(names, call.args, strict=False)) | call.kwargs
+    query, value, key = (by_name.get(name) for name in names)
     key = value if key is None else key
     return query, value, key  # pyright: ignore[reportReturnType]

@@ -19,26 +19,26 @@ def convolved(call: LabelledCall) -> list[np.ndarray]:
     """Label a convolution; one with a filter or more per channel is depthwise."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
-    given = labels.only_along(call.x, channel_axis(layer, rank))
+    inputs = labels.only_along(call.x, channel_axis(layer, rank))
     if layer.groups == 1:
-        labels.weigh_axis(layer.kernel, IN, rank - 2, given)
-        made = labels.from_weight(layer.kernel, layer.filters)
-        labels.weigh_axis(layer.kernel, OUT, rank - 1, made)
-    elif len(given) == layer.groups:
-        made = np.repeat(given, layer.filters // layer.groups)
-        labels.weigh_axis(layer.kernel, CHANNEL, rank - 1, made)
+        labels.weigh_axis(layer.kernel, IN, rank - 2, inputs)
+        outputs = labels.from_weight(layer.kernel, layer.filters)
+        labels.weigh_axis(layer.kernel, OUT, rank - 1, outputs)
+    elif len(inputs) == layer.groups:
+        outputs = np.repeat(inputs, layer.filters // layer.groups)
+        labels.weigh_axis(layer.kernel, CHANNEL, rank - 1, outputs)
     else:
         # Groups stay equal if each of them loses the same places.
         why = f"{layer.name!r} has groups of one size"
-        given = labels.join(given.reshape(layer.groups, -1), [0], why).ravel()
-        labels.weigh_axis(layer.kernel, IN, rank - 2, given)
-        made = labels.from_weight(
+        inputs = labels.join(inputs.reshape(layer.groups, -1), [0], why).ravel()
+        labels.weigh_axis(layer.kernel, IN, rank - 2, inputs)
+        outputs = labels.from_weight(
             layer.kernel, layer.groups, layer.filters // layer.groups
         )
-        labels.join(made, [0], why)
-        made = made.ravel()
-        labels.weigh_axis(layer.kernel, OUT, rank - 1, made)
-    return [_finished(call, made)]
+        labels.join(outputs, [0], why)
+        outputs = outputs.ravel()
+        labels.weigh_axis(layer.kernel, OUT, rank - 1, outputs)
+    return [_finished(call, outputs)]
 
 
 def convolution_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
@@ -55,33 +55,33 @@ def transposed(call: LabelledCall) -> list[np.ndarray]:
     """Label a transposed convolution, whose kernel ends with out, in."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
-    given = labels.only_along(call.x, channel_axis(layer, rank))
-    labels.weigh_axis(layer.kernel, IN, rank - 1, given)
-    made = labels.from_weight(layer.kernel, layer.filters)
-    labels.weigh_axis(layer.kernel, OUT, rank - 2, made)
-    return [_finished(call, made)]
+    inputs = labels.only_along(call.x, channel_axis(layer, rank))
+    labels.weigh_axis(layer.kernel, IN, rank - 1, inputs)
+    outputs = labels.from_weight(layer.kernel, layer.filters)
+    labels.weigh_axis(layer.kernel, OUT, rank - 2, outputs)
+    return [_finished(call, outputs)]
 
 
 def depthwise(call: LabelledCall) -> list[np.ndarray]:
     """Label a depthwise convolution: kernel axes end with channels, multiplier."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
-    given = labels.only_along(call.x, channel_axis(layer, rank))
-    labels.weigh_axis(layer.kernel, CHANNEL, rank - 2, given)
-    return [_finished(call, np.repeat(given, layer.depth_multiplier))]
+    inputs = labels.only_along(call.x, channel_axis(layer, rank))
+    labels.weigh_axis(layer.kernel, CHANNEL, rank - 2, inputs)
+    return [_finished(call, np.repeat(inputs, layer.depth_multiplier))]
 
 
 def separable(call: LabelledCall) -> list[np.ndarray]:
     """Label a depthwise convolution with a pointwise one behind it."""
     layer, labels = call.operation, call.labels
     rank = len(layer.depthwise_kernel.shape)
-    given = labels.only_along(call.x, channel_axis(layer, rank))
-    labels.weigh_axis(layer.depthwise_kernel, CHANNEL, rank - 2, given)
-    between = np.repeat(given, layer.depth_multiplier)
+    inputs = labels.only_along(call.x, channel_axis(layer, rank))
+    labels.weigh_axis(layer.depthwise_kernel, CHANNEL, rank - 2, inputs)
+    between = np.repeat(inputs, layer.depth_multiplier)
     labels.weigh_axis(layer.pointwise_kernel, IN, rank - 2, between)
-    made = labels.from_weight(layer.pointwise_kernel, layer.filters)
-    labels.weigh_axis(layer.pointwise_kernel, OUT, rank - 1, made)
-    return [_finished(call, made)]
+    outputs = labels.from_weight(layer.pointwise_kernel, layer.filters)
+    labels.weigh_axis(layer.pointwise_kernel, OUT, rank - 1, outputs)
+    return [_finished(call, outputs)]
 
 
 def biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:

@@ -22,13 +22,13 @@ from kerasmem.types import Layer
 def dense(call: LabelledCall) -> list[np.ndarray]:
     """Label a Dense layer, on the last axis of a tensor of any rank."""
     layer, labels = call.operation, call.labels
-    given = labels.only_along(call.x, -1)
-    labels.weigh_axis(layer.kernel, IN, 0, given)
-    made = labels.from_weight(layer.kernel, layer.units)
-    labels.weigh_axis(layer.kernel, OUT, 1, made)
+    inputs = labels.only_along(call.x, -1)
+    labels.weigh_axis(layer.kernel, IN, 0, inputs)
+    outputs = labels.from_weight(layer.kernel, layer.units)
+    labels.weigh_axis(layer.kernel, OUT, 1, outputs)
     if layer.use_bias:
-        labels.weigh_axis(layer.bias, CHANNEL, 0, made)
-    array = axis_of(made, -1, call.rank)
+        labels.weigh_axis(layer.bias, CHANNEL, 0, outputs)
+    array = axis_of(outputs, -1, call.rank)
     return [activated(labels, array, layer.activation, layer.name)]
 
 
@@ -39,9 +39,9 @@ def embedding(call: LabelledCall) -> list[np.ndarray]:
     """
     layer, labels = call.operation, call.labels
     labels.freeze(call.x.array, f"is an index into the table of {layer.name!r}")
-    made = labels.from_weight(layer.embeddings, layer.output_dim)
-    labels.weigh_axis(layer.embeddings, OUT, 1, made)
-    return [axis_of(made, -1, call.rank)]
+    outputs = labels.from_weight(layer.embeddings, layer.output_dim)
+    labels.weigh_axis(layer.embeddings, OUT, 1, outputs)
+    return [axis_of(outputs, -1, call.rank)]
 
 
 def einsum_dense(call: LabelledCall) -> list[np.ndarray]:
@@ -86,12 +86,14 @@ def einsum_letters(equation: str) -> tuple[str, str, str] | None:
         >>> einsum_letters("...d,dh->...h") is None, einsum_letters("ab, bc -> ac")
         (True, ('ab', 'bc', 'ac'))
     """
-    given, kernel, output = einsum_parts(equation)
-    if not (given.isalpha() and kernel.isalpha() and output.isalpha()):
+    inputs, kernel, output = einsum_parts(equation)
+    if not (inputs.isalpha() and kernel.isalpha() and output.isalpha()):
         return None
-    repeated = any(len(set(part)) < len(part) for part in (given, kernel, output))
-    lost = set(given) - set(kernel) - set(output) | set(kernel) - set(given + output)
-    return None if repeated or lost else (given, kernel, output)
+    has_repeats = any(len(set(part)) < len(part) for part in (inputs, kernel, output))
+    letters_of_one = set(inputs) - set(kernel) - set(output) | set(kernel) - set(
+        inputs + output
+    )
+    return None if has_repeats or letters_of_one else (inputs, kernel, output)
 
 
 def projected(
@@ -102,21 +104,21 @@ def projected(
     Letters of the kernel are consumed (not in the output), made (not in the input) or
     kept (in both: a matrix of its own for every place).
     """
-    given, kernel, output = letters
+    inputs, kernel, output = letters
     shape = dict(zip(kernel, layer.kernel.shape, strict=True))
-    common = [a for a, c in enumerate(given) if c in kernel]
-    others = [a for a, c in enumerate(given) if c not in kernel]
-    shared = labels.join(x.array, others)
-    shared = shared.reshape([shared.shape[a] for a in common])
-    order = [given[a] for a in common]
+    common = [a for a, c in enumerate(inputs) if c in kernel]
+    others = [a for a, c in enumerate(inputs) if c not in kernel]
+    common_labels = labels.join(x.array, others)
+    common_labels = common_labels.reshape([common_labels.shape[a] for a in common])
+    order = [inputs[a] for a in common]
     # At full length: what one call must keep, all calls of the kernel keep.
-    shared = np.broadcast_to(shared, [shape[c] for c in order])
-    consumed = _placed(shared, order, kernel)
-    labels.weigh(layer.kernel, IN, consumed)
-    new = [c for c in output if c in kernel and c not in given]
-    made = labels.from_weight(layer.kernel, *(shape[c] for c in new))
-    labels.weigh(layer.kernel, OUT, _placed(made, new, kernel))
-    array = _placed(made, new, output)
+    common_labels = np.broadcast_to(common_labels, [shape[c] for c in order])
+    kernel_inputs = _placed(common_labels, order, kernel)
+    labels.weigh(layer.kernel, IN, kernel_inputs)
+    new = [c for c in output if c in kernel and c not in inputs]
+    outputs = labels.from_weight(layer.kernel, *(shape[c] for c in new))
+    labels.weigh(layer.kernel, OUT, _placed(outputs, new, kernel))
+    array = _placed(outputs, new, output)
     if layer.bias is not None:
         _weigh_bias(labels, layer.bias, array)
     return array
@@ -124,9 +126,11 @@ def projected(
 
 def _weigh_bias(labels: Labels, bias: Any, array: np.ndarray) -> None:
     sizes = (1,) * (array.ndim - len(bias.shape)) + tuple(bias.shape)
-    shared = [a for a, size in enumerate(sizes) if size == 1 and array.shape[a] > 1]
-    if len(shared) < len(varying(array)):
-        one = labels.join(array, shared)
+    broadcast_axes = [
+        a for a, size in enumerate(sizes) if size == 1 and array.shape[a] > 1
+    ]
+    if len(broadcast_axes) < len(varying(array)):
+        one = labels.join(array, broadcast_axes)
         labels.weigh(bias, CHANNEL, one.reshape(one.shape[-len(bias.shape) :]))
 
 

@@ -16,7 +16,6 @@ from kerasmem.graph.channels.labels import (
     of_rank,
 )
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.types import Tensor
 
 _POINTWISE = (
     "celu elu exponential gelu hard_shrink hard_sigmoid hard_silu hard_tanh "
@@ -68,9 +67,9 @@ def _broadcast(first: Shape, second: Shape) -> Shape:
 
 def constants(args: Any, kwargs: Any) -> list[Any]:
     """Return the arrays and variables among the arguments of a call."""
-    given = keras.tree.flatten((args, kwargs))
+    values = keras.tree.flatten((args, kwargs))
     return [
-        x for x in given if hasattr(x, "shape") and not isinstance(x, LabelledTensor)
+        x for x in values if hasattr(x, "shape") and not isinstance(x, LabelledTensor)
     ]
 
 
@@ -80,12 +79,12 @@ def meet(labels: Labels, tensors: Sequence[LabelledTensor], rank: int) -> np.nda
     A tensor that is stretched along all axes on which others have channels is not
     united with them: it has one entry for all of them, which stays.
     """
-    aligned = [
+    pairs = [
         (of_rank(x.array, rank), (1,) * (rank - len(x.shape)) + x.shape)
         for x in tensors
     ]
-    bound = [array for array, shape in aligned if not _stretched(array, shape, aligned)]
-    bound = bound or [array for array, _ in aligned]
+    bound = [array for array, shape in pairs if not _stretched(array, shape, pairs)]
+    bound = bound or [array for array, _ in pairs]
     labels.unite(*sorted(bound, key=lambda array: -array.size))
     return narrow(np.broadcast_arrays(*bound)[_largest(bound)])
 
@@ -111,26 +110,28 @@ def _stretched(
 
 
 def activated(
-    labels: Labels, array: np.ndarray, activation: Tensor, name: str
+    labels: Labels, array: np.ndarray, activation: Any, name: str
 ) -> np.ndarray:
     """Return labels behind the activation of a layer."""
     if activation is None or _pointwise(activation):
         return array
-    called = getattr(activation, "__name__", "")
-    if _is_keras(activation) and called in _OVER_CHANNELS:
-        return labels.join(array, [-1], f"{called} of {name!r} is over all channels")
+    function_name = getattr(activation, "__name__", "")
+    if _is_keras(activation) and function_name in _OVER_CHANNELS:
+        return labels.join(
+            array, [-1], f"{function_name} of {name!r} is over all channels"
+        )
     return labels.freeze(array, f"the activation of {name!r} is not known")
 
 
-def _pointwise(activation: Tensor) -> bool:
+def _pointwise(activation: Any) -> bool:
     if isinstance(activation, keras.layers.Layer):
         return entry_of(activation).channels == "elementwise"
     return _is_keras(activation) and activation.__name__ in POINTWISE
 
 
 def _is_keras(function: Any) -> bool:
-    known = getattr(keras.activations, getattr(function, "__name__", ""), None)
-    return known is function
+    own_function = getattr(keras.activations, getattr(function, "__name__", ""), None)
+    return own_function is function
 
 
 def activation_layer(call: LabelledCall) -> list[np.ndarray]:
@@ -143,10 +144,12 @@ def slopes(call: LabelledCall) -> list[np.ndarray]:
     """Label the layer PReLU, which has a slope for every entry."""
     alpha = call.operation.alpha
     per_entry = call.x.array.reshape(call.x.array.shape[1:])
-    shared = [a for a, size in enumerate(alpha.shape) if size == 1]
-    if any(per_entry.shape[axis] > 1 for axis in shared):
+    broadcast_axes = [a for a, size in enumerate(alpha.shape) if size == 1]
+    if any(per_entry.shape[axis] > 1 for axis in broadcast_axes):
         per_entry = call.labels.join(
-            per_entry, shared, f"the slopes of {call.operation.name!r} are shared"
+            per_entry,
+            broadcast_axes,
+            f"the slopes of {call.operation.name!r} are shared",
         )
     call.labels.weigh(alpha, CHANNEL, per_entry)
     return [call.x.array]

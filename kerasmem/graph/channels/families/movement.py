@@ -109,13 +109,13 @@ def padded(call: LabelledCall) -> list[np.ndarray]:
     if widths[0].any():
         return call.frozen(f"{op.name!r} moves samples of a batch")
     changing = varying(array)
-    wanted = [tuple(w) if a in changing else (0, 0) for a, w in enumerate(widths)]
-    if not any(map(any, wanted)):
+    own_widths = [tuple(w) if a in changing else (0, 0) for a, w in enumerate(widths)]
+    if not any(map(any, own_widths)):
         return [array]
     if op.mode != "constant":
         return call.frozen(f"{op.name!r} mirrors channels")
     zero = int(call.labels.frozen(1, f"{op.name!r} adds it")[0])
-    return [np.pad(array, wanted, constant_values=zero)]
+    return [np.pad(array, own_widths, constant_values=zero)]
 
 
 Key = list[tuple[Any, int | None]]
@@ -136,8 +136,10 @@ def split_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
 
 def split(op: Any, full: np.ndarray) -> list[np.ndarray]:
     """Return the parts of an array."""
-    given = op.indices_or_sections
-    return np.split(full, given if isinstance(given, int) else list(given), op.axis)
+    sections = op.indices_or_sections
+    return np.split(
+        full, sections if isinstance(sections, int) else list(sections), op.axis
+    )
 
 
 def item(call: LabelledCall) -> list[np.ndarray]:
@@ -147,8 +149,8 @@ def item(call: LabelledCall) -> list[np.ndarray]:
         return call.frozen(f"the index of {call.operation.name!r} is not plain")
     changing = varying(call.x.array)
     for part, axis in key:
-        stepped = isinstance(part, slice) and part.step not in (None, 1)
-        if axis in changing and stepped:
+        has_step = isinstance(part, slice) and part.step not in (None, 1)
+        if axis in changing and has_step:
             return call.frozen(f"{call.operation.name!r} takes every n-th channel")
     # Along an axis of one label for all places, any place has it.
     places = [p if a is None or a in changing else _any_place(p) for p, a in key]
@@ -185,8 +187,8 @@ def _key(call: LabelledCall) -> Key | None:
     parts = list(key) if isinstance(key, list | tuple) else [key]
     if not all(p is None or p is Ellipsis or _plain(p) for p in parts):
         return None
-    taken = sum(p is not None and p is not Ellipsis for p in parts)
-    spread = [slice(None)] * (len(call.x.shape) - taken)
+    count = sum(p is not None and p is not Ellipsis for p in parts)
+    spread = [slice(None)] * (len(call.x.shape) - count)
     place = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
     parts = [*parts[:place], *spread, *(parts[place + 1 :])]
     axes = iter(range(len(call.x.shape)))
@@ -227,8 +229,8 @@ def taken_arguments(
 
 
 def _places(call: LabelledCall) -> np.ndarray | None:
-    given = call.args[1]
-    if not isinstance(given, list | tuple | np.ndarray | Integral):
+    indices = call.args[1]
+    if not isinstance(indices, list | tuple | np.ndarray | Integral):
         return None
-    places = np.asarray(given)
+    places = np.asarray(indices)
     return places if np.issubdtype(places.dtype, np.integer) else None

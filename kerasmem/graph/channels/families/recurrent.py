@@ -29,32 +29,32 @@ def recurrent(call: LabelledCall) -> list[np.ndarray]:
     layer = call.operation
     if layer.stateful:
         return call.frozen(f"{layer.name!r} is stateful")
-    made = _units(call.labels, layer, call.x)
+    units = _units(call.labels, layer, call.x)
     for state in _states(call):
-        call.labels.unite(made, call.labels.only_along(state, -1))
-    return [axis_of(made, -1, len(shape)) for shape in call.shapes]
+        call.labels.unite(units, call.labels.only_along(state, -1))
+    return [axis_of(units, -1, len(shape)) for shape in call.shapes]
 
 
 def _states(call: LabelledCall) -> list[LabelledTensor]:
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
-    return [x for x in keras.tree.flatten(given) if isinstance(x, LabelledTensor)]
+    states = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
+    return [x for x in keras.tree.flatten(states) if isinstance(x, LabelledTensor)]
 
 
 def _units(labels: Labels, layer: Layer, x: LabelledTensor) -> np.ndarray:
     cell = layer.cell
     gates = cell.kernel.shape[1] // cell.units
     labels.weigh_axis(cell.kernel, IN, 0, labels.only_along(x, -1))
-    made = labels.from_weight(cell.kernel, cell.units)
+    units = labels.from_weight(cell.kernel, cell.units)
     for name in ("activation", "recurrent_activation"):
         function = getattr(cell, name, None)
-        activated(labels, made.reshape(1, -1), function, layer.name)
-    every_gate = np.tile(made, gates)
+        activated(labels, units.reshape(1, -1), function, layer.name)
+    every_gate = np.tile(units, gates)
     labels.weigh_axis(cell.kernel, OUT, 1, every_gate)
-    labels.weigh_axis(cell.recurrent_kernel, IN, 0, made)
+    labels.weigh_axis(cell.recurrent_kernel, IN, 0, units)
     labels.weigh_axis(cell.recurrent_kernel, OUT, 1, every_gate)
     if cell.use_bias:
         labels.weigh_axis(cell.bias, CHANNEL, len(cell.bias.shape) - 1, every_gate)
-    return made
+    return units
 
 
 def recurrent_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
@@ -111,24 +111,26 @@ def at_every_step(inner: dict[str, Family]) -> Family:
         return inner.get(entry_of(call.operation.layer).channels or "")
 
     def label(call: LabelledCall) -> list[np.ndarray]:
-        known = family(call)
-        if known is None:
+        inner_family = family(call)
+        if inner_family is None:
             why = f"{call.operation.name!r} wraps a layer of an unknown kind"
             return call.frozen(why)
-        return [array[:, None] for array in known.label(_step(call))]
+        return [array[:, None] for array in inner_family.label(_step(call))]
 
     def config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-        known = family(call)
-        if known is None:
+        inner_family = family(call)
+        if inner_family is None:
             return {}
         inner_config = keras.saving.serialize_keras_object(call.operation.layer)
         inner_config.pop("build_config", None)
-        inner_config["config"].update(known.config(_step(call), subset))
+        inner_config["config"].update(inner_family.config(_step(call), subset))
         return {"layer": inner_config}
 
     def additions(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
-        known = family(call)
-        return [] if known is None else known.additions(_step(call), subset)
+        inner_family = family(call)
+        return (
+            [] if inner_family is None else inner_family.additions(_step(call), subset)
+        )
 
     return Family(label, config, additions=additions)
 
@@ -137,8 +139,8 @@ def _step(call: LabelledCall) -> LabelledCall:
     one = call.labels.join(call.x.array, [1])
     x = _first_step(LabelledTensor(one, call.x.shape))
     shapes = tuple((s[0], *s[2:]) for s in call.shapes)
-    made = [_first_step(y) for y in call.outputs]
-    return LabelledCall(call.operation.layer, (x,), {}, shapes, call.labels, made)
+    outputs = [_first_step(y) for y in call.outputs]
+    return LabelledCall(call.operation.layer, (x,), {}, shapes, call.labels, outputs)
 
 
 def _first_step(x: LabelledTensor) -> LabelledTensor:

@@ -78,22 +78,24 @@ def contracted(
     labels: Labels, tensors: Sequence[LabelledTensor], terms: Sequence[str], output: str
 ) -> np.ndarray:
     """Label a sum of products; entries that are summed over stay together."""
-    placed = []
+    operands = []
     for x, term in zip(tensors, terms, strict=True):
-        gone = [axis for axis, letter in enumerate(term) if letter not in output]
-        array = labels.join(x.array, gone, "a product of two tensors sums over it")
+        sum_axes = [axis for axis, letter in enumerate(term) if letter not in output]
+        array = labels.join(x.array, sum_axes, "a product of two tensors sums over it")
         sizes = dict(zip(term, x.shape, strict=True))
-        left = [letter for letter in term if letter in output]
-        array = array.reshape([array.shape[term.index(letter)] for letter in left])
-        order = sorted(range(len(left)), key=lambda axis: output.index(left[axis]))
+        letters = [letter for letter in term if letter in output]
+        array = array.reshape([array.shape[term.index(letter)] for letter in letters])
+        order = sorted(
+            range(len(letters)), key=lambda axis: output.index(letters[axis])
+        )
         array = array.transpose(order)
-        ordered = [left[axis] for axis in order]
-        inner = dict(zip(ordered, array.shape, strict=True))
+        letters_in_order = [letters[axis] for axis in order]
+        inner = dict(zip(letters_in_order, array.shape, strict=True))
         array = array.reshape([inner.get(letter, 1) for letter in output])
-        placed.append(
+        operands.append(
             LabelledTensor(array, tuple(sizes.get(letter, 1) for letter in output))
         )
-    return meet(labels, placed, len(output))
+    return meet(labels, operands, len(output))
 
 
 def dotted(call: LabelledCall) -> list[np.ndarray]:
