@@ -69,16 +69,22 @@ def is_message(text: ast.Constant) -> bool:
 
 
 def participles(modules: Iterable[ast.AST]) -> Counter[str]:
-    """Return how often a local variable is named by a participle alone."""
-    return Counter(
-        node.id
-        for module in modules
-        for scope in scopes(module)
-        if isinstance(scope.node, Function | ast.Lambda)
-        for node in scope.nodes
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        if is_participle(node.id)
-    )
+    """Return how often a local variable is named by a participle alone.
+
+    Beside a variable `right`, `left` is a side.
+    """
+    names = Counter[str]()
+    for module in modules:
+        for scope in scopes(module):
+            if isinstance(scope.node, Function | ast.Lambda):
+                stores = [
+                    node.id
+                    for node in scope.nodes
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                ]
+                sides = {"left"} if "right" in stores else set()
+                names.update(x for x in stores if is_participle(x) and x not in sides)
+    return names
 
 
 def is_participle(name: str) -> bool:

@@ -259,7 +259,7 @@ def spaced_part(shape: Sequence[int], limit: int) -> MatrixPart | None:
 
     Example:
         >>> spaced_part((1024, 1024), 16_384)
-        Part(rows=16, row_step=64, column_step=1, size=16384)
+        MatrixPart(rows=16, row_step=64, column_step=1, size=16384)
         >>> spaced_part((3, 2), limit=6)
     """
     size = math.prod(shape)

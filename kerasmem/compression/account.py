@@ -62,13 +62,13 @@ def notable_first(changes: Sequence[WeightChange]) -> tuple[WeightChange, ...]:
     First the weights that no technique changed and that hold a hundredth of all bytes,
     the largest first, then the changed weights, then biases, statistics and the rest.
     """
-    changed = {change.weight for change in changes if change.changed}
+    changed_weights = {change.weight for change in changes if change.changed}
     sizes = {change.weight: change.before_bytes for change in changes}
     least = _NOTABLE * sum(sizes.values())
 
     def order(change: WeightChange) -> tuple[int, int]:
         size = change.before_bytes
-        if change.weight in changed:
+        if change.weight in changed_weights:
             return 1, 0
         return (0, -size) if size >= least and change.detail != NO_KERNEL else (2, 0)
 
@@ -91,8 +91,10 @@ def powers(values: np.ndarray, rounded: np.ndarray) -> tuple[float, float]:
     flat, other = values.reshape(-1), rounded.reshape(-1)
     for start in range(0, flat.size, _PIECE):
         exact = flat[start : start + _PIECE].astype(np.float32, copy=False)
-        lost = exact - other[start : start + _PIECE].astype(np.float32, copy=False)
-        signal, noise = signal + _power(exact), noise + _power(lost)
+        difference = exact - other[start : start + _PIECE].astype(
+            np.float32, copy=False
+        )
+        signal, noise = signal + _power(exact), noise + _power(difference)
     return signal, noise
 
 
@@ -161,11 +163,11 @@ def select(
     """
     check_every_pattern_matches(name, all_weights, by_field)
     reasons = [(weight, why_not(weight)) for weight in all_weights]
-    chosen = [weight for weight, reason in reasons if reason is None]
-    if not chosen:
+    selection = [weight for weight, reason in reasons if reason is None]
+    if not selection:
         ending = nothing.format(count=len(all_weights))
         raise ModelError(f"The model {name!r} has nothing to {ending}")
-    return chosen, [(weight, why) for weight, why in reasons if why is not None]
+    return selection, [(weight, why) for weight, why in reasons if why is not None]
 
 
 def why_left_alone(

@@ -70,13 +70,13 @@ def reestimate(model: Model, data: Dataset, samples: int) -> list[WeightChange]:
         ModelError: if there is none, or none that is called.
     """
     norms = batch_norms(model)
-    called = _gather(model, norms, input_batches(data, samples, BATCH_SIZE))
-    if not called:
+    norms_called = _gather(model, norms, input_batches(data, samples, BATCH_SIZE))
+    if not norms_called:
         raise ModelError(
             f"The model {model.name!r} has no BatchNormalization to estimate anew. "
             f"Received: {len(norms)} of them, none called."
         )
-    anew = set(map(id, _statistics(called)))
+    anew = set(map(id, _statistics(norms_called)))
     return [
         account(weight, NAME, "gathered anew", changed=True)
         if id(weight.variable) in anew
@@ -111,10 +111,10 @@ def reestimate_if_better(
     statistics = _statistics(norms)
     before = [to_numpy(variable) for variable in statistics]
     size = min(batch_size, BATCH_SIZE)
-    gathered = drawn_batches(data, SAMPLES, size, part=0)
+    batches = drawn_batches(data, SAMPLES, size, part=0)
     judging = drawn_batches(data, JUDGING_SAMPLES, size, part=1)
     try:
-        called = _gather(model, norms, (x for x, _, _ in gathered))
+        norms_called = _gather(model, norms, (x for x, _, _ in batches))
         after = [to_numpy(variable) for variable in statistics]
         old, new = _losses(statistics, (before, after), judging, loss)
     except Exception as error:  # noqa: BLE001 - of a model of the user's own any
@@ -133,7 +133,7 @@ def reestimate_if_better(
     _assign(statistics, after if is_better else before)
     words = "gathered anew" if is_better else "stays: the loss would rise"
     return _changes_of(
-        model, called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
+        model, norms_called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
     )
 
 
@@ -190,11 +190,11 @@ def _assign(variables: list[Any], values: list[np.ndarray]) -> None:
 def _changes_of(
     model: Model, norms: list[Any], detail: str, *, changed: bool
 ) -> list[WeightChange]:
-    chosen = set(map(id, _statistics(norms)))
+    statistic_ids = set(map(id, _statistics(norms)))
     return [
         account(weight, NAME, detail, changed=changed)
         for weight in weights(model)
-        if id(weight.variable) in chosen
+        if id(weight.variable) in statistic_ids
     ]
 
 
@@ -204,16 +204,19 @@ def _gather(model: Model, norms: list[Any], batches: Iterable[Any]) -> list[Any]
     In the pass over the samples each of them normalizes by the batch, as in training;
     all else runs as in inference.
     """
-    seen = {id(norm): _Moments() for norm in norms}
+    moments_by_norm = {id(norm): _Moments() for norm in norms}
     observe(
-        model, batches, norms, inputs=lambda call: _by_batch(call, seen[id(call.layer)])
+        model,
+        batches,
+        norms,
+        inputs=lambda call: _by_batch(call, moments_by_norm[id(call.layer)]),
     )
-    called = [norm for norm in norms if seen[id(norm)].count]
-    for norm in called:
-        moments = seen[id(norm)]
+    norms_called = [norm for norm in norms if moments_by_norm[id(norm)].count]
+    for norm in norms_called:
+        moments = moments_by_norm[id(norm)]
         norm.moving_mean.assign(moments.mean)
         norm.moving_variance.assign(moments.squares / moments.count)
-    return called
+    return norms_called
 
 
 def _by_batch(call: LayerCall, moments: _Moments) -> Any:

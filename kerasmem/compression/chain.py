@@ -178,11 +178,11 @@ def run_steps(
     )
     stage("copying the model")
     if checkpoints:
-        done = checkpoints.begin(original)
-        model, changes = _from_file(checkpoints, done, context)
+        steps_done = checkpoints.begin(original)
+        model, changes = _from_file(checkpoints, steps_done, context)
     else:
-        model, changes, done = clone(original), [], 0
-    for number, step in enumerate(steps[done:], start=done + 1):
+        model, changes, steps_done = clone(original), [], 0
+    for number, step in enumerate(steps[steps_done:], start=steps_done + 1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, 2 * number):
             # A fresh copy is compiled, and without data nobody trains or judges.
@@ -226,9 +226,9 @@ def _leaves_stale(
     """
     step, following = steps[0], steps[1:2]
     trains = step.trains or (step.trains_on and context.epochs > 0)
-    removed = step.trains_on and any(change.changed for change in changes)
+    has_removed = step.trains_on and any(change.changed for change in changes)
     by_hand = any(other.name == batch_norm.NAME for other in following)
-    return context.data is not None and (trains or removed) and not by_hand
+    return context.data is not None and (trains or has_removed) and not by_hand
 
 
 def _loss(model: Model, original: Model) -> Callable[[Any, Any, Any], float]:
@@ -269,19 +269,19 @@ def warn_if_stale(
 
 
 def _check_order(steps: tuple[Technique, ...]) -> None:
-    fixed = None
+    last_freezing = None
     for place, step in enumerate(steps):
-        undone = [s.name for s in steps[:place] if s.name in step.undoes]
-        if undone:
+        names = [s.name for s in steps[:place] if s.name in step.undoes]
+        if names:
             raise ConfigError(
-                f"Nothing would be left of {undone[0]!r} after {step.name!r}. "
+                f"Nothing would be left of {names[0]!r} after {step.name!r}. "
                 f"Received: steps={[step.name for step in steps]}. Next: put "
                 f"{step.name!r} first."
             )
-        fixed = step if step.freezes else fixed
-        if step.trains and fixed is not None:
+        last_freezing = step if step.freezes else last_freezing
+        if step.trains and last_freezing is not None:
             raise ConfigError(
-                f"After {fixed.name!r} the weights are not trained any more, and "
-                f"{step.name!r} trains them. Received: steps="
+                f"After {last_freezing.name!r} the weights are not trained any more, "
+                f"and {step.name!r} trains them. Received: steps="
                 f"{[step.name for step in steps]}. Next: put {step.name!r} before it."
             )

@@ -83,17 +83,17 @@ class Checkpoints:
             OutputError: if the original cannot be written, or could not be opened.
         """
         names = (_ACCOUNT.fullmatch(path.name) for path in self.folder.iterdir())
-        found = [int(name[1]) for name in names if name]
-        if not found:
+        numbers = [int(name[1]) for name in names if name]
+        if not numbers:
             self.write(0, original, [])
             return 0
-        if self._read(max(found)).key != self.key:
+        if self._read(max(numbers)).key != self.key:
             raise ConfigError(
                 f"The folder {str(self.folder)!r} holds the steps of another "
                 "compression: the model, its loss, a step, the data, the seed or "
                 "another argument is not the same. Next: take an empty folder."
             )
-        return max(found)
+        return max(numbers)
 
     def read(self, step: int, like: Any) -> tuple[Any, list[WeightChange]]:
         """Return the model after a step, not compiled, and the account so far.

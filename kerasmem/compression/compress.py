@@ -200,14 +200,16 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     check_max_drop(max_drop, validation_data)
     CODINGS.check("compress", "coding", coding)
     check_ends(validation_data, "judging")
-    measured = (*_figures(measure), *job.figures)
+    figure_names = (*_figures(measure), *job.figures)
     asks = {"data": data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
-    asks["measure='latency'"] = True if LATENCY in measured else None
-    named = getattr(job, "steps", None)
+    asks["measure='latency'"] = True if LATENCY in figure_names else None
+    techniques = getattr(job, "steps", None)
     stage(OPENING)
-    source = source_of(model_or_path, output, custom_objects, low_memory, named, asks)
+    source = source_of(
+        model_or_path, output, custom_objects, low_memory, techniques, asks
+    )
     writer = source.writer(output)
     with ExitStack() as scope, seeded(seed), source.opened() as original:
         if original is not model_or_path:
@@ -227,14 +229,14 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         # Left last: the output may take the place of the file that is read.
         place = scope.enter_context(writer.place())
         sizes: list[FileSize | None] = [None, None]
-        if FILE in measured:
+        if FILE in figure_names:
             sizes[0] = source.size()
-        if FILE in measured or output is not None:
+        if FILE in figure_names or output is not None:
             sizes[1] = writer.write(outcome.model, place, coding)
         stage("measuring both models")
-        judged = (validation_data, batch_size)
+        judging = (validation_data, batch_size)
         with _data_errors():
-            report = _report(original, outcome, judged, sizes, measured)
+            report = _report(original, outcome, judging, sizes, figure_names)
         changes = tuple(outcome.changes)
         result = CompressionResult(outcome.model, report, changes, coding, few)
         job.judge(result)  # before a file takes the place of another

@@ -105,10 +105,10 @@ def sums_over_samples(
         ModelError: if the model has no loss.
     """
     if data is None or lacks_labels(data):
-        given = "None" if data is None else "samples without labels"
+        words = "None" if data is None else "samples without labels"
         raise ConfigError(
             f"The criterion {kind!r} looks at gradients: give samples with labels as "
-            f"data=(x, y). Received: data={given}."
+            f"data=(x, y). Received: data={words}."
         )
     if not model.compiled:
         raise ModelError(
@@ -122,9 +122,9 @@ def sums_over_samples(
     )
     # By their place: a copy may give its weights other paths.
     places = {id(variable): i for i, variable in enumerate(model.variables)}
-    copied = [copy.variables[places[id(v)]] for v in variables]
+    variable_copies = [copy.variables[places[id(v)]] for v in variables]
     copy.optimizer.build(copy.trainable_variables)
-    evidence = GradientEvidence(copy.optimizer, copied, kind)
+    evidence = GradientEvidence(copy.optimizer, variable_copies, kind)
     try:
         arguments = fit_arguments(data, shared(_BATCH_SIZE)) | {"shuffle": False}
         if (sample_count(data) or 0) > _BATCHES * _BATCH_SIZE:

@@ -32,12 +32,12 @@ class Config(Checked):
 
         def __new__(cls, *_: object, **arguments: object) -> Any:
             """Raises `ConfigError` with the arguments that there are."""
-            known = list(inspect.signature(cls.__init__).parameters)[1:]
-            for name in arguments.keys() - set(known):
-                hint = cls.hints.get(name) or did_you_mean(name, known)
+            parameters = list(inspect.signature(cls.__init__).parameters)[1:]
+            for name in arguments.keys() - set(parameters):
+                hint = cls.hints.get(name) or did_you_mean(name, parameters)
                 raise ConfigError(
                     f"{cls.__name__} has no argument {name!r}.{hint} Expected: "
-                    f"{', '.join(known)}. Received: {name}={arguments[name]!r}."
+                    f"{', '.join(parameters)}. Received: {name}={arguments[name]!r}."
                 )
             return super().__new__(cls)
 
@@ -100,11 +100,11 @@ def built(cls: type, arguments: Mapping[str, Any], what: str) -> Any:
     Raises:
         ConfigError: if an argument is unknown, or a value cannot be used.
     """
-    taken = [field.name for field in fields(cls) if field.init]
-    if unknown := sorted(set(arguments) - set(taken)):
+    names = [field.name for field in fields(cls) if field.init]
+    if unknown := sorted(set(arguments) - set(names)):
         raise ConfigError(
-            f"{what} takes no {unknown[0]!r}.{did_you_mean(unknown[0], taken)} It "
-            f"takes {', '.join(taken)}."
+            f"{what} takes no {unknown[0]!r}.{did_you_mean(unknown[0], names)} It "
+            f"takes {', '.join(names)}."
         )
     try:
         return cls(**arguments)

@@ -57,16 +57,16 @@ def check_metric(model: Model) -> None:
         ConfigError: if it is a loss with penalties on weights, which other weights do
             not have.
     """
-    judged = [metric.name for metric in model.metrics]
-    if not judged or not all(name.endswith("loss") for name in judged):
+    names = [metric.name for metric in model.metrics]
+    if not names or not all(name.endswith("loss") for name in names):
         return
-    penalized = [v.path for v in model.trainable_variables if v.regularizer is not None]
-    if penalized:
+    paths = [v.path for v in model.trainable_variables if v.regularizer is not None]
+    if paths:
         raise ConfigError(
             f"The loss of the model {model.name!r} holds penalties on weights, which "
             "fall as weights go: a model that does worse may have less of a loss. "
             "Next: give metrics=, such as the loss (--metric on the command line). "
-            f"Received: no metrics, and a regularizer on {penalized[0]!r}."
+            f"Received: no metrics, and a regularizer on {paths[0]!r}."
         )
 
 
@@ -175,10 +175,10 @@ def in_order(model: Model, metrics: Mapping[str, float]) -> dict[str, float]:
         model: the model, which was evaluated just now.
         metrics: its metrics by name.
     """
-    found = [(metric.name, metric.result()) for metric in model.metrics]
+    results = [(metric.name, metric.result()) for metric in model.metrics]
     names = [
         each
-        for name, value in found
+        for name, value in results
         for each in (value if isinstance(value, dict) else [name])
     ]
     names = sorted([*names, *metrics], key=lambda name: name.endswith("loss"))

@@ -45,8 +45,8 @@ def evaluate_by_layers(
             samples = len(keras.tree.flatten(batch[0])[0])
             total, count = total + samples * float(loss), count + samples
             model.compute_metrics(x, y, outputs, sample_weight=weight)
-    found = {k: float(value) for k, value in model.get_metrics_result().items()}
-    return {**found, "loss": total / max(count, 1)}
+    values = {k: float(value) for k, value in model.get_metrics_result().items()}
+    return {**values, "loss": total / max(count, 1)}
 
 
 def _tensor(array: Any) -> Any:
@@ -60,8 +60,8 @@ def _forward(model: Model) -> Any:
 
     def forward(x: Tensor) -> Any:
         count = len(keras.tree.flatten(x)[0])
-        given = map(keras.ops.convert_to_tensor, flat_samples(model, (x,), count))
-        return keras.tree.pack_sequence_as(form, calls.run([*given], _wait))
+        tensors = map(keras.ops.convert_to_tensor, flat_samples(model, (x,), count))
+        return keras.tree.pack_sequence_as(form, calls.run([*tensors], _wait))
 
     return forward
 
@@ -79,8 +79,10 @@ def _adds_losses_twice(model: Model) -> bool:
     """
     graph = own_graph(model)
     counts = Counter(id(node.operation) for node in nodes_in_order(graph))
-    shared = [n.operation for n in nodes_in_order(graph) if counts[id(n.operation)] > 1]
-    inside = [each for one in shared for each in _layers(one)]
+    operations = [
+        n.operation for n in nodes_in_order(graph) if counts[id(n.operation)] > 1
+    ]
+    inside = [each for one in operations for each in _layers(one)]
     return any(_may_add_loss(layer) for layer in inside)
 
 
@@ -90,5 +92,5 @@ def _layers(operation: Operation) -> list[Any]:
 
 def _may_add_loss(layer: Layer) -> bool:
     is_keras = type(layer).__module__.partition(".")[0] in ("keras", "kerasmem")
-    named = isinstance(layer, keras.layers.ActivityRegularization)
-    return not is_keras or named or layer.activity_regularizer is not None
+    adds_by_itself = isinstance(layer, keras.layers.ActivityRegularization)
+    return not is_keras or adds_by_itself or layer.activity_regularizer is not None

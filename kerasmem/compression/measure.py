@@ -58,8 +58,8 @@ def measure(
         batch_size: samples per batch, for the metrics and the latency.
     """
     (latency,) = latencies([model], validation_data, batch_size)
-    found = figures(model, validation_data, batch_size, size_of(model))
-    return replace(found, **latency)
+    own_figures = figures(model, validation_data, batch_size, size_of(model))
+    return replace(own_figures, **latency)
 
 
 def figures(
@@ -78,16 +78,16 @@ def figures(
         size: of its file, which was measured already; None if it was not.
         measured: which of `FIGURES`; all others are None.
     """
-    found = {} if size is None else size._asdict()
+    values = {} if size is None else size._asdict()
     if WEIGHTS in measured:
-        found["weight_bytes"] = sum(map(nbytes, model.weights))
-        found["parameters"] = sum(map(parameters, model.weights))
-        found["nonzero"] = sum(map(nonzero, model.weights))
+        values["weight_bytes"] = sum(map(nbytes, model.weights))
+        values["parameters"] = sum(map(parameters, model.weights))
+        values["nonzero"] = sum(map(nonzero, model.weights))
     if ACTIVATIONS in measured:
-        found["activation_peak_bytes"] = peak_activation_bytes(model)
+        values["activation_peak_bytes"] = peak_activation_bytes(model)
     if METRICS in measured and validation_data is not None:
-        found["metrics"] = evaluate(model, validation_data, batch_size)
-    return ModelFigures(**found)
+        values["metrics"] = evaluate(model, validation_data, batch_size)
+    return ModelFigures(**values)
 
 
 def evaluate(model: Model, data: Dataset, batch_size: int = 32) -> dict[str, float]:
@@ -100,16 +100,16 @@ def evaluate(model: Model, data: Dataset, batch_size: int = 32) -> dict[str, flo
     if is_unlabeled and not has_own_step(model, "test_step"):
         return {}
     if is_offloaded(model):
-        found = evaluate_by_layers(model, data, batch_size)
+        metrics = evaluate_by_layers(model, data, batch_size)
     else:
         try:
             with without_preprocessor([model]):  # texts were refused before
-                found = model.evaluate(**arguments, verbose=0, return_dict=True)
+                metrics = model.evaluate(**arguments, verbose=0, return_dict=True)
         except Exception:
             if is_unlabeled:  # which this `test_step` takes
                 return {}
             raise
-    return in_order(model, found)
+    return in_order(model, metrics)
 
 
 def latencies(
@@ -139,7 +139,7 @@ def latencies(
     with without_preprocessor(models):
         times = in_turns(calls, **most, limit=math.inf if most else limit)
     samples = len(keras.tree.flatten(inputs)[0])
-    return [_latency(found, samples) for found in times]
+    return [_latency(own_times, samples) for own_times in times]
 
 
 def _latency(times: list[float], samples: int) -> Latency:

@@ -57,9 +57,9 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
     """
     backbone = getattr(model, "backbone", None) or model
     beside = _layers_beside(model, backbone)
-    if factorized := [layer for layer in beside if has_factors(layer)]:
+    if layers := [layer for layer in beside if has_factors(layer)]:
         raise ConfigError(
-            f"The layer {factorized[0].name!r} has factors, and is none of the "
+            f"The layer {layers[0].name!r} has factors, and is none of the "
             "backbone's: KerasHub makes it itself, with a whole kernel. Next: leave it "
             "out, by km.Factorize(exclude=...), or save a .keras file."
         )

@@ -199,16 +199,16 @@ def as_steps(steps: Any) -> tuple[Technique, ...]:
     """
     if isinstance(steps, (str, Path)):
         return read_recipe(steps)
-    given = [steps] if isinstance(steps, (Technique, dict)) else steps
-    listed = isinstance(given, Sequence) and len(given) > 0
-    if not listed or not all(isinstance(step, (Technique, dict)) for step in given):
+    items = [steps] if isinstance(steps, (Technique, dict)) else steps
+    is_list = isinstance(items, Sequence) and len(items) > 0
+    if not is_list or not all(isinstance(step, (Technique, dict)) for step in items):
         raise ConfigError(
             "The steps of compress are one or more techniques, such as "
             "[Prune(0.8), Quantize('int8')], the path of a recipe, or the name of a "
             "preset; for a search, give target or max_drop instead. Received: "
             f"steps={steps!r}."
         )
-    return tuple(s if isinstance(s, Technique) else from_json(s) for s in given)
+    return tuple(s if isinstance(s, Technique) else from_json(s) for s in items)
 
 
 def read_recipe(path: str | Path) -> tuple[Technique, ...]:

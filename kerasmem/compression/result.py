@@ -54,8 +54,8 @@ class ResultFile:
     def open(self) -> Any:
         """Return the model, mapped into memory where its file can be."""
         self.check()
-        mapped = self.path.is_file() and is_mappable(self.path)
-        return load_model(self.path, self.custom_objects, memory_map=mapped)
+        can_map = self.path.is_file() and is_mappable(self.path)
+        return load_model(self.path, self.custom_objects, memory_map=can_map)
 
     def copy_to(self, path: Path) -> None:
         """Copy the file or the preset.
@@ -148,9 +148,9 @@ class CompressionResult:
             f"{name} {old:.4g} -> {after.metrics[name]:.4g}"
             for name, old in before.metrics.items()
         ]
-        changed = len({c.weight for c in self.changes if c.changed})
+        count = len({c.weight for c in self.changes if c.changed})
         warning = self.report.warning
-        words = f"{changed} weight{'' if changed == 1 else 's'} changed"
+        words = f"{count} weight{'' if count == 1 else 's'} changed"
         facts = "; ".join(filter(None, (warning, ", ".join(parts), words)))
         return (
             f"<CompressionResult of {self._name!r}: {facts}, see .report and .changes>"

@@ -81,29 +81,29 @@ class InMemory:
             ConfigError: if there is none.
             ModelFileError: if the file cannot be loaded.
         """
-        given = self.given
-        is_model = isinstance(given, keras.Model)
-        with current().replicating(given) if is_model else nullcontext():
+        model_or_path = self.given
+        is_model = isinstance(model_or_path, keras.Model)
+        with current().replicating(model_or_path) if is_model else nullcontext():
             if is_model:
-                yield to_read(given) if self.is_evaluated else given
-            elif isinstance(given, Loaded):
-                yield given.model
-            elif isinstance(given, str | Path):
-                yield load_model(given, self.custom_objects)
+                yield to_read(model_or_path) if self.is_evaluated else model_or_path
+            elif isinstance(model_or_path, Loaded):
+                yield model_or_path.model
+            elif isinstance(model_or_path, str | Path):
+                yield load_model(model_or_path, self.custom_objects)
             else:
                 raise ConfigError(
                     "Expected a keras.Model or the path of a saved one. Received: "
-                    f"model_or_path={as_received(given)}."
+                    f"model_or_path={as_received(model_or_path)}."
                 )
 
-    def writer(self, output: str | Path | None) -> Writer:
+    def writer(self, output: Any) -> Writer:
         """Return what writes the compressed model."""
         if output is None:
             return NoFile()
         is_file = Path(output).suffix == ".keras"
         return KerasFile(Path(output)) if is_file else PresetFolder(Path(output))
 
-    def leave(self, result: CompressionResult, output: str | Path | None) -> None:
+    def leave(self, result: CompressionResult, output: Any) -> None:
         """Do what is left to do with a result: nothing."""
 
     def size(self) -> FileSize:
@@ -172,13 +172,13 @@ class InFiles:
                 model = load_model(path, self.custom_objects)
             yield model
 
-    def writer(self, output: str | Path | None) -> Writer:
+    def writer(self, output: Any) -> Writer:
         """Return what writes the compressed model."""
         if is_preset(self.path):
             return PresetFolder(Path(output), self.path)
         return KerasFile(Path(output))
 
-    def leave(self, result: CompressionResult, output: str | Path | None) -> None:
+    def leave(self, result: CompressionResult, output: Any) -> None:
         """Have a result open its model from its file, when it is asked for."""
         if not self.is_whole:
             result.open_from(Path(output).absolute(), self.custom_objects)
@@ -205,7 +205,7 @@ def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
 
 def source_of(
     model_or_path: Any,
-    output: str | Path | None,
+    output: Any,
     custom_objects: Any,
     low_memory: bool | None,  # noqa: FBT001 - three values
     steps: Sequence[Technique] | None,
@@ -240,7 +240,7 @@ def source_of(
 def offloads(
     low_memory: bool | None,  # noqa: FBT001 - three values
     model_or_path: Any,
-    output: str | Path | None,
+    output: Any,
     steps: Sequence[Technique] | None,
     asks: Mapping[str, Any],
 ) -> bool:
@@ -263,8 +263,8 @@ def offloads(
     is_folder = is_path and is_preset(model_or_path)
     if not (low_memory or is_folder or (is_path and _is_large(model_or_path))):
         return False
-    asked = [name for name, value in asks.items() if value is not None]
-    reason = _why_not(model_or_path, output, steps, asked)
+    names = [name for name, value in asks.items() if value is not None]
+    reason = _why_not(model_or_path, output, steps, names)
     if reason is None:
         return True
     if low_memory:
@@ -300,7 +300,7 @@ _SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")
 
 def _why_not(
     path: Any,
-    output: str | Path | None,
+    output: Any,
     steps: Sequence[Technique] | None,
     asked: Sequence[str],
 ) -> str | None:

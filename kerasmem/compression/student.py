@@ -95,9 +95,9 @@ def _less_deep(teacher: Model, depth: float) -> Any:
     stages = repeated(teacher) if listed_graph(teacher) is not None else []
     left_out = [part for parts in stages for part in _spread(parts, depth)]
     if not left_out:
-        found = sum(map(len, stages))
+        count = sum(map(len, stages))
         raise ModelError(
-            f"The model {teacher.name!r} has {found} parts that repeat each other and "
+            f"The model {teacher.name!r} has {count} parts that repeat each other and "
             f"could be left out, so none of them goes. Received: depth={depth!r}."
         )
     return without(teacher, left_out)
@@ -135,8 +135,8 @@ _LAYERS = re.compile(r"([a-z]+_)?num_(encoder_|decoder_|hidden_)?layers")
 
 def _spread(parts: list[Any], depth: float) -> list[Any]:
     stay = round(depth * len(parts))
-    kept = {(2 * place + 1) * len(parts) // (2 * stay) for place in range(stay)}
-    return [part for place, part in enumerate(parts) if place not in kept]
+    places = {(2 * place + 1) * len(parts) // (2 * stay) for place in range(stay)}
+    return [part for place, part in enumerate(parts) if place not in places]
 
 
 Nodes = tuple[Any, ...]
@@ -210,15 +210,15 @@ def _steps(graph: Any) -> list[_Step]:
     last_use = last_uses(nodes, graph.outputs)
     waiting = {id(x) for x in graph.inputs}
     shapes = _shapes(graph)
-    steps, begun = [], 0
+    steps, start = [], 0
     for number, node in enumerate(nodes):
         waiting |= {id(y) for y in node.outputs}
         waiting -= {key for key in waiting if last_use.get(key, -1) <= number}
         (behind, *others) = node.outputs
         if waiting == {id(behind)} and not others:
             shape = (shapes[id(behind)], behind.dtype)
-            steps.append(_Step(tuple(nodes[begun : number + 1]), shape))
-            begun = number + 1
+            steps.append(_Step(tuple(nodes[start : number + 1]), shape))
+            start = number + 1
     return steps
 
 
@@ -227,15 +227,15 @@ def _can_go(node: Node, ends: set[int]) -> bool:
 
 
 def _shapes(graph: Any) -> dict[int, tuple[int, ...]]:
-    known = {
+    tensors = {
         id(x): keras.KerasTensor([n or _LENGTH for n in x.shape], dtype=x.dtype)
         for x in graph.inputs
     }
     for node in nodes_in_order(graph):
-        args, kwargs = node.arguments.fill_in(known)
-        made = keras.tree.flatten(node.operation.compute_output_spec(*args, **kwargs))
-        known.update(zip(map(id, node.outputs), made, strict=True))
-    return {key: tuple(tensor.shape) for key, tensor in known.items()}
+        args, kwargs = node.arguments.fill_in(tensors)
+        specs = keras.tree.flatten(node.operation.compute_output_spec(*args, **kwargs))
+        tensors.update(zip(map(id, node.outputs), specs, strict=True))
+    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
 
 
 def _parts(stage: list[_Step]) -> list[Nodes]:

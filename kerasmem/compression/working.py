@@ -19,8 +19,8 @@ def seeded_at(context: Context, place: int) -> Any:
     """Return a scope whose random numbers the seed and a place in a chain decide."""
     if context.seed is None:
         return seeded(None)
-    derived = np.random.SeedSequence([context.seed, place]).generate_state(1)
-    return seeded(int(derived[0]))
+    seeds = np.random.SeedSequence([context.seed, place]).generate_state(1)
+    return seeded(int(seeds[0]))
 
 
 @contextmanager
@@ -76,8 +76,8 @@ def constrain(
         variable: a `keras.Variable`.
         constraint: takes and returns a value of it, a tensor of its shape.
     """
-    found = variable.constraint
-    all_of_them = found if isinstance(found, _Constraints) else _Constraints(found)
+    own = variable.constraint
+    all_of_them = own if isinstance(own, _Constraints) else _Constraints(own)
     all_of_them.behind.append(constraint)
     variable.constraint = all_of_them
 

@@ -94,8 +94,8 @@ def write_model(
     """
     rest, weights = path.with_suffix(".rest"), path.with_suffix(".h5")
     optimizer = None if include_optimizer else _new_optimizer(model, slots=slots)
-    deflated = zipfile.ZIP_DEFLATED
-    with zipfile.ZipFile(path, "w", deflated, compresslevel=9) as archive:
+    method = zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(path, "w", method, compresslevel=9) as archive:
         progress = Progress("writing the file", sum(map(nbytes, model.variables)))
         with WeightsFile(weights, coding, progress) as file:
             record = WrittenModel(coding, file.written)

@@ -189,16 +189,16 @@ def live_objects(model: Model, layers: list[Any] | None = None) -> dict[str, Any
     Returns:
         Each under the name by which a config tells of it.
     """
-    used = []
+    objects = []
     if model.compiled:
         # The metrics as `compile` got them: before the first batch the live list is
         # empty, and nothing public gives the functions among them.
         config = model._compile_config.config
-        used = [model.optimizer, model.loss]
-        used += [config.get(key) for key in ("metrics", "weighted_metrics")]
+        objects = [model.optimizer, model.loss]
+        objects += [config.get(key) for key in ("metrics", "weighted_metrics")]
         for metric in model.metrics:
-            used += [metric, *filter(_is_function, vars(metric).values())]
-    return objects_of(layers or sublayers(model), keras.tree.flatten(used))
+            objects += [metric, *filter(_is_function, vars(metric).values())]
+    return objects_of(layers or sublayers(model), keras.tree.flatten(objects))
 
 
 def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
@@ -208,31 +208,31 @@ def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
         layers: the `sublayers` of a model.
         used: parts of its optimizer, loss and metrics.
     """
-    named = [_saved_class(type(layer)) for layer in layers]
+    objects = [_saved_class(type(layer)) for layer in layers]
     # Keras puts a wrapper of its own before the `build` of every layer: what a class
     # has under the same name is no part of the layer's.
-    named += [
+    objects += [
         _named(value)
         for layer in layers
         for name, value in vars(layer).items()
         if isinstance(value, _SETTINGS)
         or (_is_function(value) and not hasattr(type(layer), name))
     ]
-    named += map(_named, used)
-    found: dict[str, Any] = {}
-    for one in named:
+    objects += map(_named, used)
+    by_name: dict[str, Any] = {}
+    for one in objects:
         if one.__module__.partition(".")[0] in _NOT_THE_USERS or _is_imported(one):
             continue
         if one.__name__ == "<lambda>":  # saved as code, not by name
             continue
         name = keras.saving.get_registered_name(one)
-        if found.setdefault(name, one) is not one:
+        if by_name.setdefault(name, one) is not one:
             raise ModelError(
                 f"The model {layers[0].name!r} has two different parts of one name, "
                 "which its config cannot tell apart. Received: "
                 f"{one.__name__!r}. Rename one."
             )
-    return {**objects_in_scope(), **found}
+    return {**objects_in_scope(), **by_name}
 
 
 def objects_in_scope() -> dict[str, Any]:
@@ -312,11 +312,11 @@ def to_read(model: Model) -> Any:
     """
     if not _leaves_nothing(model):
         return clone(model)
-    made = keras.Model(model.input, model.output, name=model.name)
-    if sublayers(made)[1:] != sublayers(model)[1:]:  # some are beside its graph
+    functional = keras.Model(model.input, model.output, name=model.name)
+    if sublayers(functional)[1:] != sublayers(model)[1:]:  # some are beside its graph
         return clone(model)
-    compile_as(made, model)
-    return made
+    compile_as(functional, model)
+    return functional
 
 
 def _leaves_nothing(model: Model) -> bool:

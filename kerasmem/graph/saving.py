@@ -45,11 +45,11 @@ def save_parts(
         )  # of a constant size
         archive.writestr("config.json", wrap(config))
         assets = DiskIOStore("assets", archive=archive, mode="w")
-        saved = set() if optimizer is None else {id(model.optimizer)}
+        saved_ids = set() if optimizer is None else {id(model.optimizer)}
         try:
-            _save_state(model, store, assets, "", saved)
+            _save_state(model, store, assets, "", saved_ids)
             if optimizer is not None:
-                _save_state(optimizer, store, assets, "optimizer", saved)
+                _save_state(optimizer, store, assets, "optimizer", saved_ids)
         finally:
             assets.close()
 

@@ -48,12 +48,12 @@ def with_graph(model: Model) -> Any:
         return model
     graph = own_graph(model)
     if graph is None:
-        inlined = _followed(model)
+        functional = _followed(model)
     else:  # built in its constructor, whose arguments alone are in its config
-        inlined = keras.Model(graph.input, graph.output, name=model.name)
-    if {id(v) for v in inlined.variables} != {id(v) for v in model.variables}:
+        functional = keras.Model(graph.input, graph.output, name=model.name)
+    if {id(v) for v in functional.variables} != {id(v) for v in model.variables}:
         raise _no_graph(model, "it has weights that its layers do not know of")
-    return inlined
+    return functional
 
 
 def _followed(model: Model) -> Any:
@@ -119,9 +119,9 @@ def prune_in_rounds(
     changes: list[WeightChange] = []
     for number in range(1, config.rounds + 1):
         which = Round(number, config.rounds, sizes)
-        pruned = prune_channels(model, config, context.data, which)
-        model = pruned.model
-        changes += pruned.changes
+        result = prune_channels(model, config, context.data, which)
+        model = result.model
+        changes += result.changes
         if number < config.rounds and context.epochs:
             fine_tune(model, config, context)
     return model, changes
@@ -149,20 +149,20 @@ def prune_channels(
     """
     this_round = this_round or Round()
     units = units_of(model, config, data)
-    graph, labelled, groups, scores = _labelled(model, units, config, data)
+    graph, labels, groups, scores = _labelled(model, units, config, data)
     paths = {id(weight.variable): weight.path for weight in weights(graph)}
-    ranking = Ranking(paths, labelled, groups, scores, config, this_round)
-    subset = kept_channels(graph, labelled, ranking, config, this_round, data)
+    ranking = Ranking(paths, labels, groups, scores, config, this_round)
+    subset = kept_channels(graph, labels, ranking, config, this_round, data)
     if getattr(model, "preprocessor", None) is not None:
         data = None  # such as texts, which a call of the model does not take
-    smaller, pairs, subset = _written(graph, labelled, units, subset, data)
+    smaller, pairs, subset = _written(graph, labels, units, subset, data)
     verify = config.verify or units is not None
     error = difference(graph, smaller, subset, data) if verify else None
     compile_as(smaller, model)
-    changes = _changes(graph, pairs, labelled, groups, subset)
+    changes = _changes(graph, pairs, labels, groups, subset)
     if _ends_unchanged(this_round, changes) and ranking.is_whole:
         _warn_that_whole(config, ranking.largest, next(iter(subset.notes.values()), ""))
-    return Pruned(smaller, changes, error, labelled.unknown)
+    return Pruned(smaller, changes, error, labels.unknown)
 
 
 def _labelled(
@@ -171,12 +171,12 @@ def _labelled(
     if units is not None:
         return model, units.labelled, units.groups, units.scores
     graph = with_graph(model)
-    labelled = label_channels(graph)
-    groups = find_groups(labelled.labels)
+    labels = label_channels(graph)
+    groups = find_groups(labels.labels)
     if not groups.members:
-        raise _no_channels(graph, labelled, groups)
-    scores = class_scores((model, graph), labelled, groups.classes, config, data)
-    return graph, labelled, groups, scores
+        raise _no_channels(graph, labels, groups)
+    scores = class_scores((model, graph), labels, groups.classes, config, data)
+    return graph, labels, groups, scores
 
 
 def _written(
@@ -198,8 +198,8 @@ def _ends_unchanged(this_round: Round, changes: list[WeightChange]) -> bool:
 
 
 def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> None:
-    asked = max([config.ratio, *(ratio for _, ratio in config.ratios)])
-    if asked:
+    largest_ratio = max([config.ratio, *(ratio for _, ratio in config.ratios)])
+    if largest_ratio:
         why = note or (
             "its share of channels rounds to none in every group of channels that go "
             f"together, of which the largest has {largest}, or others that "
@@ -225,12 +225,12 @@ def _first_reasons(model: Model, labelled: LabelledModel, groups: Groups) -> str
     paths = {id(weight.variable): weight.path for weight in weights(model)}
     uses = labelled.labels.uses
     makers = [use for use in uses if use.role == OUT]
-    made = {id(use.variable) for use in makers}
+    maker_ids = {id(use.variable) for use in makers}
     whole_layers = [
         use
         for use in uses
         if use.role == CHANNEL and len(use.variable.shape) > 1
-        if id(use.variable) not in made
+        if id(use.variable) not in maker_ids
     ]
     reasons: dict[str, str] = {}
     for use in (*whole_layers, *makers):

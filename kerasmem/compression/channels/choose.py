@@ -46,19 +46,23 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
         ConfigError: if the model has axes of unknown length.
     """
     del data
-    traced = trace(model, 1)
-    whole = None if traced is None else peak_of(traced, sizes_of(traced))
-    if traced is None or whole is None:
+    trace_of_model = trace(model, 1)
+    whole = (
+        None
+        if trace_of_model is None
+        else peak_of(trace_of_model, sizes_of(trace_of_model))
+    )
+    if trace_of_model is None or whole is None:
         raise ConfigError(
             f"The activations of the model {model.name!r} have axes of unknown length, "
             "so their bytes are not known. Give its Input a shape, or another `of`. "
             "Received: of='memory'."
         )
-    sizes = sizes_of(traced)
+    sizes = sizes_of(trace_of_model)
 
     def cost_share(subset: ChannelSubset) -> float:
         smaller = dict(sizes)
-        for call in traced.calls:
+        for call in trace_of_model.calls:
             labels_of = labelled.calls.get(id(call.nodes[-1])) if call.nodes else None
             outputs = labels_of.outputs if labels_of else []  # no labels: a cast
             for tensor, labels in zip(call.outputs, outputs, strict=False):
@@ -66,7 +70,7 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
                 for old, new in zip(labels.shape, subset.shape(labels), strict=True):
                     size = size if old == new else size // (old or 1) * (new or 1)
                 smaller[id(tensor)] = size
-        return (peak_of(traced, smaller) or 0) / whole
+        return (peak_of(trace_of_model, smaller) or 0) / whole
 
     return cost_share
 
@@ -125,8 +129,8 @@ def kept_channels(
     if config.of == "channels":
         return ranking.select_as_configured()
     cost_share = MEASURES[config.of](model, labelled, data)
-    wanted = 1 - this_round.share(config.ratio)
-    return fewest(ranking.select, cost_share, wanted, config.of)
+    target_share = 1 - this_round.share(config.ratio)
+    return fewest(ranking.select, cost_share, target_share, config.of)
 
 
 def fewest(

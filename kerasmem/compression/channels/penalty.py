@@ -52,8 +52,8 @@ class ChannelPenalty:
             if (use.role == OUT if self._is_norm else is_scale(use))
             and (place[groups.classes[use.labels]] < self._count).any()
         ]
-        trained = {id(variable) for variable in model.trainable_variables}
-        self._parts = [part for part in self._parts if id(part[0]) in trained]
+        trainable_ids = {id(variable) for variable in model.trainable_variables}
+        self._parts = [part for part in self._parts if id(part[0]) in trainable_ids]
         if not self._parts:
             raise ModelError(
                 f"No channel of the model {model.name!r} that could be removed has "

@@ -97,15 +97,15 @@ def shared_out(
     """
     relative = [s / max(float(s.mean()), 1e-30) for s in scores]
     everything = np.sort(np.concatenate(relative))
-    wanted = math.floor(ratio * everything.size)
-    if wanted == 0:
+    total = math.floor(ratio * everything.size)
+    if total == 0:
         return [0 for _ in scores]
-    limit = everything[wanted - 1]
-    counts, left = [], wanted
+    limit = everything[total - 1]
+    counts, remaining = [], total
     for each in relative:
-        below = min(int((each <= limit).sum()), left)
+        below = min(int((each <= limit).sum()), remaining)
         counts.append(removable(each.size, below / each.size, round_to, min_channels))
-        left -= counts[-1]
+        remaining -= counts[-1]
     return counts
 
 
@@ -218,13 +218,13 @@ class Ranking:
         return subset
 
     def _without(self, counts: Sequence[int], notes: dict[int, str]) -> ChannelSubset:
-        removed = [
+        classes = [
             members[smallest(scores, count)]
             for members, scores, count in zip(
                 self._groups.members, self._scores, counts, strict=True
             )
         ]
-        everything = np.concatenate([np.zeros(0, np.int64), *removed])
+        everything = np.concatenate([np.zeros(0, np.int64), *classes])
         return ChannelSubset(self._groups.classes, everything, self._uses, notes)
 
     def _shrinking(
@@ -234,19 +234,21 @@ class Ranking:
 
         Their number of channels is in the shapes of what is added, so there are some.
         """
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for call in calls:
             weights = {id(v) for v in getattr(call.operation, "weights", ())}
-            made = [u for u in self._uses if u.role != IN and id(u.variable) in weights]
-            arrays = [u.labels for u in made]
+            own_uses = [
+                u for u in self._uses if u.role != IN and id(u.variable) in weights
+            ]
+            arrays = [u.labels for u in own_uses]
             arrays += [
                 x.array for x in (*call.outputs, *([] if weights else call.inputs))
             ]
             of = np.concatenate([self._groups.classes[a].ravel() for a in arrays])
             for n, members in enumerate(self._groups.members):
                 if counts[n] and np.isin(members, of).any():
-                    found.setdefault(n, call.operation.name)
-        return found
+                    names.setdefault(n, call.operation.name)
+        return names
 
     def select_as_configured(self) -> ChannelSubset:
         """Return the channels that stay of the config's own ratio."""
@@ -268,8 +270,8 @@ class Ranking:
         limits = (self._config.round_to, self._config.min_channels)
         counts = [self._count(n, ratio) for n in range(len(self._own))]
         for pool in self._pools:
-            shared = shared_out([self._level(n) for n in pool], ratio, *limits)
-            for n, count in zip(pool, shared, strict=True):
+            pool_counts = shared_out([self._level(n) for n in pool], ratio, *limits)
+            for n, count in zip(pool, pool_counts, strict=True):
                 counts[n] = count
         self._even_out(counts)
         return counts
@@ -280,14 +282,14 @@ class Ranking:
         Groups that lose equally many channels are ranked as one: by the mean of their
         least scores, of their second least, ...
         """
-        alike = next((tied for tied in self._groups.tied if n in tied), (n,))
+        alike = next((numbers for numbers in self._groups.tied if n in numbers), (n,))
         relative = [np.sort(self._scores[m]) / self._scores[m].mean() for m in alike]
         return self._scores[n] if len(alike) == 1 else np.mean(relative, axis=0)
 
     def _even_out(self, counts: list[int]) -> None:
-        for tied in self._groups.tied:
-            fewest = min(counts[n] for n in tied)
-            for n in tied:
+        for numbers in self._groups.tied:
+            fewest = min(counts[n] for n in numbers)
+            for n in numbers:
                 counts[n] = fewest
         for ways in self._groups.alternatives:
             for n in [n for n in ways if counts[n]][1:]:
@@ -333,10 +335,10 @@ def own_ratio(paths: Sequence[str], config: PruneChannels) -> float | None:
 
 
 def _makers(groups: Groups, uses: list[Use], paths: dict[int, str]) -> list[list[str]]:
-    found: dict[int, list[str]] = {int(m[0]): [] for m in groups.members}
+    names_by_class: dict[int, list[str]] = {int(m[0]): [] for m in groups.members}
     for use in uses:
         if use.role == OUT:
             for name in np.unique(groups.classes[use.labels]).tolist():
-                if name in found:
-                    found[name].append(paths[id(use.variable)])
-    return list(found.values())
+                if name in names_by_class:
+                    names_by_class[name].append(paths[id(use.variable)])
+    return list(names_by_class.values())

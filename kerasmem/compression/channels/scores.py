@@ -44,10 +44,10 @@ def class_scores(
     (model, graph), uses = models, labelled.labels.uses
     if config.criterion != "activation":
         return weight_scores(model, uses, classes, config, data)
-    seen = mean_activations(graph, labelled, classes, data)
+    means = mean_activations(graph, labelled, classes, data)
     # What never leaves a layer, such as its heads, is ranked by its weights.
-    weighed = _added(_of_weights(uses, classes, "l2"), classes)
-    return np.where(np.isnan(seen), weighed, seen)
+    weight_means = _added(_of_weights(uses, classes, "l2"), classes)
+    return np.where(np.isnan(means), weight_means, means)
 
 
 def weight_scores(
@@ -144,33 +144,33 @@ def mean_activations(
     Raises:
         ConfigError: if there are no samples.
     """
-    total, seen = np.zeros(len(classes)), np.zeros(len(classes), bool)
+    total, has_mean = np.zeros(len(classes)), np.zeros(len(classes), bool)
     calls = {id(call.operation): call for call in _consuming(labelled)}
 
     def add(now: LayerCall) -> None:
         call = calls[id(now.layer)]
         # Keras adds arguments of its own, such as a mask.
         own = {n: now.kwargs[n] for n in call.kwargs if n in now.kwargs}
-        given = keras.tree.flatten((now.args, own))
-        given = [x for x in given if keras.ops.is_tensor(x) and x.shape]
-        for x, tensor in zip(given, call.inputs, strict=False):
+        tensors = keras.tree.flatten((now.args, own))
+        tensors = [x for x in tensors if keras.ops.is_tensor(x) and x.shape]
+        for x, tensor in zip(tensors, call.inputs, strict=False):
             names = classes[tensor.array]
             sizes = np.abs(to_numpy(x).astype("float32", copy=False))
             alone = tuple(a for a, size in enumerate(names.shape) if size == 1)
             means = per_label(sizes.mean(alone, keepdims=True), names, len(classes))
             places = np.bincount(names.ravel(), minlength=len(classes))
             total[:] += means / np.maximum(places, 1) * len(sizes)
-            seen[names] = True
+            has_mean[names] = True
 
     layers = [call.operation for call in calls.values()]
     count = observe_samples(
         model, layers, add, data, samples=_SAMPLES, criterion="activation"
     )
-    return np.where(seen, total / count, np.nan)
+    return np.where(has_mean, total / count, np.nan)
 
 
 def _consuming(labelled: LabelledModel) -> list[LabelledCall]:
-    consumed = {id(use.variable) for use in labelled.labels.uses if use.role == IN}
+    kernel_ids = {id(use.variable) for use in labelled.labels.uses if use.role == IN}
     layers = {
         id(call.operation): call
         for call in labelled.calls.values()
@@ -181,7 +181,7 @@ def _consuming(labelled: LabelledModel) -> list[LabelledCall]:
         call
         for call in layers.values()
         if any(
-            id(variable) in consumed
+            id(variable) in kernel_ids
             for inner in sublayers(call.operation)
             for variable in inner.weights
         )

@@ -46,13 +46,15 @@ def difference(
     Raises:
         ModelError: if it is more than rounding explains.
     """
-    error, expected, inputs = compared(original, smaller, subset, data)
+    error, silenced_outputs, inputs = compared(original, smaller, subset, data)
     if inputs is None or error <= TOLERANCE:
         return error
     # Some models are chaotic in the precision that they compute in: then a nudge at the
     # weights is as bad.
     nudge = max(_NUDGE, _rounding(original))
-    if error <= 10 * _apart(expected, _silenced(original, subset, inputs, nudge)):
+    if error <= 10 * _apart(
+        silenced_outputs, _silenced(original, subset, inputs, nudge)
+    ):
         return error
     raise ModelError(
         f"The model {original.name!r} without channels is not what it should be: its "
@@ -68,7 +70,7 @@ def compared(
     """Return the difference, what was expected, and of which inputs: None of none."""
     for inputs in _inputs(original, data):
         try:
-            expected = _silenced(original, subset, inputs)
+            silenced_outputs = _silenced(original, subset, inputs)
             break
         except Exception:
             # A length may be more than a table of positions has, or leave no pixels.
@@ -77,7 +79,11 @@ def compared(
     else:
         return float("nan"), [], None
     outputs = keras.tree.flatten(smaller(inputs, training=False))
-    return _apart(expected, [to_numpy(y) for y in outputs]), expected, inputs
+    return (
+        _apart(silenced_outputs, [to_numpy(y) for y in outputs]),
+        silenced_outputs,
+        inputs,
+    )
 
 
 def _silenced(
@@ -128,8 +134,8 @@ def _rounding(model: Model) -> float:
 
 def _inputs(model: Model, data: Dataset) -> Iterator[Any]:
     if data is not None:
-        given = few_inputs(model, data, 4)
-        yield keras.tree.map_structure(keras.ops.convert_to_tensor, given)
+        arrays = few_inputs(model, data, 4)
+        yield keras.tree.map_structure(keras.ops.convert_to_tensor, arrays)
     elif not any(x.dtype == "string" for x in model.inputs):
         structure = own_graph(model).input  # a Sequential has none of its own
         for length in _LENGTHS:

@@ -146,9 +146,9 @@ def find_widths(model: Model) -> Widths:
     places = _places(model)
     candidates = list(_candidates(arguments(model)))
     for ways in candidates:
-        found = [_width(model, places, way, reasons) for way in ways]
-        if any(found):
-            widths.append([width for width in found if width is not None])
+        candidate_widths = [_width(model, places, way, reasons) for way in ways]
+        if any(candidate_widths):
+            widths.append([width for width in candidate_widths if width is not None])
     if candidates and not widths:
         weight_pairs(layer_pairs(model, shapes_with(model, {})))
     for axis in (axis for ways in widths for width in ways for axis in width.axes):
@@ -187,13 +187,13 @@ def _candidates(config: Mapping[Place, Any]) -> Iterator[list[Candidate]]:
                 for hidden in (other(_HIDDEN_DIM), (*around, _HIDDEN_DIM))
                 if dim in config and config[dim] is None and hidden in config
             }
-            shared = config.get(other(_SHARED_HEADS))
-            alone = ({place: value}, explicit, shared or 1)
-            if shared is None or shared == 1:
+            key_heads = config.get(other(_SHARED_HEADS))
+            alone = ({place: value}, explicit, key_heads or 1)
+            if key_heads is None or key_heads == 1:
                 yield [alone]
             else:
-                together = {place: value, other(_SHARED_HEADS): shared}
-                yield [(together, explicit, 1), *([alone] if shared < value else [])]
+                together = {place: value, other(_SHARED_HEADS): key_heads}
+                yield [(together, explicit, 1), *([alone] if key_heads < value else [])]
 
 
 def _width(
@@ -206,7 +206,7 @@ def _width(
         pairs = weight_pairs(layer_pairs(model, larger))
     except ModelError:
         return None
-    found: list[tuple[Any, int]] = []
+    variables_and_axes: list[tuple[Any, int]] = []
     why = None
     for old, new in pairs:
         before, after = tuple(old.shape), tuple(new.shape)
@@ -216,12 +216,12 @@ def _width(
                 f"{next(iter(values))[-1]} is no width by itself: with twice as much, "
                 f"{old.path} has the shape {after} in place of {before}"
             )
-        found += [(old, axis) for axis in longer]
-    if why is not None or not found:
-        for variable, _ in found:
+        variables_and_axes += [(old, axis) for axis in longer]
+    if why is not None or not variables_and_axes:
+        for variable, _ in variables_and_axes:
             reasons.setdefault(id(variable), str(why))
         return None
-    axes = tuple(Axis(old, axis, *places[id(old)]) for old, axis in found)
+    axes = tuple(Axis(old, axis, *places[id(old)]) for old, axis in variables_and_axes)
     units = math.gcd(*(axis.size for axis in axes), *values.values())
     return Width(values, units, sections, explicit, axes)
 
@@ -231,7 +231,7 @@ def _places(model: Model) -> dict[int, Around]:
 
     That is the first one of several alike, or else the first one that is no model.
     """
-    found: dict[int, Around] = {}
+    by_variable: dict[int, Around] = {}
 
     def walk(
         layer: Layer, around: tuple[int, ...], block: int | None, first: int
@@ -241,11 +241,11 @@ def _places(model: Model) -> dict[int, Around]:
             first = len(around)
         for variable in own_variables(layer):
             at = first if block is None else block
-            found.setdefault(id(variable), (around, min(at, len(around) - 1)))
+            by_variable.setdefault(id(variable), (around, min(at, len(around) - 1)))
         for same in siblings(layer).values():
             here = len(around) if block is None and len(same) > 1 else block
             for inner in same:
                 walk(inner, around, here, first)
 
     walk(model, (), None, 0)
-    return found
+    return by_variable

@@ -301,12 +301,12 @@ def _makers(
         one in between.
     """
     inputs = {id(tensor): number for number, tensor in enumerate(graph.inputs)}
-    last, numbers, waiting, seen = set(), set(), list(outputs), set()
+    last, numbers, waiting, tensor_ids = set(), set(), list(outputs), set()
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen:
+        if id(tensor) in tensor_ids:
             continue
-        seen.add(id(tensor))
+        tensor_ids.add(id(tensor))
         if id(tensor) in inputs:
             numbers.add(inputs[id(tensor)])
         else:

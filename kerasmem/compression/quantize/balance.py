@@ -59,7 +59,7 @@ def balance(
     Example:
         >>> side = [Side(0, np.array([[0, 1]])), Side(1, np.array([[0], [1]]))]
         >>> peaks = {0: np.array([[4.0, 1.0]]), 1: np.array([[1.0], [9.0]])}
-        >>> balance([Link(side[0], (side[1],), 2)], peaks)[0].round(3).tolist()
+        >>> balance([ScalePair(side[0], (side[1],), 2)], peaks)[0].round(3).tolist()
         [2.0, 0.333]
         >>> peaks[0].tolist(), peaks[1].tolist()
         ([[2.0, 3.0]], [[2.0], [3.0]])

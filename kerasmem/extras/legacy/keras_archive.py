@@ -69,8 +69,9 @@ class ArchiveObject:
         them. What keeps nothing has an empty part.
 
         Example:
-            >>> Part(parts={"dense_1": Part({"0": 5})}).listed(["Dense", "Dense"])[1]
-            Part(arrays={'0': 5}, parts={})
+            >>> root = ArchiveObject(parts={"dense_1": ArchiveObject({"0": 5})})
+            >>> root.listed(["Dense", "Dense"])[1]
+            ArchiveObject(arrays={'0': 5}, parts={})
         """
         counts: Counter[str] = Counter()
         parts = []

@@ -109,7 +109,7 @@ class _Labelling(Walk):
                 tensors_by_id[id(tensor)] = LabelledTensor(array, tuple(tensor.shape))
         return [tensors_by_id[id(tensor)] for tensor in tensors]
 
-    def entering(self, call: Call, outer: Tensor, own: Any, value: Any) -> Any:
+    def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
         """Return the labels unchanged: a cast keeps them, `settle` checks the shape."""
         del call, outer, own
         return value
