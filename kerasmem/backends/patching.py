@@ -192,6 +192,7 @@ def _watched(
     outputs: See | None,
     layer: Layer,
     original: Callable[..., Any],
+    /,  # a layer may have arguments of these names
     *args: Any,
     **kwargs: Any,
 ) -> Any:

@@ -51,7 +51,8 @@ def _size(text: str) -> int:
     option("--backend", help=f"{', '.join(BACKENDS)}; the running one"),
     option(
         "--device",
-        help="gpu (default; cpu if measured), or a card such as h200, for a plan",
+        help="gpu (default), cpu (default with --method measured), or for a plan a "
+        "card, such as h200",
     ),
     option(
         "--method",

@@ -149,6 +149,10 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     )
 
 
+_FUNCTION = "<function "
+"""What plain data has in place of a function."""
+
+
 def key_of(
     model: Model, steps: Sequence[Technique], data: Dataset, **others: Any
 ) -> str:
@@ -159,10 +163,21 @@ def key_of(
         steps: the techniques, with their teachers.
         data: samples; of those that come from a dataset only the kind is told.
         **others: plain values that the result depends on.
+
+    Raises:
+        ConfigError: if a distillation has a function in place of a number.
     """
     settings = model.get_compile_config() if model.compiled else None
     versions = [keras.__version__, keras.backend.backend()]
-    plain = [[step.to_json() for step in steps], others, settings, versions]
+    choices = [step.to_json() for step in steps]
+    if _FUNCTION in str(choices):
+        raise ConfigError(
+            "With checkpoint_dir, weights and temperatures of a distillation are "
+            "numbers or schedules of Keras: one function cannot be told from another "
+            "when the run goes on. Next: use keras.optimizers.schedules, or leave "
+            "out checkpoint_dir."
+        )
+    plain = [choices, others, settings, versions]
     values = [value for step in steps for value in vars(step).values()]
     models = [model, *(value for value in values if isinstance(value, keras.Model))]
     digest = hashlib.blake2b()

@@ -32,7 +32,7 @@ from kerasmem.backends.lazy import (
 from kerasmem.backends.mapped import MappedArray
 from kerasmem.backends.variables import VariableShape
 from kerasmem.errors import KerasMemError, OutputError
-from kerasmem.files.archive import WEIGHTS
+from kerasmem.files.archive import CONFIG, WEIGHTS, opened_weights
 from kerasmem.files.chunks import WrittenArray
 from kerasmem.files.load import first_reason
 from kerasmem.files.skeleton import CodedModel
@@ -92,6 +92,8 @@ def write_model(
         ModelError: if the optimizer cannot be made anew.
         OutputError: if Keras cannot save the model.
     """
+    if type(model).save is not keras.Model.save:
+        return _write_as_saved(model, path, coding)
     rest, weights = path.with_suffix(".rest"), path.with_suffix(".h5")
     optimizer = None if include_optimizer else _new_optimizer(model, slots=slots)
     method = zipfile.ZIP_DEFLATED
@@ -107,13 +109,45 @@ def write_model(
                 record.words.update(file.put_rest(store.h5_file))
             finally:
                 store.close()
-        if coding == "stored" or weights.stat().st_size > _MOST_DEFLATED_TWICE:
-            _write_aligned(archive, weights)
-        else:
-            archive.write(weights, WEIGHTS)
+        _write_weights(archive, weights, coding)
     rest.unlink()
-    weights.unlink()
     return record
+
+
+def _write_as_saved(model: Model, path: Path, coding: Coding) -> WrittenModel:
+    """Write the file that a model's own `save` writes, with its arrays in a coding."""
+    own, weights = path.with_name("own.keras"), path.with_suffix(".h5")
+    with _errors_of_saving(model.name):
+        model.save(own)
+    progress = Progress("writing the file", own.stat().st_size)
+    with (
+        zipfile.ZipFile(own) as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
+    ):
+        with (
+            opened_weights(own) as arrays,
+            WeightsFile(weights, coding, progress) as file,
+        ):
+            record = WrittenModel(coding, file.written)
+            if arrays is not None:
+                record.words.update(file.put_rest(arrays))
+        for name in source.namelist():
+            content = source.read(name) if name != WEIGHTS else b""
+            if name == CONFIG and coding == "entropy":
+                content = _coded(content.decode()).encode()
+            if name != WEIGHTS:
+                archive.writestr(name, content)
+        _write_weights(archive, weights, coding)
+    own.unlink()
+    return record
+
+
+def _write_weights(archive: zipfile.ZipFile, weights: Path, coding: Coding) -> None:
+    if coding == "stored" or weights.stat().st_size > _MOST_DEFLATED_TWICE:
+        _write_aligned(archive, weights)
+    else:
+        archive.write(weights, WEIGHTS)
+    weights.unlink()
 
 
 def _coded(config: str) -> str:

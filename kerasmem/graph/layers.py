@@ -90,17 +90,17 @@ def lists_layers(layer: Layer) -> bool:
     """
     if isinstance(layer, keras.Sequential):
         return True
-    cls = type(layer)
-    if cls not in _LISTS_LAYERS:
-        if not has_graph(layer):
-            return False
-        # A large model takes a good part of a second to write its config.
-        is_keras = cls.__module__.startswith("keras.")
-        _LISTS_LAYERS[cls] = is_keras or _config_lists_layers(layer)
-    return _LISTS_LAYERS[cls]
+    if not has_graph(layer):
+        return False
+    if type(layer).__module__.startswith("keras."):
+        return True
+    # A large model takes a good part of a second to write its config.
+    if layer not in _LISTS_LAYERS:
+        _LISTS_LAYERS[layer] = _config_lists_layers(layer)
+    return _LISTS_LAYERS[layer]
 
 
-_LISTS_LAYERS: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+_LISTS_LAYERS: WeakKeyDictionary[Layer, bool] = WeakKeyDictionary()
 
 
 def _config_lists_layers(model: Model) -> bool:

@@ -107,6 +107,6 @@ def unbuilt_copy(optimizer: Optimizer) -> Any:
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
-            f"config: {error}. Expected: a `get_config` that returns all arguments of "
-            f"`__init__`. Received: optimizer={optimizer!r}. Next: write one."
+            f"config: {error}. Next: give the class a `get_config` that returns all "
+            "arguments of `__init__`."
         ) from error

@@ -122,13 +122,13 @@ def recompute(
 
 
 def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
-    mask, context = call.kwargs.get("mask"), dict(call.kwargs)
-    context.pop("mask", None)
+    context = dict(call.kwargs)
+    mask, tensors = context.pop("mask", None), context.pop("inputs", None)
     if not context.get("training"):
         return None
     # Private: there is no public place between a graph's call, which checks its
     # arguments, and the loop over its nodes.
-    inputs = graph._standardize_inputs(call.args[0])
+    inputs = graph._standardize_inputs(call.args[0] if call.args else tensors)
     for x, own in zip(inputs, keras.tree.flatten(mask), strict=False):
         if own is not None:
             with_mask(x, own)

@@ -201,7 +201,7 @@ def _integers_for(array: np.ndarray, scale: int) -> str | None:
         whole = np.rint(chunk) if chunk.dtype.kind == "f" else chunk
         if not np.allclose(chunk, whole, rtol=0, atol=1e-4 if scale > 1 else 0):
             return None
-        low, high = min(low, whole.min()), max(high, whole.max())
+        low, high = min(low, int(whole.min())), max(high, int(whole.max()))
     ranges = ((name, np.iinfo(name)) for name in _INTEGERS)
     return next((n for n, info in ranges if info.min <= low and high <= info.max), None)
 

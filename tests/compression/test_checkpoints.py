@@ -137,6 +137,13 @@ def test_without_data_and_with_another_loss(model, tmp_path):
 
 
 @of_files
+def test_a_schedule_that_is_a_function_is_refused(model, data, tmp_path):
+    losses = [km.distillation.Logits(weight=lambda step: 0.5 + 0 * step)]
+    steps = [km.Prune(0.5), km.Distill(keras.models.clone_model(model), losses=losses)]
+    with pytest.raises(ConfigError, match="checkpoint_dir.*schedules of Keras"):
+        km.compress(model, steps, data=data, checkpoint_dir=tmp_path / "steps")
+
+
 def test_the_teacher_counts(model, data, tmp_path):
     how = {"data": data, "checkpoint_dir": tmp_path / "steps", "seed": 1}
     teacher = keras.models.clone_model(model)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from copy import copy as copied
+from copy import deepcopy
 
 import h5py
 import keras
@@ -52,6 +54,16 @@ def two_layers():
 def mapped(model, path):
     km.save_model(model, path, coding="stored")
     return km.load_model(path, memory_map=True)
+
+
+def test_a_copy_of_a_mapped_variable_leaves_the_model_as_it_is(path):
+    model = two_layers()
+    loaded = mapped(model, path)
+    x = np.ones((3, 6), "float32")
+    for make in (copied, deepcopy):
+        other = make(loaded.layers[0].kernel)
+        np.testing.assert_array_equal(to_numpy(other), to_numpy(model.layers[0].kernel))
+    np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
 
 
 @pytest.mark.parametrize("name", SOME)

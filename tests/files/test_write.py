@@ -45,6 +45,31 @@ def test_a_method_of_the_users_own_is_there_as_before(tmp_path):
     assert model.save_own_variables is save_own_variables
 
 
+class OfInner(keras.Model):
+    """A model that saves another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = chain((60,), L.Dense(50), L.Dense(2))
+
+    def call(self, x):
+        return self.inner(x)
+
+    def save(self, filepath, **options):
+        self.inner.save(filepath, **options)
+
+
+@pytest.mark.parametrize("coding", ["deflate", "entropy", "stored"])
+def test_a_model_saves_what_its_own_save_writes(coding, tmp_path):
+    model, x = OfInner(), np.ones((3, 60), "float32")
+    model(x)
+    km.save_model(model, tmp_path / "a.keras", coding=coding)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.keras"]
+    loaded = km.load_model(tmp_path / "a.keras")
+    assert type(loaded) is type(model.inner)
+    np.testing.assert_array_equal(to_numpy(loaded(x)), to_numpy(model(x)))
+
+
 class Looking(L.Dense):
     """It looks at what it has saved, and saves a number of a type without a name."""
 

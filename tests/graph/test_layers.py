@@ -127,6 +127,32 @@ def test_nested_models_are_opened_and_subclassed_ones_are_one_block():
     assert not has_graph(model)
 
 
+class Silent(L.Layer):
+    """A layer with an argument that Keras does not save."""
+
+    def __init__(self, thing, **options):
+        super().__init__(**options)
+        self.inner = L.Dense(4)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+class OwnClass(keras.Model):
+    """A model that is made of inputs and outputs."""
+
+
+def test_a_model_says_nothing_of_others_of_its_class():
+    x = keras.Input((4,))
+    silent = OwnClass(x, L.Dense(2)(Silent(object())(x)))
+    plain = OwnClass(x, L.Dense(2)(L.Dense(3)(x)))
+    assert blocks(silent) == [silent]
+    assert len(blocks(plain)) == 3
+
+
 @pytest.mark.parametrize(
     ("layer", "shape", "expected"),
     [

@@ -19,9 +19,8 @@ _RATIO = Real("the share of channels that goes,", least=0, below=1)
 class PruneChannels(Technique):
     """Structured pruning: remove the channels, units and heads that matter least.
 
-    The result is a plain Keras model with smaller layers; the optimizer's moments are
-    taken along. That it computes what the original does without these channels is
-    checked.
+    The result is a plain Keras model with smaller layers and a fresh optimizer. The
+    outputs are compared with those of the original without these channels.
 
     Sources: Li, Kadav, Durdanovic, Samet and Graf, "Pruning Filters for Efficient
     ConvNets", 2017 (L1); He, Liu, Wang, Hu and Yang, "Filter Pruning via Geometric

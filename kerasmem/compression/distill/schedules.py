@@ -26,7 +26,11 @@ class Scheduled(Real):
         schedule = self._deserialized(owner, name, value)
         if not callable(schedule):
             return super().check(owner, name, schedule)
-        first = ops.convert_to_numpy(schedule(ops.zeros(())))
+        try:
+            first = ops.convert_to_numpy(schedule(ops.zeros(())))
+        except TypeError as error:
+            valid = f"{self.what} or a function of the step"
+            raise invalid(owner, name, value, valid) from error
         super().check(
             owner, f"{name} at step 0", first.item() if first.ndim == 0 else first
         )
@@ -49,7 +53,8 @@ def serialized(schedule: Callable[[Any], Any]) -> Any:
     """Return a schedule of Keras as plain data, and of another function its name."""
     if isinstance(schedule, LearningRateSchedule):
         return keras.optimizers.schedules.serialize(schedule)
-    return f"<function {getattr(schedule, '__name__', type(schedule).__name__)}>"
+    name = getattr(schedule, "__name__", type(schedule).__name__)
+    return f"<function {name}>"
 
 
 class ScheduledFactors(keras.layers.Layer):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from kerasmem.backends.patching import change_class
 from kerasmem.backends.variables import VariableShape
 from kerasmem.graph.saving import unbuilt_copy
 from kerasmem.graph.values import other_optimizers
@@ -200,13 +201,10 @@ class _StandIn(VariableShape):
 def _shell(optimizer: Optimizer, ledger: _Ledger) -> Any:
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return _shell_of_many(optimizer, ledger)
-    # First of its own class: `from_config` may return another one.
-    plain = unbuilt_copy(optimizer)
-    cls = type(plain)
-    recording = type(cls.__name__, (_RecordsSlots, cls), {})
-    shell = recording.from_config(plain.get_config())
-    if not isinstance(shell, recording):
-        shell = recording(**plain.get_config())
+    shell = unbuilt_copy(optimizer)
+    cls = type(shell)
+    # No issue known: an optimizer of Keras 3.15 makes its slots by no other object.
+    change_class(shell, type(cls.__name__, (_RecordsSlots, cls), {}))
     shell.ledger = ledger
     inner = getattr(shell, "inner_optimizer", None)
     if inner is not None:

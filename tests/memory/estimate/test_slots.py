@@ -140,6 +140,29 @@ def test_an_optimizer_without_a_config_of_its_own_is_refused():
         optimizer_slots(Mine(1), a_model().trainable_variables)
 
 
+class OwnConfig(OPTIMIZERS.SGD):
+    """An optimizer whose config has other names than its arguments."""
+
+    def __init__(self, rate=0.1):
+        assert type(self) is OwnConfig
+        super().__init__(rate, momentum=0.9)
+
+    def get_config(self):
+        return {"rate_in_file": 0.1}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(rate=config["rate_in_file"])
+
+
+def test_an_optimizer_with_a_config_of_its_own_has_its_slots_counted():
+    variables = a_model().trainable_variables
+    built = OwnConfig()
+    built.build(variables)
+    slots = optimizer_slots(OwnConfig(), variables)
+    assert sorted(slot.nbytes for slot in slots) == nbytes(built.variables)
+
+
 class Registered(OPTIMIZERS.SGD):
     """An optimizer that lists its subclasses and makes a variable at once."""
 

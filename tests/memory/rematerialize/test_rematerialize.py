@@ -9,6 +9,7 @@ from keras import layers
 
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.clone import clone
+from kerasmem.graph.values import to_numpy
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.rematerialize import plan_of, rematerialize
@@ -65,6 +66,15 @@ def test_so_it_does_when_every_piece_is_one_layer():
     lean = rematerialize(model, segments=names)
     assert len(plan_of(lean).pieces) == len(names) + 1
     assert_trains_alike(model, lean)
+
+
+def test_a_model_may_be_called_by_keyword():
+    model = compiled(models.encoder())
+    lean = rematerialize(model, batch_size=64)
+    x, _ = models.batch(model)
+    for training in (False, True):
+        outputs = [m(inputs=x, training=training) for m in (lean, clone(model))]
+        np.testing.assert_allclose(*map(to_numpy, outputs), rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_that_holds_all_blocks_is_cut_between_them():
