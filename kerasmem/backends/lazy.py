@@ -186,7 +186,7 @@ class _Scope:
 class _State:
     scope: _Scope
     initializer: Callable[..., Any]
-    plain_class: type
+    become_plain: Callable[..., None]
     source: MappedArray | None = None
 
     @property
@@ -274,8 +274,8 @@ def _defer(variable: Variable, scope: _Scope, initializer: Callable[..., Any]) -
     if placeholder is not None:
         variable._initialize(placeholder)
     # No issue known: a layer of Keras 3.15 makes variables of no other class.
-    change_class(variable, _lazy_form(cls))
-    vars(variable)[_STATE] = _State(scope, initializer, cls)
+    become_plain = change_class(variable, _lazy_form(cls))
+    vars(variable)[_STATE] = _State(scope, initializer, become_plain)
     scope.deferred.append(weakref.ref(variable))
 
 
@@ -333,8 +333,7 @@ def _settle(variable: Variable) -> None:
 
 def _become_plain(variable: Variable) -> None:
     # Whoever has read the class before finds the value all the same.
-    # By its own state: a copy has another object and the same class.
-    change_class(variable, vars(variable)[_STATE].plain_class)
+    vars(variable)[_STATE].become_plain(variable)
     del vars(variable)[_STATE]
 
 

@@ -83,19 +83,23 @@ def call_before(
     return patch_method(owner, name, observed)
 
 
-def change_class(owner: Any, cls: type) -> Callable[[], None]:
+def change_class(owner: Any, cls: type) -> Callable[..., None]:
     """Change the class of an object in place; its attributes stay. Return the undo.
 
     Args:
         owner: the object, which the undo does not keep alive.
         cls: its new class.
+
+    Returns:
+        A function that gives the object its class back, or a copy of it that is handed
+        in.
     """
     before, alive = type(owner), weakref.ref(owner)
     # Not `setattr`: that of Keras tracks what is set.
     object.__setattr__(owner, "__class__", cls)
 
-    def undo() -> None:
-        owner = alive()
+    def undo(other: Any = None) -> None:
+        owner = alive() if other is None else other
         if owner is not None:
             object.__setattr__(owner, "__class__", before)
 

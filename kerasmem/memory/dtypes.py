@@ -201,7 +201,10 @@ def _integers_for(array: np.ndarray, scale: int) -> str | None:
         whole = np.rint(chunk) if chunk.dtype.kind == "f" else chunk
         if not np.allclose(chunk, whole, rtol=0, atol=1e-4 if scale > 1 else 0):
             return None
-        low, high = min(low, int(whole.min())), max(high, int(whole.max()))
+        ends = whole.min(), whole.max()
+        if not np.isfinite(ends).all():
+            return None
+        low, high = min(low, int(ends[0])), max(high, int(ends[1]))
     ranges = ((name, np.iinfo(name)) for name in _INTEGERS)
     return next((n for n, info in ranges if info.min <= low and high <= info.max), None)
 

@@ -34,7 +34,7 @@ def test_an_array_that_stays_is_named_with_its_bytes():
     with km.memory.scope("trial") as scope:
         kept.append(np.zeros(1000))
         np.ones(100_000)
-    (one,) = scope.stayed
+    (one,) = [each for each in scope.stayed if each.is_own]
     assert (one.held_by, one.array_bytes, one.number) == ("kept[0]", 8000, 1)
     assert one.kinds == {"numpy.ndarray": 1}
     assert scope.findings == []
