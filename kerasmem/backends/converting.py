@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelError, first_line, text_of
-from kerasmem.types import Model, Node
+from kerasmem.types import Model
 
 _NEEDS_STATIC = "TensorListReserve"
 _NO_KERNELS = {"Tensor"}
@@ -189,7 +189,7 @@ def _onnx_model_of(function: Any, names: Sequence[str]) -> Any:
     return onnx_model
 
 
-def _erfc(graph: Any, node: Node, name: str, _: Any) -> None:
+def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
     dtype = graph.get_dtype(node.output[0])
     erf = graph.make_node("Erf", node.input, dtypes=[dtype])
     one = graph.make_const(f"{name}_one", np.ones((), np.float32))

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from kerasmem.backends.patching import patch_method
-from kerasmem.types import Model, Optimizer, Tensor, Variable
+from kerasmem.types import Optimizer, Tensor, Variable
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
 """Called with gradients and variables; what it returns is called after the update."""
@@ -76,11 +76,11 @@ def _observe_clipping(
     # micro-batches, `_backend_update_step` has clipped ones. Between them,
     # `_clip_gradients` gets them unscaled and accumulated. With accumulation JAX runs
     # this code in every step, and reverts the assignments of a step without an update.
-    def clip(original: Model, *args: Any, **kwargs: Any) -> Any:
+    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         note(*args, **kwargs)
         return original(*args, **kwargs)
 
-    def update(original: Model, *args: Any, **kwargs: Any) -> Any:
+    def update(original: Any, *args: Any, **kwargs: Any) -> Any:
         begin(*args, **kwargs)
         result = original(*args, **kwargs)
         end()
@@ -98,7 +98,7 @@ def _observe_apply(
     optimizer: Optimizer, begin: Callable[..., None], end: Callable[[], None]
 ) -> Callable[[], None]:
     # Each inner optimizer gets a part of the gradient, so it is read here.
-    def apply(original: Model, gradients: Any, variables: Any) -> Any:
+    def apply(original: Any, gradients: Any, variables: Any) -> Any:
         scale = optimizer.loss_scale_factor
         true_gradients = [
             g if g is None or scale is None else g / scale for g in gradients
@@ -136,7 +136,7 @@ def around_apply(
         the undo.
     """
 
-    def apply(original: Model, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
         # Private: the variables it was built for, which is what `apply` itself takes.
         variables = trainable_variables or optimizer._trainable_variables
         return wrapper(original, list(grads), list(variables))

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from kerasmem.types import Layer, Model
+from kerasmem.types import Layer
 
 Wrapper = Callable[..., Any]
 """Called as `wrapper(original, *args, **kwargs)` in place of the method."""
@@ -74,7 +74,7 @@ def call_before(
         observer: what it raises is raised from the call.
     """
 
-    def observed(original: Model, *args: Any, **kwargs: Any) -> Any:
+    def observed(original: Any, *args: Any, **kwargs: Any) -> Any:
         observer()
         return original(*args, **kwargs)
 

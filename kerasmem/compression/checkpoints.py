@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasmem.compression.distill.schedules import A_FUNCTION
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError, InputError, OutputError
 from kerasmem.files.atomic import replacing
@@ -149,10 +150,6 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     )
 
 
-_FUNCTION = "<function "
-"""What plain data has in place of a function."""
-
-
 def key_of(
     model: Model, steps: Sequence[Technique], data: Dataset, **others: Any
 ) -> str:
@@ -170,7 +167,7 @@ def key_of(
     settings = model.get_compile_config() if model.compiled else None
     versions = [keras.__version__, keras.backend.backend()]
     choices = [step.to_json() for step in steps]
-    if _FUNCTION in str(choices):
+    if A_FUNCTION in str(choices):
         raise ConfigError(
             "With checkpoint_dir, weights and temperatures of a distillation are "
             "numbers or schedules of Keras: one function cannot be told from another "

@@ -132,11 +132,12 @@ def _write_as_saved(model: Model, path: Path, coding: Coding) -> WrittenModel:
             if arrays is not None:
                 record.words.update(file.put_rest(arrays))
         for name in source.namelist():
-            content = source.read(name) if name != WEIGHTS else b""
+            if name == WEIGHTS:
+                continue
+            content: bytes | str = source.read(name)
             if name == CONFIG and coding == "entropy":
-                content = _coded(content.decode()).encode()
-            if name != WEIGHTS:
-                archive.writestr(name, content)
+                content = _coded(source.read(name).decode())
+            archive.writestr(name, content)
         _write_weights(archive, weights, coding)
     own.unlink()
     return record

@@ -156,7 +156,7 @@ class JaxSteps(Steps):
         places = [own.index(id(state.variable)) for state in states]
 
         def update(
-            original: Model, variables: Any, gradients: Any, trainable: Any
+            original: Any, variables: Any, gradients: Any, trainable: Any
         ) -> tuple[list[Any], list[Any]]:
             now = part()
             if now is None:

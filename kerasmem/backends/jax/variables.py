@@ -14,7 +14,7 @@ from kerasmem.backends.lazy import LazyValues
 from kerasmem.backends.patching import patch_method
 from kerasmem.backends.variables import StepState, VariableBackend
 from kerasmem.errors import ConfigError
-from kerasmem.types import Model, Optimizer, Variable
+from kerasmem.types import Optimizer, Variable
 
 
 class JaxLazyValues(LazyValues):
@@ -65,7 +65,7 @@ class OptimizerState(StepState):
         _remove(_tracked(self._optimizer), self.variable)
         self._optimizer._untrack_variable(self.variable)
 
-    def _without(self, original: Model, store: Any) -> Any:
+    def _without(self, original: Any, store: Any) -> Any:
         variables = _tracked(self._optimizer)
         place = _place(variables, self.variable)
         if place is None:

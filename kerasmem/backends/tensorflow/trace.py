@@ -20,7 +20,7 @@ from tensorflow.core.protobuf import (
 from kerasmem.backends.profile import Followed
 from kerasmem.backends.trace import STOP_TOKEN, Graph, Operation, OperationOutput, Step
 from kerasmem.errors import ConfigError
-from kerasmem.types import Model, Node, Tensor, Tensors
+from kerasmem.types import Model, Tensor, Tensors
 
 _ATTRIBUTES = ("equation", "data_format", "rnn_mode")
 _ON_THE_HOST = 16  # int32 tensors of so few entries, such as shapes, stay there
@@ -135,7 +135,7 @@ def _meta_graph(traced: Any, device: str) -> meta_graph_pb2.MetaGraphDef:
     return meta
 
 
-def _make_variable(node: Node, handle: Any) -> None:
+def _make_variable(node: Any, handle: Any) -> None:
     name = node.name
     node.Clear()
     node.name, node.op = name, "VarHandleOp"
@@ -177,7 +177,7 @@ def _in_order(nodes: list[Any], positions: dict[str, int]) -> list[Any]:
     return sorted(nodes, key=lambda node: place[node.name])
 
 
-def _operation(node: Node, index: dict[str, int], variable: int | None) -> Operation:
+def _operation(node: Any, index: dict[str, int], variable: int | None) -> Operation:
     attributes: dict[str, Any] = {} if variable is None else {"variable": variable}
     for name in _ATTRIBUTES:
         if name in node.node_def.attr:
@@ -193,7 +193,7 @@ def _operation(node: Node, index: dict[str, int], variable: int | None) -> Opera
     )
 
 
-def _outputs(node: Node) -> tuple[OperationOutput, ...]:
+def _outputs(node: Any) -> tuple[OperationOutput, ...]:
     if node.type == "VarHandleOp":
         shape = tuple(size.size for size in node.get_attr("shape").dim)
         return (OperationOutput(shape, tf.as_dtype(node.get_attr("dtype")).size),)

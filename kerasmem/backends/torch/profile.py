@@ -21,7 +21,6 @@ from kerasmem.backends.profile import (
     Storage,
     with_requests,
 )
-from kerasmem.types import Model, Node
 
 _MARK = "kerasmem|"
 _CUDA_ROUNDING_BYTES = 512
@@ -168,7 +167,7 @@ def _walk(roots: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _event(
-    node: Node, operation: str, phase: str, layer: str | None
+    node: Any, operation: str, phase: str, layer: str | None
 ) -> tuple[str, MemoryEvent]:
     fields = node.extra_fields
     return str(fields.device), MemoryEvent(
@@ -243,7 +242,7 @@ class _Scopes:
         self._hook(call.outputs, path)
         return call
 
-    def around_update(self, original: Model, *args: Any, **kwargs: Any) -> Any:
+    def around_update(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._say("optimizer", None)
         try:
             return original(*args, **kwargs)

@@ -12,6 +12,8 @@ from kerasmem.checks import Real, invalid
 if TYPE_CHECKING:
     from kerasmem.compression.distill.losses.base import DistillationLoss
 
+A_FUNCTION = "<function "
+"""How the plain data of a function begins that is no schedule of Keras."""
 LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule
 Number = float | Callable[[Any], Any]
 """A number, a Keras `LearningRateSchedule`, or any other function of the step."""
@@ -54,7 +56,7 @@ def serialized(schedule: Callable[[Any], Any]) -> Any:
     if isinstance(schedule, LearningRateSchedule):
         return keras.optimizers.schedules.serialize(schedule)
     name = getattr(schedule, "__name__", type(schedule).__name__)
-    return f"<function {name}>"
+    return f"{A_FUNCTION}{name}>"
 
 
 class ScheduledFactors(keras.layers.Layer):

@@ -22,7 +22,7 @@ from kerasmem.extras.legacy.layers import (
     refusal,
 )
 from kerasmem.graph.layers import node_of
-from kerasmem.types import Model, Node, Tensor
+from kerasmem.types import Model, Tensor
 
 _CONSTANT = "_CONSTANT_VALUE"
 
@@ -219,13 +219,13 @@ def _is_reference(value: Any) -> bool:
     return name == _CONSTANT or (isinstance(name, str) and is_place)
 
 
-def _keyword_arguments(node: Node) -> dict[str, Any]:
+def _keyword_arguments(node: Any) -> dict[str, Any]:
     while isinstance(node, dict) or (node and isinstance(node[0], list)):
         node = next(iter(node.values())) if isinstance(node, dict) else node[0]
     return node[3] if len(node) > 3 else {}
 
 
-def _without_arguments(node: Node) -> Any:
+def _without_arguments(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_arguments(value) for key, value in node.items()}
     if node and isinstance(node[0], list):
