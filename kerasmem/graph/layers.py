@@ -88,12 +88,11 @@ def lists_layers(layer: Layer) -> bool:
 
     One that is a class of its own tells the arguments of its constructor instead.
     """
-    if isinstance(layer, keras.Sequential) or type(layer) in _OF_KERAS:
+    if isinstance(layer, keras.Sequential):
         return True
     if not has_graph(layer):
         return False
     if type(layer).__module__.startswith("keras."):
-        _OF_KERAS.add(type(layer))
         return True
     # A large model takes a good part of a second to write its config.
     if layer not in _LISTS_LAYERS:
@@ -102,8 +101,6 @@ def lists_layers(layer: Layer) -> bool:
 
 
 _LISTS_LAYERS: WeakKeyDictionary[Layer, bool] = WeakKeyDictionary()
-_OF_KERAS: set[type] = set()
-"""Keras's own classes of models with a graph, which all list their layers."""
 
 
 def _config_lists_layers(model: Model) -> bool:
