@@ -295,7 +295,7 @@ def _insert(owner: Any, layers: Sequence[Any], forms: Forms) -> None:
 
 
 def _kernel_of(layer: Layer) -> FactorizedKernel | None:
-    kernel = vars(layer).get("_kernel")
+    kernel = getattr(layer, "_kernel", None)
     return kernel if isinstance(kernel, FactorizedKernel) else None
 
 

@@ -63,7 +63,7 @@ class QuantizedProduct(QuantizedOwner):
 
     def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Multiply block by block, or integers by integers; else as ever."""
-        kernel, lora = vars(self).get("_kernel"), has_lora(self)
+        kernel, lora = getattr(self, "_kernel", None), has_lora(self)
         if isinstance(kernel, FakeQuantizedVariable) and kernel.dynamic and not lora:
             inputs = rounded_inputs(self, inputs)
         if not isinstance(kernel, QuantizedVariable):

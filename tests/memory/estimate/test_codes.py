@@ -44,6 +44,20 @@ def test_floats_of_codes_are_made_again_for_the_backward_pass():
         assert readers == [op.phase]
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_kernels_of_convolutions_are_made_float_in_the_program(scheme):
+    inputs = keras.Input((6, 6, 8))
+    x = keras.layers.Conv2D(8, 3, name="first")(inputs)
+    model = keras.Model(inputs, keras.layers.Conv2D(16, 3, name="coded")(x))
+    model = km.compress(model, km.Quantize(scheme, exclude="first"), verbose=0).model
+    program = recorded(model, (4, 6, 6, 8), "float32")
+    floats = [op for op in program.ops if op.name == "dequantize"]
+    assert [(op.phase, op.writes[0].shape) for op in floats] == [
+        ("forward", (3, 3, 8, 16)),
+        ("backward", (3, 3, 8, 16)),
+    ]
+
+
 def test_lora_beside_codes_makes_nothing_of_the_size_of_their_kernel():
     inputs = keras.Input((16,))
     model = keras.Model(inputs, keras.layers.Dense(24, name="coded")(inputs))
