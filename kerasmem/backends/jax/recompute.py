@@ -12,6 +12,7 @@ from kerasmem.backends.recompute import (
     ArgumentStore,
     Function,
     Linear,
+    Loop,
     RecomputeBackend,
     add_dependency,
     save_arguments,
@@ -48,6 +49,14 @@ class JaxRecompute(RecomputeBackend):
         run = jax.custom_vjp(forward)
         run.defvjp(lambda x, *held: (forward(x, *held), held), backward)
         return run(inputs, *held)
+
+    def in_loop(
+        self, looped: Callable[[Loop], Any], whole: Callable[[], Any], inputs: Tensors
+    ) -> Any:
+        """Return `looped(loop)` in a compiled function for a CPU, else `whole()`."""
+        if not isinstance(inputs, Tracer):
+            return whole()
+        return jax.lax.platform_dependent(cpu=lambda: looped(_loop), default=whole)
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, in a trace by a foregone choice that needs `other`."""
@@ -121,3 +130,7 @@ def _after(parts: tuple[Any, ...], upstream: tuple[Any, ...]) -> tuple[Any, Any]
     return parts, tuple(
         dy if dy.dtype == jax.dtypes.float0 else next(waiting) for dy in upstream
     )
+
+
+def _loop(function: Callable[[Any], Any], count: int) -> Any:
+    return jax.lax.map(function, jax.numpy.arange(count))

@@ -8,12 +8,14 @@ Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
 whitepaper", 2018.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from kerasmem import backends
+from kerasmem.backends.recompute import Loop
 from kerasmem.compression.quantize.aware.rounding import input_codes, round_inputs
 from kerasmem.compression.quantize.coding import Coded
 from kerasmem.compression.quantize.math import LIMIT
@@ -25,7 +27,6 @@ from kerasmem.compression.quantize.products import (
     row_axes,
     summed_axes,
 )
-from kerasmem.compression.quantize.rows import Rows
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.graph.kernels import by_channel, einsum_parts
 from kerasmem.types import Layer, Tensor, Tensors
@@ -76,7 +77,7 @@ def float_product(
     return backends.current().linear(forward, transposed, inputs, coded_kernel.parts)
 
 
-def _codes(coded: Coded, _: Rows | None) -> Any:
+def _codes(coded: Coded, *_: Any) -> Any:
     return keras.ops.cast(coded.codes, "float32")
 
 
@@ -102,32 +103,111 @@ def _in_blocks(
     inputs: Tensors,
     kernel: QuantizedVariable,
     blocks: "_Blocks",
-    floats: Callable[[Coded, Rows | None], Any],
+    floats: Callable[..., Any],
     coded: Coded | None = None,
 ) -> Any:
     """Return the layer's product with a kernel, one block of output channels at a time.
 
     Args:
-        layer: one of which `is_product` was true.
-        inputs: its inputs; no block is begun before they are there.
-        kernel: its kernel.
-        blocks: of it.
-        floats: makes of codes, of all output channels or some, what is multiplied with.
-        coded: tensors with the values of the kernel; None for those of now.
+        layer: Layer for which `is_product` is true.
+        inputs: Its inputs. No block becomes float before they exist.
+        kernel: Its kernel.
+        blocks: Blocks of the kernel.
+        floats: Returns the tensor to multiply with, of codes of all output channels or
+            some, their layout and, for every second input, 0 or 1.
+        coded: Tensors with the values of the kernel. `None` for the current ones.
     """
-    outputs: list[Any] = []
-    for block in blocks[0]:
-        before = outputs[-1] if outputs else inputs
-        own = floats(*kernel.tensors(before, block, coded))
-        outputs.append(product(layer, inputs, own))
-        del own  # before the next block's floats are made
-    whole = len(outputs) == 1
-    return outputs[0] if whole else keras.ops.concatenate(outputs, axis=blocks[1])
 
+    def whole() -> Any:
+        outputs: list[Any] = []
+        for block in blocks[0]:
+            before = outputs[-1] if outputs else inputs
+            own = floats(*kernel.tensors(before, block, coded))
+            outputs.append(product(layer, inputs, own))
+            del own  # before the next block's floats are made
+        if len(outputs) == 1:
+            return outputs[0]
+        return keras.ops.concatenate(outputs, axis=blocks[1])
+
+    axes = block_axes(layer)
+    if axes is None or is_convolution(layer):
+        return whole()
+    axis, place = axes
+    length, halves = kernel.shape[axis], _halves(layer, inputs, kernel)
+
+    def outputs_of(start: Any, size: int) -> Any:
+        after = inputs if size == length else None
+        own = kernel.tensors(after, (axis, start, size), coded)
+        if halves is None:
+            return product(layer, inputs, floats(*own))
+        even, odd = (product(layer, x, floats(*own, n)) for n, x in enumerate(halves))
+        return even + odd
+
+    size = max(_LOOP_BYTES * length // (4 * math.prod(kernel.shape)), _FEWEST)
+
+    def looped(loop: Loop) -> Any:
+        return _in_loop(loop, outputs_of, length, size, place)
+
+    return backends.current().in_loop(looped, whole, inputs)
+
+
+def _in_loop(
+    loop: Loop, outputs_of: Callable[..., Any], length: int, size: int, axis: int
+) -> Any:
+    """Return outputs along an axis, computed in a loop over parts.
+
+    Args:
+        loop: Calls a function for each part and stacks the results.
+        outputs_of: Returns the outputs of a part, from its first index and size.
+        length: Number of outputs along the axis.
+        size: Number of outputs of a part.
+        axis: Axis of the outputs, counted from the end.
+    """
+    count = length // size
+    if count < 2:
+        return outputs_of(0, length)
+    stacked = loop(lambda number: outputs_of(number * size, size), count)
+    parts = keras.ops.moveaxis(stacked, 0, axis - 1)
+    shape = list(keras.ops.shape(parts))
+    shape[axis - 1 :] = [count * size, *shape[axis:][1:]]
+    outputs = keras.ops.reshape(parts, shape)
+    if count * size == length:
+        return outputs
+    rest = outputs_of(count * size, length - count * size)
+    return keras.ops.concatenate([outputs, rest], axis=axis)
+
+
+def _halves(
+    layer: Layer, inputs: Tensors, kernel: QuantizedVariable
+) -> tuple[Any, Any] | None:
+    """Return the inputs at even and at odd positions, for 4-bit codes.
+
+    Two codes share a byte. XLA takes ten times as long to interleave them again as to
+    multiply them with every second input.
+    """
+    rows = kernel.rows
+    if kernel.coding.bits != 4 or rows is None or rows.halved() is None:
+        return None
+    axis = -1
+    if isinstance(layer, keras.layers.EinsumDense):
+        input_letters, own, _ = einsum_parts(layer.equation)
+        letter = own[rows.axes[-1]]
+        if letter not in input_letters:
+            return None
+        axis = -1 - input_letters[::-1].index(letter)
+    after = (slice(None),) * (-1 - axis)
+    even, odd = (inputs[(..., slice(n, None, 2), *after)] for n in range(2))
+    return even, odd
+
+
+_LOOP_BYTES = 2**20
+"""Bytes of a block of a kernel, as float32, in a loop: it has to fit into the cache."""
+_FEWEST = 16
+"""Fewest output channels of such a block."""
 
 _Blocks = tuple[list[tuple[int, int, int] | None], int]
-"""Axis, begin and end of each block of a kernel, None for the whole of it; and the axis
-of the output, counted from the end."""
+"""Axis, first index and size of each block of a kernel, `None` for a single block; and
+the axis of the output, counted from the end."""
 
 _WHOLE: _Blocks = ([None], -1)
 
@@ -142,7 +222,7 @@ def _transposed_in_blocks(
     total = None
     after = (slice(None),) * (-1 - blocks[1])
     for block in blocks[0]:
-        cut = ... if block is None else (..., slice(*block[1:]), *after)
+        cut = ... if block is None else (..., slice(block[1], sum(block[1:])), *after)
         own = kernel.decoded(*kernel.tensors(total, block, coded))
         change = keras.ops.einsum(equation, gradient[cut], own)
         del own
@@ -158,7 +238,7 @@ def _blocks(layer: Layer, kernel: QuantizedVariable) -> _Blocks:
     length = kernel.shape[axis]
     size = -(-length // kernel.block_count)
     starts = range(0, length, size)
-    return [(axis, start, min(start + size, length)) for start in starts], place
+    return [(axis, start, min(size, length - start)) for start in starts], place
 
 
 def _transposed_equation(layer: Layer) -> str | None:
@@ -253,7 +333,7 @@ def _sum_of_codes(
     """
     ops = keras.ops
 
-    def floats(coded: Coded, _: Rows | None) -> Any:
+    def floats(coded: Coded, *_: Any) -> Any:
         return ops.cast(coded.codes, keras.backend.standardize_dtype(codes.dtype))
 
     blocks = _blocks(layer, kernel)

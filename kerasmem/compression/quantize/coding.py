@@ -28,7 +28,11 @@ from kerasmem.compression.quantize.normal_float import (
     normal_values,
 )
 from kerasmem.compression.quantize.rows import Rows
-from kerasmem.compression.quantize.unpacking import unpack_int3, unpack_int4
+from kerasmem.compression.quantize.unpacking import (
+    unpack_half,
+    unpack_int3,
+    unpack_int4,
+)
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 
@@ -273,18 +277,32 @@ class Coding:
         whole = [np.concatenate(each, axis) for each in zip(*several, strict=True)]
         return replace(Coded(*whole), input_scales=inputs)
 
-    def decode(self, coded: Coded, rows: Rows | None, dtype: str = "float32") -> Any:
+    def decode(
+        self,
+        coded: Coded,
+        rows: Rows | None,
+        dtype: str = "float32",
+        half: int | None = None,
+    ) -> Any:
         """Return the weight that tensors stand for, or the part of it they are.
 
         Args:
             coded: tensors.
             rows: how they are laid out, None for as the weight.
             dtype: of the result; the arithmetic is float32.
+            half: 0 or 1 to return the even or the odd entries of a 4-bit weight, laid
+                out as `rows.halved()`. `None` for all entries.
         """
         codes = coded.codes
         if self.bits == 16:
             return keras.ops.cast(codes, dtype)
-        if rows is not None and self.bits < 8:
+        if rows is not None and half is not None:
+            codes = unpack_half(codes, half)
+            if coded.input_scales is not None:
+                every = (*(slice(None),) * rows.axis, slice(half, None, 2))
+                coded = replace(coded, input_scales=coded.input_scales[every])
+            rows = rows.halved()
+        elif rows is not None and self.bits < 8:
             unpack = unpack_int4 if self.bits == 4 else unpack_int3
             codes = unpack(codes, rows.axis, rows.length)
         exact = normal_values(codes) if self.is_normal else codes

@@ -63,6 +63,18 @@ class Rows:
         shape = tuple(size if i == axis else n for i, n in enumerate(self.shape))
         return replace(self, shape=shape)
 
+    def halved(self) -> "Rows | None":
+        """Return the layout of every second entry, `None` if pairs cross rows.
+
+        Two entries that share a byte are then neighbors on the last summed axis.
+        """
+        last = self.axes[-1] if self.axes else 0
+        is_padded = self.groups * self.length != self._summed
+        if is_padded or self.length % 2 or not self.axes or self.shape[last] % 2:
+            return None
+        half = self.narrowed(last, self.shape[last] // 2)
+        return replace(half, group_size=self.length // 2)
+
     def store(self, values: Any, ops: Any) -> Any:
         """Return a weight as it is stored; `ops` is `numpy` or `keras.ops`."""
         lead, trail = self._around

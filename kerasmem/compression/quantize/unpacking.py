@@ -5,6 +5,18 @@ from typing import Any
 import keras
 
 
+def unpack_half(packed: Any, half: int) -> Any:
+    """Return every second int8 code of bytes that contain two each.
+
+    Args:
+        packed: Tensor of int8.
+        half: 0 for the codes at even positions, 1 for those at odd positions.
+    """
+    four = keras.ops.cast(4, "int8")
+    codes = packed if half else keras.ops.left_shift(packed, four)
+    return keras.ops.right_shift(codes, four)
+
+
 def unpack_int4(packed: Any, axis: int, length: int) -> Any:
     """Return int8 codes of bytes that hold two each; the inverse of `pack_int4`.
 
@@ -14,10 +26,7 @@ def unpack_int4(packed: Any, axis: int, length: int) -> Any:
         length: number of codes along it.
     """
     ops = keras.ops
-    four = ops.cast(4, "int8")
-    high = ops.right_shift(packed, four)
-    low = ops.right_shift(ops.left_shift(packed, four), four)
-    both = ops.stack([low, high], axis=axis + 1)
+    both = ops.stack([unpack_half(packed, n) for n in range(2)], axis=axis + 1)
     # What it looks up may be as open as a batch is.
     shape = ops.shape(packed)
     codes = ops.reshape(both, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))

@@ -47,6 +47,11 @@ class StandIn(ComputedVariable):
         self.activation_scale: float | None = None
 
     @property
+    def rows(self) -> Rows | None:
+        """How the codes are laid out, `None` for as the weight."""
+        return self._rows
+
+    @property
     def parts(self) -> Sequence[Any]:
         """The variables that a layer tracks in place of the float weight."""
         raise NotImplementedError
@@ -179,7 +184,7 @@ class QuantizedVariable(StandIn):
 
     def part(self, axis: int, start: int, stop: int, after: Any) -> Any:
         """Return some entries of the float weight, made when `after` is there."""
-        return self.decoded(*self.tensors(after, (axis, start, stop)))
+        return self.decoded(*self.tensors(after, (axis, start, stop - start)))
 
     def lookup(self, indices: Any) -> Any:
         """Return the float rows at `indices` of a table, without the other rows."""
@@ -199,28 +204,33 @@ class QuantizedVariable(StandIn):
     def tensors(
         self,
         after: Any = None,
-        part: tuple[int, int, int] | None = None,
+        part: tuple[int, Any, int] | None = None,
         coded: Coded | None = None,
     ) -> tuple[Coded, Rows | None]:
         """Return tensors that stand for the weight, and how they are laid out.
 
         Args:
             after: a tensor that is to be there before anything is made of them.
-            part: an axis that is not summed over, where to begin along it and where to
-                end; None for the whole weight.
+            part: an axis that is not summed over, the first index along this axis, which
+                may be a tensor, and the number of entries. `None` for the whole weight.
             coded: tensors with the values of its variables; None for those of now.
         """
         rows = self._rows
         coded = coded or self.coded.map(lambda variable: variable.value)
 
         def taken(x: Tensor) -> Any:
-            return x if part is None or x.shape[place] == 1 else x[cut]
+            if part is None or x.shape[place] == 1:
+                return x
+            if isinstance(start, int):
+                return x[(*(slice(None),) * place, slice(start, start + size))]
+            starts = [start if axis == place else 0 for axis in range(len(x.shape))]
+            sizes = (*x.shape[:place], size, *x.shape[place + 1 :])
+            return keras.ops.slice(x, starts, sizes)
 
         if part is not None:
-            axis, start, stop = part
+            axis, start, size = part
             place = axis if rows is None else rows.stored_axis(axis)
-            cut = (*(slice(None) for _ in range(place)), slice(start, stop))
-            rows = rows and rows.narrowed(axis, stop - start)
+            rows = rows and rows.narrowed(axis, size)
         if after is None:
             codes = taken(coded.codes)
         else:
@@ -234,9 +244,9 @@ class QuantizedVariable(StandIn):
         object.__setattr__(layout, "coded", Coded(None))
         return layout
 
-    def decoded(self, coded: Coded, rows: Rows | None) -> Any:
+    def decoded(self, coded: Coded, rows: Rows | None, half: int | None = None) -> Any:
         """Return the float weight, or part of it, that tensors stand for."""
-        return self.coding.decode(coded, rows, self._own_dtype)
+        return self.coding.decode(coded, rows, self._own_dtype, half)
 
     def assign(self, value: Any) -> Any:
         """Replace the weight by `value`, quantized anew (on the host)."""
