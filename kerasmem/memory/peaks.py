@@ -143,7 +143,7 @@ class MemoryReader:
         self._peaks.end(phase)
 
     def end_first_step(self) -> None:
-        """Store the peaks of the first step separately from the peaks of later steps."""
+        """Store the peaks of the first step, and restart for later steps."""
         devices, _ = self._peaks.read("train")
         self._peaks.begin(_LATER)
         self._first_step_peaks = {device.name: device.peak_bytes for device in devices}

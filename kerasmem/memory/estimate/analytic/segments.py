@@ -1,9 +1,9 @@
-"""Rematerialization: the operations of a step in which segments are computed again.
+"""Records the rematerialization of segments in a step.
 
-Of what enters a segment the residuals are saved; what is made in it is there only as
-long as the forward pass is in it. Once the gradients of all that it hands on are there,
-it is computed again, as far as its own gradients read what it makes, and nothing goes
-on before all of these are there. Each backend sees to that in a way of its own.
+Only the residuals of a segment's inputs are saved. Its activations are freed after the
+forward pass and recomputed in the backward pass, as far as gradients need them. The
+recomputation starts when the output gradients exist. Other operations continue after
+all gradients of the segment exist. Each backend enforces this order differently.
 """
 
 import math
@@ -16,21 +16,21 @@ from kerasmem.memory.compress_activations.store import FEWEST, grouping, packed_
 from kerasmem.memory.program import Op, ProgramTensor, by_readiness
 
 BARRIER = "barrier"
-"""The name of an operation that does nothing, but only once others are done."""
+"""Name of an operation without effect that enforces an execution order."""
 
 _FLOAT = 4
 
 RETURN = "return"
-"""The end of Keras's own loop over the layers, which holds all of their outputs."""
+"""End of Keras's loop over the layers, which keeps all layer outputs until then."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """One operation, or a whole pass through a piece of the model.
+    """One operation, or a whole pass through a segment.
 
     Args:
-        is_piece: whether it is a pass through a piece.
-        ops: the operations.
+        is_piece: Whether the unit is a pass through a segment.
+        ops: The operations.
     """
 
     is_piece: bool
@@ -38,18 +38,18 @@ class Unit:
 
     @property
     def outputs(self) -> set[ProgramTensor]:
-        """The memory that it fills."""
+        """Memory owners that the unit writes."""
         return {y.root for op in self.ops for y in op.writes}
 
 
 def units_of(
     ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]
 ) -> dict[object, Unit]:
-    """Return the units of a step; those of pieces under their number and the phase.
+    """Return the units of a step by key: segment index and phase, or operation index.
 
     Args:
-        ops: the operations in order.
-        pieces: numbers of the model's calls in each piece.
+        ops: The operations in order.
+        pieces: Indices of the model calls in each segment.
     """
     units: dict[object, Unit] = {}
     places = _places(ops, pieces)
@@ -61,7 +61,7 @@ def units_of(
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
-    """Return the units, each behind those that it reads from, else as they were."""
+    """Sort the units so that each follows its inputs, otherwise in original order."""
     maker = {y: number for number, unit in enumerate(units) for y in unit.outputs}
     before = [
         {maker.get(x.root, number) for op in unit.ops for x in op.reads} - {number}
@@ -82,10 +82,10 @@ def _places(ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]) -> list[int |
 
 
 def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Yield the sums of gradients that a piece makes for itself, with its number.
+    """Yield the gradient sums inside of a segment, with the segment index.
 
-    They belong to no call; one is in a piece if what goes in comes from there, and what
-    comes out goes there, be it by way of other sums.
+    Sums belong to no call. A sum is in a segment if its inputs come from the segment
+    and its output is read there, possibly through other sums.
     """
     sums = [
         number
@@ -116,11 +116,11 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
 
 @dataclass(frozen=True, eq=False)
 class ReplayedSegment:
-    """A segment that is recomputed, in one forward pass.
+    """A segment that is recomputed in one forward pass.
 
     Args:
-        calls: numbers of the model's calls in it.
-        residuals: what is saved of what enters.
+        calls: Indices of the model calls in the segment.
+        residuals: Storage format of the inputs of the segment.
     """
 
     calls: frozenset[int]
@@ -129,13 +129,13 @@ class ReplayedSegment:
 
 @dataclass(frozen=True, eq=False)
 class StoredActivation:
-    """An activation that does not wait as it is.
+    """An activation that is saved in another form.
 
     Args:
-        tensors: what waits.
-        pack: the operations that make these.
-        unpack: the operations that make the activation of them.
-        restored: that activation.
+        tensors: The saved tensors.
+        pack: Operations that compute the saved tensors.
+        unpack: Operations that restore the activation.
+        restored: The restored activation.
     """
 
     tensors: tuple[ProgramTensor, ...]
@@ -145,12 +145,11 @@ class StoredActivation:
 
 
 def rematerialized(ops: Sequence[Op], segments: Sequence[ReplayedSegment]) -> list[Op]:
-    """Return the operations of a step.
+    """Return the operations of a step with recomputed segments.
 
     Args:
-        ops: those of a step that keeps all, in the order in which they were written
-            down.
-        segments: the pieces to compute again; no call is in two of them.
+        ops: The operations of a step without rematerialization, in recorded order.
+        segments: The segments to recompute, without common calls.
     """
     units = units_of(ops, [segment.calls for segment in segments])
     _return_early(units)
@@ -213,7 +212,7 @@ def _behind(op: Op, signals: Mapping[ProgramTensor, ProgramTensor]) -> Op:
 
 
 class _Piece:
-    """Both passes through a piece, as they are without it."""
+    """Both passes through a segment, before rematerialization."""
 
     def __init__(self, segment: ReplayedSegment, forward: Unit, backward: Unit) -> None:
         self._forward = forward
@@ -234,10 +233,10 @@ class _Piece:
     def rewritten(
         self, handed_on: Sequence[ProgramTensor]
     ) -> dict[ProgramTensor, ProgramTensor]:
-        """Rewrite both; return what waits for which of two signals, by tensor.
+        """Rewrite both passes. Returns the signal that other operations must follow.
 
         Args:
-            handed_on: the gradients that others read.
+            handed_on: Gradients read outside of the segment.
         """
         packing, end = ProgramTensor((0,), 1), ProgramTensor((0,), 1)
         gates = {} if not self._stored else dict.fromkeys(self._outputs, packing)
@@ -320,7 +319,7 @@ def _tensor(
 
 
 def zeros(x: ProgramTensor) -> StoredActivation:
-    """Return how nothing waits: one number, and zeros where values are of no use."""
+    """Save a single number instead of `x`, and restore zeros if values are unused."""
     number, late = (
         ProgramTensor((1,), x.width, x.layer),
         ProgramTensor(x.shape, x.width, x.layer),
@@ -331,7 +330,7 @@ def zeros(x: ProgramTensor) -> StoredActivation:
 
 
 def packed(x: ProgramTensor) -> StoredActivation | None:
-    """Return how eight bits an entry wait, None where that is not worth it."""
+    """Save eight bits per entry, or return `None` if the tensor is not suitable."""
     if x.width > _FLOAT or grouping(x.shape).entries < FEWEST:
         return None
     codes = ProgramTensor((packed_bytes(x.shape),), 1, x.layer)
