@@ -92,12 +92,8 @@ def grown(
 ) -> list[Growth]:
     """Return up to three types that grew most, sorted by bytes, then by number.
 
-    Args:
-        before: The earlier census.
-        after: The later census.
-        epochs: Number of epochs between them.
-        blocks: Growth of all objects per epoch. Standard-library types need at least a
-            tenth of this growth and 100 objects.
+    Standard-library types need at least 100 objects and a tenth of `blocks`, the growth
+    of all objects per epoch.
     """
     rates = [
         Growth(
@@ -124,12 +120,8 @@ def grown(
 def newest(kind: str, number: int, before: Census) -> list[Any]:
     """Return up to three recent objects of a type, for arrays the largest new ones.
 
-    Call after a garbage collection, which leaves objects sorted by age.
-
-    Args:
-        kind: Type name from `grown`.
-        number: Number of new objects since `before`.
-        before: The earlier census.
+    Call after a garbage collection, which leaves objects sorted by age. `number` is the
+    number of new objects since the census `before`.
     """
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     arrays = {id(each): each for each in arrays_of(objects)}.values()
@@ -167,10 +159,8 @@ def holder(sample: Any) -> str | None:
     """Describe the holder of an object. Returns None if the search times out.
 
     References are followed upward to a callback, model, layer, optimizer, module or
-    class. The search stops after ten levels or one second of CPU time.
-
-    Args:
-        sample: The object. The reference of the caller is ignored.
+    class. The search stops after ten levels or one second of CPU time. The reference of
+    the caller is ignored.
 
     Example:
         >>> from types import SimpleNamespace

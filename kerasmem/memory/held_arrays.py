@@ -17,11 +17,7 @@ _PLAIN = frozenset((dict, tuple))
 
 
 def arrays_of(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield the arrays and tensors that `objects` reference, possibly repeatedly.
-
-    Args:
-        objects: Objects tracked by the garbage collector.
-    """
+    """Yield the arrays and tensors that `objects` reference, possibly repeatedly."""
     has_size, arrays = KindTable(_has_size), dict[type, bool]()
     for container in held_by(objects, has_size):
         for one in compress(container, map(has_size.__getitem__, map(type, container))):
@@ -35,11 +31,8 @@ def arrays_of(objects: Sequence[Any]) -> Iterator[Any]:
 def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[list]:
     """Yield lists of dictionaries and tuples referenced by objects, with repetitions.
 
-    The contents of `untracked` containers are included.
-
-    Args:
-        objects: Objects tracked by the garbage collector.
-        sized: Additional types to yield.
+    The contents of `untracked` containers are included. `sized` contains additional
+    types to yield.
     """
     kinds = KindTable(
         lambda kind: kind in _PLAIN or (sized is not None and sized[kind])

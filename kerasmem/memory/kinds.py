@@ -5,11 +5,7 @@ from typing import Any
 
 
 class KindTable(dict[type, bool]):
-    """A dictionary that caches a Boolean property of types.
-
-    Args:
-        asked: Function from a type to a Boolean, called once per type.
-    """
+    """A dictionary that caches a Boolean property of types."""
 
     def __init__(self, asked: Callable[[type], bool]) -> None:
         super().__init__()

@@ -18,10 +18,8 @@ def read_card(ordinal: int) -> CardReading | None:
     """Read the used and total memory of a GPU. Returns None without an NVIDIA driver.
 
     CUDA and the driver number GPUs of one model in the same order. For other machines,
-    `CUDA_DEVICE_ORDER=PCI_BUS_ID` is needed.
-
-    Args:
-        ordinal: CUDA index of the GPU among those in `CUDA_VISIBLE_DEVICES`, from 0.
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID` is needed. `ordinal` is the CUDA index among the GPUs
+    in `CUDA_VISIBLE_DEVICES`.
     """
     handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if handle is None:

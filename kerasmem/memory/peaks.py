@@ -24,11 +24,7 @@ _LOCK = threading.RLock()
 class Peaks:
     """Tracks the memory peaks of named time intervals.
 
-    Args:
-        read_devices: Returns one reading per device, with the peak since the last
-            reset.
-        reset_devices: Resets the peaks. Returns `False` if that is not supported.
-        host: Peak of the process, or `None` to exclude host memory.
+    `reset_devices` returns `False` if peaks cannot be reset.
     """
 
     def __init__(
@@ -106,13 +102,9 @@ class MemoryReader:
     """Reads the memory in use, with the peaks of an epoch and its phases.
 
     Peaks are counted per process. The reader therefore stores them before other code
-    resets them, until the reader is closed or deleted or the run has ended.
-
-    Args:
-        host: Peak of the process, or `None` to exclude host memory. Closed with the
-            reader.
-        process: Integer. Index of this process.
-        is_over: Returns whether the measured run has ended without notification.
+    resets them, until the reader is closed or deleted or the run has ended. `host` is
+    closed with the reader. `is_over` returns whether the run has ended without
+    notification.
     """
 
     def __init__(

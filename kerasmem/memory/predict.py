@@ -101,11 +101,6 @@ class _PartialRows:
 
     The folder contains a file of rows per output, a journal with an entry per batch,
     and a manifest. Only rows with a matching checksum in the journal are used.
-
-    Args:
-        model: The model. Rows of another model are removed.
-        target: Path of the output.
-        stack: Closes the files and unlocks the folder.
     """
 
     def __init__(self, model: Model, target: Path, stack: ExitStack) -> None:

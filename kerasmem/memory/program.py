@@ -129,10 +129,8 @@ def by_readiness(
 
     Launching a kernel is cheap, so one thread runs ready operations first in, first
     out. Compared with recorded steps, only neighboring operations differ in order.
-
-    Args:
-        before: For each operation, the distinct operations that must run earlier.
-        by_number: Whether the ready operation with the lowest number runs first.
+    `before` contains the distinct predecessors of each operation. With `by_number`, the
+    ready operation with the lowest number runs first.
     """
     users: list[list[int]] = [[] for _ in before]
     missing = [len(earlier) for earlier in before]
@@ -155,10 +153,7 @@ def by_readiness(
 class Event:
     """An allocation or a free.
 
-    Args:
-        block: Owner of the memory.
-        nbytes: Bytes to allocate, 0 to free the block.
-        op: The operation that allocates or frees.
+    `nbytes` is 0 for a free.
     """
 
     block: Block
@@ -258,9 +253,7 @@ class AllocationPlan:
 class Peak:
     """The point of a step at which most memory is in use.
 
-    Args:
-        nbytes: Bytes in use after rounding by the allocator.
-        uses: The blocks in use, with their requested bytes.
+    `nbytes` includes rounding by the allocator. `uses` contains requested bytes.
     """
 
     nbytes: int
@@ -288,10 +281,6 @@ def unlimited_bfc() -> BFCAllocator:
 
 def live(plans: Sequence[AllocationPlan], memory: Allocator) -> tuple[list[Peak], int]:
     """Simulate consecutive steps in an allocator after creating the variables.
-
-    Args:
-        plans: Allocation plans with the same present tensors.
-        memory: An empty allocator.
 
     Returns:
         The peak of each step, and the pool size of the allocator in bytes.
@@ -354,11 +343,8 @@ def parts_of(
 ) -> tuple[EstimatePart, ...]:
     """Return the parts of a peak per category and layer, largest first.
 
-    Args:
-        planned: The step.
-        peak: Peak of the step.
-        stored: Parts that exist before the step, one per variable.
-        extra: Bytes without a layer, by category.
+    `stored` contains parts that exist before the step. `extra` contains bytes without a
+    layer, by category.
     """
     residuals = planned.residuals()
     sums: Counter[tuple[str, str | None]] = Counter()

@@ -100,12 +100,7 @@ def _used_bytes() -> dict[int, int]:
 
 
 def card_status(card: int, used_bytes: int) -> CardStatus:
-    """Return the limit of a GPU and its memory in use.
-
-    Args:
-        card: Index of the GPU.
-        used_bytes: Bytes in use by the framework.
-    """
+    """Return the limit of a GPU and its memory in use."""
     settings = backends.current().settings()
     reading = read_card(card)
     own = own_bytes(card) if settings.started() else 0

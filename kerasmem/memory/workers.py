@@ -34,11 +34,6 @@ class RunFolderReader:
 
     No process waits for another, so a deadlock is impossible. For a slower process, the
     newest record can be from an earlier epoch.
-
-    Args:
-        log_dir: Path of the folder, which all processes share.
-        process: Integer. Index of this process.
-        processes: Integer. Number of processes.
     """
 
     def __init__(
@@ -94,9 +89,6 @@ def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
     processes. With more than one device or process, sums such as `device_peak_sum_mib`
     are added. An allocator that devices share counts once. Sums are NaN until every
     process has a record. Devices without memory counters are ignored.
-
-    Args:
-        records: Newest record per process index, None if a process has no record yet.
 
     Example:
         >>> from kerasmem.records import DeviceReading

@@ -197,12 +197,7 @@ def _check_free_batch(model: Model) -> None:
 
 
 def predictor(request: Request, largest: int) -> Callable[[int], int]:
-    """Return an increasing function from a batch size to its estimated peak in bytes.
-
-    Args:
-        request: The estimation request, for any batch size.
-        largest: Largest batch size that will be passed to the function.
-    """
+    """Return an increasing function from batch size to estimated peak in bytes."""
     estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
 
     @functools.cache

@@ -138,10 +138,7 @@ _STEPS = 5  # Near the limit, thread timing decides whether a step fits.
 def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> BatchSizeTrial:
     """Return whether steps of the batch in `request` run within the limit.
 
-    Args:
-        request: The model and the batch.
-        limit_bytes: Memory limit in bytes.
-        usable_bytes: Maximum peak in bytes for a batch that fits.
+    `usable_bytes` is the maximum peak of a batch that fits.
 
     Raises:
         ChildDiedError: If the step fails for a reason other than memory.

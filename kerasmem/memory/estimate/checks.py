@@ -31,11 +31,6 @@ def checked_optimizer(
 ) -> Any:
     """Return the given optimizer, or by default the compiled one.
 
-    Args:
-        model: The model.
-        optimizer: Optimizer argument of the user.
-        policy: Name of an assumed dtype policy, or `None` for the policy of the model.
-
     Raises:
         ConfigError: If Keras has no optimizer with this name.
         ModelError: If no optimizer is given and the model has none.
@@ -65,10 +60,6 @@ def scaled_if_half(optimizer: Optimizer, policy: str) -> Any:
 
     With `"mixed_float16"`, Keras wraps the optimizer in a `LossScaleOptimizer`, which
     delays all updates until it has all gradients. The argument is not changed.
-
-    Args:
-        optimizer: A checked optimizer.
-        policy: Name of the dtype policy of the model.
     """
     kinds = keras.optimizers
     is_wrapper = isinstance(optimizer, (kinds.LossScaleOptimizer, kinds.MultiOptimizer))
@@ -97,13 +88,8 @@ def compiles(
 ) -> bool:
     """Return whether Keras compiles the step on `backend` and `device`.
 
-    Args:
-        model: A built model.
-        backend: One of `BACKENDS`.
-        device: One of `DEVICES`.
-        asked: Argument `jit_compile`. `None` for the setting of the model, unless that
-            is the automatic choice on this machine.
-        replicas: Number of replicas. Keras compiles none by default on TensorFlow.
+    If `asked` is `None`, a setting of the model that differs from Keras's automatic
+    choice is used, or else the automatic choice.
     """
     on_gpu = backend == "tensorflow" and device == "gpu"
     if asked is None:
@@ -124,12 +110,6 @@ def compiles_generation(
     model: Model, backend: str, device: str, **options: Any
 ) -> bool:
     """Return whether KerasHub compiles generation: always on JAX, never on torch.
-
-    Args:
-        model: A built model.
-        backend: One of `BACKENDS`.
-        device: One of `DEVICES`.
-        **options: Options of `compiles`, which decides on TensorFlow.
 
     Raises:
         ConfigError: If the opposite is requested on JAX or torch.

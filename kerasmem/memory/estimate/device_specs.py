@@ -245,9 +245,7 @@ def usable_bytes(device: str) -> int:
 def description_of(device: str) -> str:
     """Return the description of a GPU for XLA.
 
-    Args:
-        device: A name in `CARDS`, or the path of a `GpuTargetConfigProto` in text
-            format, such as openxla provides for other GPUs.
+    A file contains a `GpuTargetConfigProto` in text format, such as openxla provides.
 
     Raises:
         ConfigError: If `device` is neither.

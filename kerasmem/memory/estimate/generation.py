@@ -44,13 +44,7 @@ def check_generates(model: Model, length: int) -> None:
 def generated_shapes(
     own: Mapping[str, Shape | None], length: int, input_shape: Any | None
 ) -> Any:
-    """Return the input shapes, with `length` for unspecified sequence lengths.
-
-    Args:
-        own: Shapes of the model by input name.
-        length: Number of tokens per sequence.
-        input_shape: Shapes by input name, or `None`. Other forms are returned as is.
-    """
+    """Return the input shapes, with `length` for unspecified sequence lengths."""
     if input_shape is not None and not isinstance(input_shape, Mapping):
         return input_shape
     sequences = {name: (length,) for name, shape in own.items() if shape == (None,)}
@@ -79,7 +73,7 @@ def cache_of(request: Request) -> KeyValueCache:
     """Return the cache that KerasHub creates.
 
     Raises:
-        ModelError: If the cache does not depend on tokens alone, or the sampler copies
+        ModelError: If the cache does not depend only on tokens, or the sampler copies
             the cache in an unknown way.
     """
     model, part = request.model, request.of_a_replica()

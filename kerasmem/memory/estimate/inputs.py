@@ -36,14 +36,7 @@ def checked_inputs(
 ) -> tuple[Input, ...]:
     """Return the inputs of the model with all axes known.
 
-    Args:
-        model: A built model.
-        batch_size: Length of the batch axis.
-        input_shape: Shape without the batch axis. For several inputs, one shape each,
-            by name or in order. `None` for the shapes of the model.
-        data: Samples in a form that `kerasmem.files.data` accepts, to read the shapes
-            from.
-        generate: Length of sequences without a given shape, or `None`.
+    `generate` is the length of sequences without a given shape.
 
     Raises:
         ModelError: If the shape of an input is not completely known.
@@ -102,11 +95,6 @@ def example_labels(
 ) -> tuple[Any, Any] | None:
     """Return labels and sample weights of a batch, as in `Request.labels`.
 
-    Args:
-        model: A built model.
-        data: Example samples in a form that `kerasmem.files.data` accepts.
-        batch_size: Number of samples in the batch.
-
     Returns:
         `None` if the labels are not arrays of numbers, or if a standard Keras step
         would need missing labels.
@@ -129,10 +117,6 @@ def example_labels(
 
 def lengths_in(model: Model, x: Tensor) -> dict[str, tuple[int, ...]]:
     """Return the shapes in `x` of inputs for which `model` allows variable lengths.
-
-    Args:
-        model: A built model.
-        x: Arrays or tensors with a batch axis, in the structure of the model inputs.
 
     Returns:
         Shapes without the batch axis by input name, as `input_shape` of

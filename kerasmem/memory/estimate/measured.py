@@ -96,12 +96,7 @@ def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:
 
 
 def later_peak(request: Request, steps: int) -> int | None:
-    """Return the measured peak after the first step, or `None` if unknown.
-
-    Args:
-        request: The model and the batch.
-        steps: Number of steps after the first one.
-    """
+    """Return the measured peak after the first step, or `None` if unknown."""
     batch = zeros(request)
     run_once(request, batch)
     backends.current().reset_device_peak()
@@ -146,11 +141,6 @@ def extended(
 
     Each block is extrapolated linearly from its sizes in the measured steps. A line
     through the peaks would be wrong, because the peak may move to another operation.
-
-    Args:
-        steps: Events of one step per batch size, all from one allocator.
-        sizes: The one or two measured batch sizes.
-        batch_size: The requested batch size.
     """
     growth = _growth(steps, sizes, batch_size)
     growth_by_address: dict[int, int] = {}

@@ -23,10 +23,8 @@ _SMALLEST_REGION = 2 << 20
 class InUse(NamedTuple):
     """Bytes in use in the pool.
 
-    Args:
-        state: Bytes of weights and optimizer slots.
-        others: Bytes of the batch and the results of the step.
-        block: Bytes of the temporary block.
+    `state` covers weights and optimizer slots. `others` covers the batch and the
+    results.
     """
 
     state: int
@@ -47,11 +45,7 @@ def in_use(
 ) -> InUse:
     """Return the bytes in use during a step in a new pool.
 
-    Args:
-        backend: `"tensorflow"` or `"jax"`, which create initial values differently.
-        stored: The variables in the order of their creation.
-        others: Bytes of other arrays: the batch and the results of the step.
-        block: Bytes of the temporary block.
+    `stored` contains the variables in the order of their creation.
     """
     memory = unlimited_bfc()
     for part in stored:

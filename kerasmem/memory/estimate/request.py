@@ -25,10 +25,7 @@ _PLAIN = ("batch_size", "jit_compile", "backend", "training", "device", "generat
 class Input:
     """An input of the model.
 
-    Args:
-        name: Name of the input.
-        shape: Shape with the batch axis and known lengths.
-        dtype: Name of the dtype, such as `"float32"`.
+    The shape includes the batch axis.
     """
 
     name: str
@@ -121,11 +118,8 @@ class Request:
     ) -> MemoryEstimate:
         """Build the estimate from its parts and bounds.
 
-        Args:
-            method: Name of the method.
-            parts: Parts of the peak.
-            peak: Bytes of the lower bound, the peak and the upper bound.
-            first: The same values for the first step, `None` if unknown.
+        `peak` and `first` contain the lower bound, the peak and the upper bound in
+        bytes.
         """
         low, middle, high = peak
         first_low, first_bytes, first_high = first
@@ -196,11 +190,6 @@ def answer_in_child(
     module: str, request: Request, environment: Mapping[str, str] | None = None
 ) -> MemoryEstimate:
     """Call `estimate_in_process` of a module in a new process.
-
-    Args:
-        module: Name of the module.
-        request: The request. Its backend is used in the child.
-        environment: Environment variables of the child.
 
     Raises:
         ModelError: If the model cannot be transferred.

@@ -35,13 +35,7 @@ def rnn_entries(kind: str, state: int, inputs: int, weights: int) -> int:
     """Return the entries of cuDNN's scratch space for an LSTM or a GRU.
 
     These are the packed input and output, the product of each gate with the input, and
-    two copies of the weights.
-
-    Args:
-        kind: `"LSTM"` or `"GRU"`.
-        state: Entries of the output, for all samples and time steps.
-        inputs: Entries of the input.
-        weights: Entries of all weights.
+    two copies of the weights. `state`, `inputs` and `weights` are numbers of entries.
     """
     return (RNN_GATES[kind] + 1) * state + inputs + 2 * weights
 
@@ -53,12 +47,8 @@ def fourier_bytes(
 
     The spectrum of an image has half the entries of the padded image, as complex
     numbers. The kernels are stored twice: transformed, and transposed for the products.
-
-    Args:
-        padded: Height and width of a padded image.
-        images: Number of planes of samples and channels, input and output together.
-        channel_pairs: Number of planes of the kernel.
-        width: Bytes per entry.
+    `padded` is the height and width of a padded image. `images` and `channel_pairs` are
+    numbers of planes.
     """
     plane = padded[0] * (padded[1] // 2 + 1) * 2 * width
     return (images + 2 * channel_pairs) * plane
@@ -70,13 +60,8 @@ def winograd_bytes(
     """Return the scratch bytes of a 3 by 3 convolution by Winograd's transforms.
 
     Input and output images and the kernel are transformed (Lavin and Gray, "Fast
-    Algorithms for Convolutional Neural Networks", 2016).
-
-    Args:
-        space: Height and width of an image.
-        samples: Number of images in the batch.
-        channels: Numbers of input and output channels.
-        width: Bytes per entry.
+    Algorithms for Convolutional Neural Networks", 2016). `space` is the height and
+    width of an image. `channels` contains the numbers of input and output channels.
     """
     tiles = samples * math.prod(-(-n // _TILE) for n in space)
     return _NUMBERS * (tiles * sum(channels) + math.prod(channels)) * width
@@ -92,13 +77,8 @@ def unrolled_bytes(
 ) -> tuple[int, int]:
     """Return the scratch bytes of the kernel gradient and of the input gradient.
 
-    Both are 0 if oneDNN runs the convolutions.
-
-    Args:
-        image: Shape of one output image, channels last.
-        kernel: Shape of the kernel, output channels last.
-        batch_size: Number of images in the batch.
-        width: Bytes per entry.
+    Both are 0 if oneDNN runs the convolutions. `image` is the shape of one output
+    image, channels last.
     """
     if in_one_dnn():
         return 0, 0

@@ -76,9 +76,7 @@ ONE_DEVICE = Sharding()
 def sharding_of(strategy: Any | None, backend: str) -> Sharding:
     """Return the distribution of a model.
 
-    Args:
-        strategy: TensorFlow strategy of the model, or `None`.
-        backend: Backend of the estimate. Only the current backend has devices.
+    Only the current backend has devices.
     """
     if backend != keras.backend.backend():
         return ONE_DEVICE
@@ -91,10 +89,6 @@ def sharding_of(strategy: Any | None, backend: str) -> Sharding:
 
 def shard_shape(variable: Variable, layout: Any | None) -> tuple[int, ...]:
     """Return the shape of a variable's shard on one device.
-
-    Args:
-        variable: Object with a shape and a path.
-        layout: Layout of the variable, or `None` for the whole variable.
 
     Raises:
         ConfigError: If the layout does not divide the variable evenly.

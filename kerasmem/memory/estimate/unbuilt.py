@@ -21,11 +21,6 @@ from kerasmem.types import Dataset, Model
 def built_model(model: Model, input_shape: Any | None, data: Dataset | None) -> Any:
     """Return the model, or a built copy in host memory if it has no weights.
 
-    Args:
-        model: A Keras model.
-        input_shape: Shape of the inputs without the batch axis, or `None`.
-        data: Samples in a form that `kerasmem.files.data` accepts, or `None`.
-
     Raises:
         ModelError: If the model cannot be copied, or cannot be built without
             `input_shape` or `data`.

@@ -34,10 +34,8 @@ def width(dtype: Any) -> int:
 class Precision:
     """Compute and variable dtypes of a model.
 
-    Args:
-        own: Dtype policy of the model.
-        assumed: Name of a policy that replaces the model's policy in all layers that
-            use it, or `None`.
+    `assumed` is the name of a policy that replaces the model's policy in all layers
+    that use it.
     """
 
     def __init__(self, own: Any, assumed: str | None = None) -> None:
@@ -81,10 +79,7 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
 class Slot(NamedTuple):
     """A variable of an optimizer.
 
-    Args:
-        name: Name of the slot, such as `"momentum"`.
-        variable: Path of the corresponding model variable, or `None`.
-        nbytes: Bytes of the slot.
+    `variable` is the path of the corresponding model variable.
     """
 
     name: str
@@ -128,12 +123,6 @@ def optimizer_slots(
     """Return all variables that `optimizer` will create to train `variables`.
 
     The optimizer is not changed, and no memory is allocated for the slots.
-
-    Args:
-        optimizer: A `keras.optimizers.Optimizer`, built or not.
-        variables: Trainable variables of a model.
-        backend: Backend to count for, or `None` for the current backend.
-        sharding: Distribution of the variables over devices.
 
     Raises:
         ModelError: If the optimizer cannot be restored from its config.

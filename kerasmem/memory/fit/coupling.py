@@ -28,10 +28,6 @@ _BY_OUTPUTS = "loss, through outputs that depend on other samples,"
 class CouplingCheck:
     """Determines once whether the batches of a model must stay whole.
 
-    Args:
-        model: The compiled model.
-        notices: Warns if a batch cannot be checked.
-
     Attributes:
         coupled: Name of the loss that depends on several samples, or `None`.
         remedy: Advice if batches cannot be split, else `None`.
@@ -53,12 +49,8 @@ class CouplingCheck:
     ) -> Remedy | None:
         """Check a batch before the first split, with fewer samples if memory runs out.
 
-        Args:
-            steps: Training or evaluation steps of the backend.
-            state: State of the next step.
-            batch: The batch to split.
-            most: Maximum number of samples per call of the model.
-            find_cause: Returns `None` for an error other than out of memory.
+        `most` is the maximum number of samples per call of the model. `find_cause`
+        returns `None` for an error other than out of memory.
 
         Returns:
             The remedy if the batch must stay whole, else `None`.
@@ -115,14 +107,7 @@ def find_coupling(
     weighted sum of single-sample losses must equal the loss of all samples. Outputs and
     `add_loss` terms of a few samples are compared with the results of their halves.
     Comparisons with random outputs are skipped. Swapped halves reveal such outputs. The
-    model is not changed.
-
-    Args:
-        model: The compiled and built model.
-        steps: Training or evaluation steps of the backend.
-        state: State of the next step.
-        batch: The batch to split.
-        most: Maximum number of samples per call of the model.
+    model is not changed. `most` is the maximum number of samples per call of the model.
     """
     if name := _known_to_couple(model):
         return name

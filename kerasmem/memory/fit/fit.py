@@ -30,10 +30,6 @@ class Installation(keras.callbacks.Callback):
 
     It is the last callback, because other callbacks may replace the functions when an
     epoch begins.
-
-    Args:
-        training: Replaces the train function.
-        evaluation: Replaces the test function.
     """
 
     async_safe = True
@@ -90,13 +86,7 @@ class Installation(keras.callbacks.Callback):
 def installed(
     model: Model, installation: Installation, callbacks: Any
 ) -> Iterator[Any]:
-    """Yield the callbacks for `fit`, including `installation`, and clean up afterwards.
-
-    Args:
-        model: The model.
-        installation: Callback that replaces the functions of the model.
-        callbacks: Argument `callbacks` of `fit`.
-    """
+    """Yield the callbacks for `fit` including `installation`, and clean up."""
     try:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             installation.set_model(model)
@@ -128,7 +118,7 @@ def fit(  # noqa: PLR0913 - the public entry point
 
     A batch that does not fit is split into micro-batches, followed by one update with
     the gradient of the whole batch. Clipping, weight decay, weight averages, schedules
-    and `iterations` equal those of a whole batch. The same applies to losses, metrics,
+    and `iterations` are the same as for a whole batch. The same applies to losses, metrics,
     sample weights, masks and callbacks. If a memory limit is known, the number of
     micro-batches is estimated before the first step. If a step runs out of memory, the
     state of the training is restored from a copy on the host. The same batch is then

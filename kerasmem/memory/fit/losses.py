@@ -31,13 +31,9 @@ class LossFactors:
     """Multiplies each loss of a model by a factor set by the running step.
 
     The factors are stored per thread, because `tf.distribute` runs one thread per
-    replica.
-
-    Args:
-        model: A compiled model.
-        weighs_batches_alike: Whether Keras reports the loss of an output as a mean over
-            batches of any size. This is the case in TensorFlow graphs, where the number
-            of samples is unknown.
+    replica. `weighs_batches_alike` is `True` if Keras reports the loss of an output as
+    a mean over batches of any size. This is the case in TensorFlow graphs, where the
+    number of samples is unknown.
     """
 
     def __init__(self, model: Model, *, weighs_batches_alike: bool) -> None:
@@ -72,9 +68,7 @@ class LossFactors:
     def using(self, share: Any, factors: Any) -> Iterator[None]:
         """Use `factors`, a vector with one factor per loss, or an empty vector.
 
-        Args:
-            share: Fraction of the batch's samples in this part.
-            factors: Factors of the losses.
+        `share` is the fraction of the batch's samples in this part.
         """
         self._now.factors = factors if factors.shape[0] else None
         self._now.share = share
@@ -85,13 +79,7 @@ class LossFactors:
 
 
 class ScaledLoss:
-    """A loss multiplied by the factor of the running step, if any.
-
-    Args:
-        loss: The loss.
-        place: Index of the loss.
-        now: Thread-local values of the running step.
-    """
+    """A loss multiplied by the factor of the running step, if any."""
 
     def __init__(self, loss: Any, place: int, now: threading.local) -> None:
         self.loss = loss
@@ -108,12 +96,7 @@ class ScaledLoss:
 
 
 class WeighedMetric:
-    """Weights the loss of a part by its share of the batch.
-
-    Args:
-        metric: Metric of one loss.
-        now: Thread-local share of the running step.
-    """
+    """Weights the loss of a part by its share of the batch."""
 
     def __init__(self, metric: Any, now: threading.local) -> None:
         self._metric = metric
@@ -133,12 +116,8 @@ def count_valid(model: Model, batch: Tensors, note_mask: Callable[[], None]) -> 
     """Return the divisor of each loss as a vector, with NaN for sums.
 
     The model is called in inference mode. To keep the model unchanged, the caller must
-    use a `keras.StatelessScope` or similar.
-
-    Args:
-        model: A compiled and built model.
-        batch: The batch in the form that `train_step` receives.
-        note_mask: Called if the batch is masked.
+    use a `keras.StatelessScope` or similar. `note_mask` is called if the batch is
+    masked.
     """
     batch = splitting.copy_weights(batch)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -152,12 +131,7 @@ def apply(
 ) -> list[Any]:
     """Call a function for each loss and return the results.
 
-    Args:
-        model: A compiled and built model.
-        function: Called with the loss, its targets, its output and its weights.
-        y_true: Targets of the model.
-        y_pred: Outputs of the model.
-        sample_weight: Sample weights, or `None`.
+    `function` receives the loss, its targets, its output and its weights.
     """
     results: list[Any] = []
 
@@ -190,12 +164,7 @@ def count(
 
 
 class Count(keras.losses.Loss):
-    """Counts the values of a loss by replacing each value with one.
-
-    Args:
-        loss: The loss.
-        note_mask: Called if the values are masked.
-    """
+    """Counts the values of a loss by replacing each value with one."""
 
     def __init__(self, loss: Any, note_mask: Callable[[], None]) -> None:
         super().__init__(reduction="sum", dtype=loss.dtype)
@@ -215,9 +184,6 @@ class Ones(keras.layers.Layer):
     """Returns ones in the shape of the input, with the mask of the input.
 
     This is a layer because only layers receive and propagate masks.
-
-    Args:
-        note_mask: Called if the input has a mask.
     """
 
     def __init__(self, note_mask: Callable[[], None]) -> None:

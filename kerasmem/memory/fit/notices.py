@@ -46,11 +46,7 @@ def smaller_batches(model: Model) -> Remedy | None:
 
 
 class Notices:
-    """Issues each warning once, and writes post-mortems to a run folder.
-
-    Args:
-        log_dir: Path of the run folder, or `None`.
-    """
+    """Issues each warning once, and writes post-mortems to a run folder."""
 
     def __init__(self, log_dir: str | os.PathLike[str] | None) -> None:
         self._log_dir = log_dir

@@ -20,11 +20,6 @@ from kerasmem.types import Model, Tensors, Variable
 class Parts(ABC):
     """Runs the parts of a batch through the step of the model.
 
-    Args:
-        model: The compiled and built model.
-        steps: Training or evaluation steps of the backend.
-        factors: Scales the losses.
-
     Attributes:
         is_open: Whether batches are split.
     """
@@ -59,13 +54,7 @@ class Parts(ABC):
 
     @abstractmethod
     def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
-        """Run one batch. Returns its logs and the new state.
-
-        Args:
-            state: State before the batch.
-            batch: The batch.
-            count: Number of parts, from 1 to the number of samples.
-        """
+        """Run one batch. Returns its logs and the new state."""
 
     def _weighed(self, state: Any, batch: Tensors, count: int) -> list[tuple[Any, Any]]:
         parts = self._steps.split(batch, count)
@@ -94,11 +83,6 @@ class MicroBatches(Parts):
     Each part runs through the `train_step` of the model, in which the optimizer
     accumulates the gradient. The optimizer updates with the last part. Clipping, weight
     averages, schedules and `iterations` are therefore applied once.
-
-    Args:
-        model: The compiled and built model.
-        training: Training steps of the backend.
-        factors: Scales the losses.
     """
 
     def __init__(self, model: Model, training: Steps, factors: LossFactors) -> None:
@@ -209,11 +193,6 @@ class EvaluationParts(Parts):
 
     Keras metrics add up samples. The loss is a mean over samples, so the loss of each
     part is scaled to its share of the batch.
-
-    Args:
-        model: The compiled and built model.
-        evaluation: Evaluation steps of the backend.
-        factors: Scales the losses.
     """
 
     def __init__(self, model: Model, evaluation: Steps, factors: LossFactors) -> None:

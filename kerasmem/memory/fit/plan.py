@@ -53,11 +53,7 @@ class MicroBatchPlan:
         self.most = -(-size // parts)
 
     def begin_epoch(self, largest: int) -> bool:
-        """Return whether more samples at a time are tried in the new epoch.
-
-        Args:
-            largest: Number of samples in the largest batch so far.
-        """
+        """Return whether more samples at a time are tried in the new epoch."""
         if self.most is None or self.most == self._ceiling:
             return False
         self._waited += 1
@@ -83,13 +79,7 @@ _SAFE = 0.8
 
 
 def example(model: Model, batch: Tensors, input_shape: Any | None) -> dict[str, Any]:
-    """Return the argument of `estimate_memory` that describes a batch.
-
-    Args:
-        model: A compiled model.
-        batch: The batch in the form that `fit` passes to the step.
-        input_shape: Values for variable lengths of the inputs.
-    """
+    """Return the argument of `estimate_memory` that describes a batch."""
     if not has_own_step(model):
         return {"input_shape": input_shape}
     return {"data": batch if isinstance(batch, tuple) else (batch,)}
@@ -105,13 +95,8 @@ def micro_batches(
 ) -> int | None:
     """Return the estimated number of parts for a batch, `None` if no number fits.
 
-    Args:
-        model: A compiled and built model.
-        batch_size: Number of samples in the batch.
-        limit_bytes: Memory limit in bytes.
-        verify: Whether failed steps cannot be rolled back. The upper end of the
-            estimate is then used, and steps near the limit are tested in a child.
-        **described: `input_shape` or `data`, as in `estimate_memory`.
+    `verify` is `True` if failed steps cannot be rolled back. The upper bound of the
+    estimate is then used, and steps near the limit are tested in a child.
     """
     estimate = functools.cache(
         functools.partial(_estimate, model, is_cautious=verify, **described)
@@ -196,9 +181,6 @@ class Rollback:
     The copy is renewed before a step that must not be lost and at the start of an
     epoch. In between, it is renewed while copies take less than 0.5 % of the time.
 
-    Args:
-        steps: Training or evaluation steps of the backend.
-
     Attributes:
         age: Number of steps since the copy.
     """
@@ -212,9 +194,7 @@ class Rollback:
     def keep(self, state: Any, *, now: bool) -> None:
         """Renew the copy if it is due.
 
-        Args:
-            state: State before the next step.
-            now: Whether to renew the copy in any case.
+        With `now`, the copy is renewed in any case.
         """
         start = time.perf_counter()
         if not now and start < self._due_at:

@@ -60,11 +60,6 @@ class SurvivingStep(ABC):
     If a step runs out of memory, the model is restored, and the same batch is repeated
     in smaller parts.
 
-    Args:
-        model: The compiled model.
-        steps: Training or evaluation steps of the backend.
-        context: Objects shared by the steps of one `fit`.
-
     Attributes:
         whole: The step function built by Keras. Must be set before the first call.
     """
@@ -256,13 +251,7 @@ def _not_set(*_: Any) -> Any:
 
 
 class SurvivingTraining(SurvivingStep):
-    """Trains with one batch at a time, see `SurvivingStep` and `MicroBatches`.
-
-    Args:
-        model: The compiled model.
-        training: Training steps of the backend.
-        context: Objects shared by the steps of one `fit`.
-    """
+    """Trains with one batch at a time, see `SurvivingStep` and `MicroBatches`."""
 
     def __init__(self, model: Model, training: Steps, context: FitContext) -> None:
         super().__init__(model, training, context)
@@ -367,21 +356,10 @@ class SurvivingTraining(SurvivingStep):
 
 
 class SurvivingEvaluation(SurvivingStep):
-    """Evaluates one batch at a time, see `SurvivingStep` and `EvaluationParts`.
-
-    Args:
-        model: The compiled model.
-        steps: Evaluation steps of the backend.
-        context: Objects shared by the steps of one `fit`.
-    """
+    """Evaluates one batch at a time, see `SurvivingStep` and `EvaluationParts`."""
 
     def begin(self, whole: Step, epoch: int | None) -> None:
-        """Prepare for one evaluation.
-
-        Args:
-            whole: The test function built by Keras.
-            epoch: Index of the preceding epoch.
-        """
+        """Prepare for one evaluation."""
         if whole is not self.whole:
             self._forget_parts()
         self.whole, self._epoch = whole, epoch

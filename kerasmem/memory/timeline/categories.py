@@ -18,12 +18,8 @@ class Gradients:
 
     A gradient is allocated in the backward phase by an operation of the variable's
     layer. Its size equals the size of the variable, and the optimizer uses it last. A
-    sparse gradient (Embedding) has rows of the same width as the variable.
-
-    Args:
-        drafts: All blocks of one allocator.
-        variables: All variables of the model.
-        copies: Number of gradients per variable: one per step and replica.
+    sparse gradient (Embedding) has rows of the same width as the variable. `copies` is
+    the number of gradients per variable: one per step and replica.
     """
 
     def __init__(
@@ -105,10 +101,6 @@ class Updates:
     TensorFlow copies a variable before writing if the variable is being read. A
     variable can therefore move in every step. The address at the end of the window
     identifies the operation, which wrote the variable in earlier steps too.
-
-    Args:
-        drafts: All blocks of one allocator.
-        held: Locations of the variables of the model.
     """
 
     def __init__(self, drafts: Sequence[Draft], held: HeldVariables) -> None:
@@ -179,11 +171,6 @@ class Categories:
     | `activation` | from the forward phase, still in use in the backward phase |
     | `input` | from outside of the step, of such a size, or referenced by Python |
     | `temporary` | any other block that was freed |
-
-    Args:
-        drafts: The blocks of one allocator.
-        held: Maps blocks to variables.
-        steps: Number of training steps in the window.
     """
 
     def __init__(
@@ -267,13 +254,8 @@ def timelines(
 ) -> list[Timeline]:
     """Return one timeline per allocator, largest peak first.
 
-    At every event, the sum of the blocks in use equals the allocator's count.
-
-    Args:
-        profile: Data from the profiler.
-        model: The trained model.
-        style: Naming style of operations, as in `MemoryProfiler.names`.
-        steps: The steps in the window.
+    At every event, the sum of the blocks in use equals the allocator's count. `style`
+    is the naming style of operations, as in `MemoryProfiler.names`.
     """
     names = Names(model, style)
     by_allocator = []

@@ -16,11 +16,8 @@ _WRAPPED = re.compile(r"^(transpose|jvp|vmap|checkpoint)\((.*)\)$")
 class Origin:
     """Origin of an operation.
 
-    Args:
-        layer: Path of the layer, or `None`.
-        phase: One of `records.PHASES`.
-        place: Index of an optimizer operation among operations of one type, such as 5
-            for `adam/Square_5`. `None` for other operations.
+    `phase` is one of `records.PHASES`. `place` is the index of an optimizer operation
+    among operations of one type, such as 5 for `adam/Square_5`.
     """
 
     layer: str | None
@@ -58,10 +55,7 @@ class Names:
     def place(self, operation: str, nbytes: int) -> tuple[str, str | None]:
         """Return the category and the layer of an operation's output.
 
-        Args:
-            operation: Operation name from the framework.
-            nbytes: Bytes of the output. In the backward pass, an output of the size of
-                a trained weight is a gradient.
+        In the backward pass, an output of the size of a trained weight is a gradient.
         """
         origin = self.origin(operation)
         if origin.phase == "forward":

@@ -26,14 +26,8 @@ class LayerNode:
 class KnownVariable:
     """A variable of the model or of its optimizer.
 
-    Args:
-        layer: Path of the layer, or `None` for counters of the optimizer.
-        name: Path of the variable.
-        category: `"parameter"` or `"optimizer_state"`.
-        shape: Shape as text, such as `"[64,128]"`.
-        dtype: Name of the dtype, such as `"float32"`.
-        nbytes: Bytes of the value.
-        is_trained: Whether the variable has a gradient.
+    `layer` is `None` for counters of the optimizer. `shape` is a text such as
+    `"[64,128]"`.
     """
 
     layer: str | None
@@ -49,11 +43,7 @@ class KnownVariable:
 class Watched:
     """Layers, variables and optimizer names of a model.
 
-    Args:
-        name: Name of the model.
-        root: The model as a tree of layers.
-        variables: All variables. Trained variables are in the order of the optimizer.
-        optimizers: Names of the optimizer and its inner optimizers.
+    Trained variables are in the order of the optimizer.
     """
 
     name: str
@@ -91,11 +81,8 @@ def watched_again(before: Watched, followed: Followed) -> Watched:
     """Return the timeline data of the model at the end of the window.
 
     On TensorFlow, optimizer slots and the weights of models without an `Input` are
-    created in the first step. They are appended to `followed`.
-
-    Args:
-        before: First result of `watched`.
-        followed: Second result of `watched`.
+    created in the first step. They are appended to `followed`. `before` and `followed`
+    are the results of `watched`.
     """
     after, now = watched(followed.model)
     plain = dict(zip(map(id, followed.variables), before.variables, strict=True))
@@ -201,11 +188,8 @@ def _prefix(siblings: list[Any], parent: str) -> str:
 class HeldVariables:
     """Maps blocks to the variables that they hold.
 
-    Args:
-        model: The model.
-        device: Name of the device.
-        opening: Locations of the variables at the start of the window.
-        closing: Locations of the variables at the end of the window.
+    `opening` and `closing` contain the locations at the start and the end of the
+    window.
     """
 
     def __init__(

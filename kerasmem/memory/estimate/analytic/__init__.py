@@ -174,13 +174,8 @@ def _as_allocated(
 ) -> Callable[[int], int]:
     """Return a function from additional expected bytes to additional allocated bytes.
 
-    On a GPU, XLA allocates one block per step, which may not be split.
-
-    Args:
-        request: The request.
-        how: The framework that runs the step.
-        step: The operations of the step.
-        moving: Expected bytes without variables, including the batch and the results.
+    On a GPU, XLA allocates one block per step, which may not be split. `moving` is the
+    expected memory without variables.
     """
     if not how.one_block or request.device != "gpu":
         return lambda more: more
@@ -192,15 +187,7 @@ def _as_allocated(
 def _doubt(
     how: Framework, step: Program, stored: Sequence[int], peak: int, device: str
 ) -> tuple[float, float]:
-    """Return the downward and upward errors of a peak in bytes.
-
-    Args:
-        how: The framework that runs the step.
-        step: The operations of the step.
-        stored: Bytes of the variables.
-        peak: The estimated peak.
-        device: `"cpu"` or `"gpu"`.
-    """
+    """Return the downward and upward errors of a peak in bytes."""
     down, up = how.doubt
     if how.fused_recurrence and any(op.name == "recurrence" for op in step.ops):
         down, up = max(down, _RECURRENCE[0]), max(up, _RECURRENCE[1])

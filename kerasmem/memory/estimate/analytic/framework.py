@@ -176,10 +176,6 @@ def fused(ops: Sequence[Op], results: Sequence[ProgramTensor]) -> list[Op]:
     sources of their operands. Stored tensors are the operands and results of matrix
     products, convolutions and reductions. A value with several consumers is also stored
     if that costs less than reading its sources again, as for a sum of many blocks.
-
-    Args:
-        ops: The operations of a step, in order.
-        results: Tensors needed after the step.
     """
     results_and_operands = {x.root for x in results}
     for op in ops:

@@ -172,14 +172,7 @@ def product(
 def product_of_codes(
     t: Tape, x: ProgramTensor, kernel: Shape, shape: Sequence[int]
 ) -> ProgramTensor:
-    """Record a product with a dequantized kernel, which the gradient recomputes.
-
-    Args:
-        t: The tape.
-        x: Input of the product.
-        kernel: Shape of the kernel.
-        shape: Shape of the product.
-    """
+    """Record a product with a dequantized kernel, which the gradient recomputes."""
     early = [t.new(kernel, x.width) for _ in "fb"] if t.how.keeps_floats else []
     if early:
         t.op("dequantize", (), *early)
@@ -239,13 +232,7 @@ def of_output(t: Tape, name: str, x: ProgramTensor) -> ProgramTensor:
 
 
 def softmax(t: Tape, x: ProgramTensor, keeps: Tensors = ()) -> ProgramTensor:
-    """Record XLA's softmax: one kernel, which stores the result and the scores.
-
-    Args:
-        t: The tape.
-        x: The scores.
-        keeps: Additional tensors that the gradient reads.
-    """
+    """Record XLA's softmax: one kernel, which stores the result and the scores."""
     y = t.new(x.shape, x.width, layout=x.layout)
     t.op("softmax", (x,), y, reduces=True)
 

@@ -42,13 +42,7 @@ from kerasmem.types import Layer, Optimizer, Tensor, Variable
 
 @dataclass(frozen=True)
 class Record:
-    """A recorded step without rematerialization.
-
-    Args:
-        step: The operations in the order of the model.
-        trace: The calls of the model.
-        how: The framework that runs the step.
-    """
+    """A recorded step without rematerialization."""
 
     step: Program
     trace: Trace
@@ -61,9 +55,6 @@ class Record:
 
         In a later step, old gradients may still exist. Keras's torch trainer frees them
         after computing the loss.
-
-        Args:
-            segments: Forward passes of segments that are recomputed.
         """
         ops = rematerialized(self.step.ops, segments) if segments else self.step.ops
         ops = tuple(self.how.ordered(ops, self.step.results))
@@ -169,10 +160,6 @@ def _loss(tape: Tape, y: ProgramTensor) -> ProgramTensor:
 class Forward:
     """The forward pass of a model on a tape.
 
-    Args:
-        tape: The tape.
-        request: The model, its dtypes and its distribution over devices.
-
     Attributes:
         inputs: Inputs of the model, available after `run`.
         unknown: Layers without a handler, available after `run`.
@@ -212,9 +199,7 @@ class Forward:
     ) -> None:
         """Free the outputs of graphs that do not contain the next call.
 
-        Args:
-            graphs: Nodes around the calls of each open graph, and their outputs.
-            nodes: Nodes around the next call.
+        `graphs` contains the outer nodes and the outputs of each open graph.
         """
         while nodes[: len(graphs[-1][0])] != graphs[-1][0]:
             self._return(graphs.pop()[1])
@@ -302,12 +287,7 @@ class Forward:
         return [self._known[id(y)] for y in trace.outputs]
 
     def _step_bytes(self, layer: Layer, x: ProgramTensor) -> tuple[int, int]:
-        """Return the bytes saved per time step, and the bytes of a step.
-
-        Args:
-            layer: A recurrent layer with a `cell`.
-            x: Input sequence of the layer.
-        """
+        """Return the bytes saved per time step, and the bytes of a step."""
         how = self._tape.how
         tape = Tape(self._tape.training, how)
         step = Forward(tape, self._request)

@@ -26,12 +26,7 @@ RETURN = "return"
 
 @dataclass(eq=False)
 class Unit:
-    """One operation, or a whole pass through a segment.
-
-    Args:
-        is_piece: Whether the unit is a pass through a segment.
-        ops: The operations.
-    """
+    """One operation, or a whole pass through a segment."""
 
     is_piece: bool
     ops: list[Op] = field(default_factory=list[Op])
@@ -45,12 +40,7 @@ class Unit:
 def units_of(
     ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]
 ) -> dict[object, Unit]:
-    """Return the units of a step by key: segment index and phase, or operation index.
-
-    Args:
-        ops: The operations in order.
-        pieces: Indices of the model calls in each segment.
-    """
+    """Return the units by segment index and phase, or by operation index."""
     units: dict[object, Unit] = {}
     places = _places(ops, pieces)
     for number, (op, piece) in enumerate(zip(ops, places, strict=True)):
@@ -118,9 +108,7 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
 class ReplayedSegment:
     """A segment that is recomputed in one forward pass.
 
-    Args:
-        calls: Indices of the model calls in the segment.
-        residuals: Storage format of the inputs of the segment.
+    `calls` contains the indices of its model calls.
     """
 
     calls: frozenset[int]
@@ -131,11 +119,7 @@ class ReplayedSegment:
 class StoredActivation:
     """An activation that is saved in another form.
 
-    Args:
-        tensors: The saved tensors.
-        pack: Operations that compute the saved tensors.
-        unpack: Operations that restore the activation.
-        restored: The restored activation.
+    `pack` computes the saved `tensors`, and `unpack` computes `restored` from them.
     """
 
     tensors: tuple[ProgramTensor, ...]
@@ -145,12 +129,7 @@ class StoredActivation:
 
 
 def rematerialized(ops: Sequence[Op], segments: Sequence[ReplayedSegment]) -> list[Op]:
-    """Return the operations of a step with recomputed segments.
-
-    Args:
-        ops: The operations of a step without rematerialization, in recorded order.
-        segments: The segments to recompute, without common calls.
-    """
+    """Return the operations of a step with recomputed segments."""
     units = units_of(ops, [segment.calls for segment in segments])
     _return_early(units)
     readers = _readers(units)
@@ -233,11 +212,7 @@ class _Piece:
     def rewritten(
         self, handed_on: Sequence[ProgramTensor]
     ) -> dict[ProgramTensor, ProgramTensor]:
-        """Rewrite both passes. Returns the signal that other operations must follow.
-
-        Args:
-            handed_on: Gradients read outside of the segment.
-        """
+        """Rewrite both passes. Returns a signal for each tensor read outside."""
         packing, end = ProgramTensor((0,), 1), ProgramTensor((0,), 1)
         gates = {} if not self._stored else dict.fromkeys(self._outputs, packing)
         gates |= dict.fromkeys(handed_on, end)

@@ -23,12 +23,7 @@ Update = Callable[[ProgramTensor, ProgramTensor], None]
 
 @dataclass(eq=False)
 class Tape:
-    """The record of one step.
-
-    Args:
-        training: Whether a backward pass follows. If so, gradients are recorded.
-        how: The framework that runs the step.
-    """
+    """The record of one step."""
 
     training: bool
     how: Framework = field(default_factory=Framework)
@@ -101,9 +96,7 @@ class Tape:
     ) -> None:
         """Record the backward pass.
 
-        Args:
-            seeds: Tensors with the initial gradients.
-            update: Called with a parameter and its complete gradient.
+        `update` is called with each parameter and its complete gradient.
         """
         self.phase = "backward"
         pending = Counter(x for inputs, *_ in self._steps for x in inputs)

@@ -70,13 +70,7 @@ def output_bytes(
 def scratch_bytes(
     operation: Operation, inputs: Sequence[OperationOutput], device: str = "gpu"
 ) -> list[int]:
-    """Return the sizes of the kernel's scratch buffers.
-
-    Args:
-        operation: The operation.
-        inputs: Input tensors of the operation.
-        device: `"gpu"` or `"cpu"`.
-    """
+    """Return the sizes of the kernel's scratch buffers."""
     if device == "cpu":
         return _unrolled(operation, inputs)
     if operation.kind.startswith("CudnnRNN"):

@@ -79,12 +79,8 @@ def written(graph: Graph, model: Watched, device: str | None = "gpu") -> Program
     """Return the program of a step.
 
     The batch is allocated first and stays until the end. A variable that is updated
-    while another operation reads it moves to a copy.
-
-    Args:
-        graph: Graph of the step.
-        model: The model, whose variables the graph references by index.
-        device: `"gpu"` or `"cpu"` to include scratch space, or `None`.
+    while another operation reads it moves to a copy. With `device=None`, scratch space
+    is excluded.
     """
     return _Writer(graph, model, device).written()
 

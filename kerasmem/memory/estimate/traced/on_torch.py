@@ -133,10 +133,8 @@ def written(
 ) -> Program:
     """Return the program of a recorded step.
 
-    Args:
-        events: Allocations and frees of the step.
-        present: Tensors that exist before the step, by address.
-        trained: Sizes in bytes of weights with a gradient.
+    `present` contains older tensors by address. `trained` contains the sizes of trained
+    weights in bytes.
     """
     ops: list[Op] = []
     before, alive = [*present.values()], dict(present)

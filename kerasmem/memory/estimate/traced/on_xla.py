@@ -151,13 +151,8 @@ def written(
     """Return the program of a step on a GPU, without variables and batch.
 
     Weights are updated once their gradient exists and the old values are unused,
-    because XLA orders operations to save memory.
-
-    Args:
-        flat: The operations before fusion.
-        place: Returns the category and the layer of a stored value.
-        fused: Whether the step is compiled. If `False`, all values are stored, and old
-            and updated weights exist together until the end.
+    because XLA orders operations to save memory. With `fused=False`, all values are
+    stored, and old and updated weights exist together until the end.
     """
     what = stored(flat, fused=fused)
     tensors = {
@@ -212,9 +207,7 @@ def _held(flat: Flat, what: StoredBuffer) -> dict[int, list[int]]:
 def stored(program: Flat, *, fused: bool = True) -> StoredBuffer:
     """Return the values of `program` that are stored.
 
-    Args:
-        program: The program.
-        fused: Whether operations are fused. If `False`, each operation is a kernel.
+    With `fused=False`, each operation is a kernel.
     """
     users = _users(program)
     is_stored: list[bool] = []

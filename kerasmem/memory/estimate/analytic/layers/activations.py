@@ -80,11 +80,8 @@ def activation_or_softmax(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramT
 def softmax(t: Tape, x: ProgramTensor, *, scale_follows: bool = False) -> ProgramTensor:
     """Return the softmax of `x`, with scratch space of twice its output.
 
-    Args:
-        t: The tape.
-        x: The scores.
-        scale_follows: Whether the gradient is then multiplied by a constant. In this
-            case, the graph optimizer also saves the output multiplied by the constant.
+    With `scale_follows`, the gradient is multiplied by a constant, and the graph
+    optimizer also saves the scaled output.
     """
     y = t.new(x.shape, x.width)
     t.op("softmax", (x,), y, over=(x,), workspace=2 * y.nbytes)

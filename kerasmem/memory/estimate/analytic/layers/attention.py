@@ -12,13 +12,8 @@ from kerasmem.memory.program import ProgramTensor, Shape
 class Heads(NamedTuple):
     """Operands of multi-head attention, and the shapes of its results.
 
-    Args:
-        query: Tensor of shape (batch, length, heads, size).
-        key: Tensor of shape (batch, length, heads, size).
-        value: Tensor of shape (batch, length, heads, size).
-        scores: Shape of the scores, (batch, heads, query length, key length).
-        mixed: Shape of the result, (batch, length, heads, size).
-        dropout: Whether dropout is applied to the scores.
+    Queries, keys, values and the result have shape (batch, length, heads, size). Scores
+    have shape (batch, heads, query length, key length).
     """
 
     query: ProgramTensor

@@ -314,10 +314,7 @@ def dropout_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 def dropout(t: Tape, x: ProgramTensor, shape: Shape) -> ProgramTensor:
     """Apply dropout to `x`, saving a mask of one byte per entry.
 
-    Args:
-        t: The tape.
-        x: The input tensor.
-        shape: Shape of the random numbers, which TensorFlow and XLA draw as float32.
+    TensorFlow and XLA draw random numbers of shape `shape` as float32.
     """
     if not t.training:
         return x

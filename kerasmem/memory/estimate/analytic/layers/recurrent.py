@@ -82,14 +82,8 @@ def _in_a_loop(  # noqa: PLR0913 - a private helper
 ) -> None:
     """Record a loop over time.
 
-    Args:
-        t: The tape.
-        xs: The sequence, and tensors that do not depend on the time step.
-        y: Outputs of all steps.
-        weights: Weights of the cell.
-        saved: Bytes of saved activations per step.
-        largest: Additional bytes of one step of the forward or backward pass.
-        name: Name of the operation.
+    `saved` is the bytes of saved activations per step. `largest` is the additional
+    bytes that one step needs.
     """
     read, length = (*xs, *weights), xs[0].shape[1]
     trainable = [w for w in weights if w.differentiable]
