@@ -101,7 +101,7 @@ def test_without_an_optimizer_open_lengths_are_the_only_error(folder, kerasmem):
     assert (
         "input 'one' of shape (batch, None, 8) and input 'three' of shape (batch, "
         "None, None, 3). Next: pass input_shape= (--input-shape, once for each of one, "
-        "two, three, in this order), without" in call.err
+        "two, three, in this order) without" in call.err
     )
 
 

@@ -147,7 +147,7 @@ def test_what_cannot_be_mapped_is_refused(tmp_path, train_file):
             stream(tmp_path / f"{name}.npz")
     with pytest.raises(DataError, match="no data file"):
         stream(tmp_path / "missing.npz")
-    with pytest.raises(DataError, match="Only arrays can be streamed"):
+    with pytest.raises(DataError, match="Expected arrays with at least one sample"):
         stream(iter([]))
     with pytest.raises(ConfigError, match="from 1. Received: batch_size=0"):
         stream(train_file, 0)

@@ -118,11 +118,11 @@ def fit(  # noqa: PLR0913 - the public entry point
 
     A batch that does not fit is split into micro-batches, followed by one update with
     the gradient of the whole batch. Clipping, weight decay, weight averages, schedules
-    and `iterations` are the same as for a whole batch. The same applies to losses, metrics,
-    sample weights, masks and callbacks. If a memory limit is known, the number of
-    micro-batches is estimated before the first step. If a step runs out of memory, the
-    state of the training is restored from a copy on the host. The same batch is then
-    repeated in smaller parts. Larger parts are tried again some epochs later.
+    and `iterations` are the same as for a whole batch. The same applies to losses,
+    metrics, sample weights, masks and callbacks. If a memory limit is known, the number
+    of micro-batches is estimated before the first step. If a step runs out of memory,
+    the state of the training is restored from a copy on the host. The same batch is
+    then repeated in smaller parts. Larger parts are tried again some epochs later.
     Validation steps are split in the same way.
 
     Differences from whole batches:

@@ -96,7 +96,7 @@ class Notices:
         back = (
             ""
             if not lost
-            else f" The metrics exclude the last {lost} batches, because copies are "
+            else f" The metrics exclude the {lost} previous batches, because copies are "
             "made only from time to time after the first steps."
         )
         self._warn(
@@ -137,7 +137,7 @@ class Notices:
         if _has_batch_statistics(model):
             self._warn(
                 "BatchNormalization computes its statistics per micro-batch, so the "
-                "training differs slightly from whole batches. To avoid this, use "
+                "training differs from one on whole batches. To avoid this, use "
                 "GroupNormalization or LayerNormalization, or keep the batch whole "
                 "with kerasmem.rematerialize(model)."
             )

@@ -340,7 +340,7 @@ def test_a_batch_is_chosen_by_plans_for_a_card(monkeypatch):
 def test_without_a_limit_a_card_has_most_of_its_memory(monkeypatch):
     peak = 90 << 30
     monkeypatch.setitem(METHODS, "plan", lambda _: SimpleNamespace(peak_bytes=peak))
-    with pytest.raises(ConfigError, match="No batch size fits"):
+    with pytest.raises(ConfigError, match="No tested batch size fits"):
         km.find_batch_size(net(), device="h100")
     assert km.find_batch_size(net(), device="h200", largest=2) == 2
     with pytest.raises(ConfigError, match="without memory_limit must be one of"):

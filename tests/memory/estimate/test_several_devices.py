@@ -180,7 +180,7 @@ def test_what_is_split_is_counted_in_parts(shared):
     found = km.estimate_memory(even, 8, optimizer="adam", method="analytic")
     assert found.by_category()["parameter"] == 4 * (6 * 4 + 4) // 2
     assert found.by_category()["optimizer_state"] == 4 * (6 * 4 + 4) + 12
-    with pytest.raises(ConfigError, match="split over 2 devices. Next: pass method="):
+    with pytest.raises(ConfigError, match="sharded over 2 devices. Next: pass method="):
         km.estimate_memory(even, 8, optimizer="adam", method="traced")
 
 
