@@ -96,8 +96,8 @@ class Notices:
         back = (
             ""
             if not lost
-            else f" The metrics exclude the {lost} previous batches, because copies are "
-            "made only from time to time after the first steps."
+            else f" The metrics exclude the {lost} previous batches, because copies "
+            "are made only from time to time after the first steps."
         )
         self._warn(
             f"Memory ran out in a validation, with a batch of {report.batch_size} "
@@ -137,7 +137,7 @@ class Notices:
         if _has_batch_statistics(model):
             self._warn(
                 "BatchNormalization computes its statistics per micro-batch, so the "
-                "training differs from one on whole batches. To avoid this, use "
+                "training differs from training on whole batches. To avoid this, use "
                 "GroupNormalization or LayerNormalization, or keep the batch whole "
                 "with kerasmem.rematerialize(model)."
             )
