@@ -123,7 +123,7 @@ class MemoryReader:
         self._unobserve.atexit = False
 
     def begin(self, phase: Phase) -> None:
-        """Start the peaks of a phase. `"train"` starts at the begin of every epoch."""
+        """Start the peaks of a phase. `"train"` restarts in every epoch."""
         self._failure = None
         if phase == "train":
             self._first_step_peaks = {}

@@ -68,8 +68,9 @@ def status() -> DeviceStatus:
     will apply are returned.
 
     Returns:
-        A `DeviceStatus` with the backend, its initialization, and for each GPU the
-        limit and the bytes in use by this process and by other processes.
+        A `DeviceStatus` with the backend and whether its devices are initialized. For
+        each GPU, the status contains the limit and the bytes in use by this and other
+        processes.
 
     Example:
         >>> import keras

@@ -35,7 +35,7 @@ def built_model(model: Model, input_shape: Any | None, data: Dataset | None) -> 
             "The model has no weights yet, so its memory is unknown. Expected: a "
             "built model, or the shape of its inputs. Received: "
             f"model={model.name!r}, not built. Next: pass input_shape= or data=, "
-            "or call the model on a batch."
+            "or call the model on a batch to build its weights."
         )
     x = sample_inputs(data, 1) if data is not None else _zeros(input_shape)
     with keras.device("cpu"), current().replicating(model), generators_kept():

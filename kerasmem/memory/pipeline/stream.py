@@ -25,7 +25,7 @@ class Stream(keras.utils.PyDataset):
     """Batches of arrays on disk, read on demand.
 
     Created by `stream()`. A `Stream` can be passed to `fit`, `evaluate`, `compress` and
-    `distill`. The samples are shuffled every epoch.
+    `distill`. With `shuffle=True`, the samples are shuffled every epoch.
 
     Attributes:
         samples: Integer. Number of samples.

@@ -99,8 +99,8 @@ class Updates:
     """Finds the variable in a block allocated during the window.
 
     TensorFlow copies a variable before writing if the variable is being read. A
-    variable can therefore move in every step. The address at the end of the window
-    identifies the operation, which wrote the variable in earlier steps too.
+    variable can therefore move in every step. Its address at the end of the window
+    identifies the operation that writes the variable in every step.
     """
 
     def __init__(self, drafts: Sequence[Draft], held: HeldVariables) -> None:
@@ -169,7 +169,7 @@ class Categories:
     | `parameter`, `optimizer_state` | holds a variable |
     | `gradient` | of a variable's size and last read by the optimizer |
     | `activation` | from the forward phase, still in use in the backward phase |
-    | `input` | from outside of the step, of such a size, or referenced by Python |
+    | `input` | from outside of the step, of an input's size, or referenced by Python |
     | `temporary` | any other block that was freed |
     """
 
