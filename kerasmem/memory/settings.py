@@ -23,7 +23,6 @@ def _wanted(
     OneOf((None, True, False)).check("configure", "preallocate", preallocate)
     if growth is not None and growth == preallocate:
         raise ConfigError(
-            "Memory that grows is not taken at the start. Expected: one of `growth` "
             "Memory growth and preallocation exclude each other. Expected: one of "
             "`growth` and `preallocate`, or opposite values. Received: "
             f"{growth=}, {preallocate=}."
