@@ -1,4 +1,4 @@
-"""Codes of bytes that hold several, as tensors; `math` packs them."""
+"""Unpacking of codes from bytes, on tensors. The module `math` packs them."""
 
 from typing import Any
 
@@ -6,19 +6,13 @@ import keras
 
 
 def unpack_int4(packed: Any, axis: int, length: int) -> Any:
-    """Return int8 codes of bytes that hold two each; the inverse of `pack_int4`.
-
-    Args:
-        packed: an int8 tensor.
-        axis: the axis along which neighbors share a byte.
-        length: number of codes along it.
-    """
+    """Unpack `length` int4 codes along `axis`. Inverse of `pack_int4`."""
     ops = keras.ops
     four = ops.cast(4, "int8")
     high = ops.right_shift(packed, four)
     low = ops.right_shift(ops.left_shift(packed, four), four)
     both = ops.stack([low, high], axis=axis + 1)
-    # What it looks up may be as open as a batch is.
+    # The batch axis of looked-up rows may be unknown.
     shape = ops.shape(packed)
     codes = ops.reshape(both, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
     if length == 2 * shape[axis]:
@@ -27,13 +21,7 @@ def unpack_int4(packed: Any, axis: int, length: int) -> Any:
 
 
 def unpack_int3(packed: Any, axis: int, length: int) -> Any:
-    """Return int8 codes of which three bytes hold eight; the inverse of `pack_int3`.
-
-    Args:
-        packed: an int8 tensor.
-        axis: the axis along which neighbors share bytes.
-        length: number of codes along it.
-    """
+    """Unpack `length` int3 codes along `axis`. Inverse of `pack_int3`."""
     ops = keras.ops
     shape = ops.shape(packed)
     before, behind, count = shape[:axis], shape[axis + 1 :], shape[axis] // 3
@@ -43,7 +31,7 @@ def unpack_int3(packed: Any, axis: int, length: int) -> Any:
     word = ops.bitwise_or(first, ops.left_shift(second, _int32(8)))
     word = ops.bitwise_or(word, ops.left_shift(third, _int32(16)))
     codes = [
-        # The sign, the third bit of a code, goes to the top and comes down again.
+        # The arithmetic right shift extends the sign bit of the code.
         ops.right_shift(ops.left_shift(word, _int32(29 - 3 * n)), _int32(29))
         for n in range(8)
     ]
