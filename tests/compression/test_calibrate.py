@@ -300,7 +300,7 @@ def test_what_may_mislead_is_said():
         calibrate(model, np.random.default_rng(0).normal(size=(5, 4)))
     with pytest.warns(KerasMemWarning, match="mislead: there is 1 sample, 32 or more"):
         calibrate(model, np.random.default_rng(0).normal(size=(1, 4)))
-    with pytest.warns(KerasMemWarning, match="all 40 samples are the same"):
+    with pytest.warns(KerasMemWarning, match="all 40 samples are equal"):
         calibrate(model, np.ones((40, 4)))
     silent = chain((4,), L.Rescaling(0.0, name="silent"))
     with pytest.warns(KerasMemWarning, match="1 of 2 activations never.*'silent'"):
@@ -318,7 +318,7 @@ def test_bad_data_is_one_clear_error():
         calibrate(model, x)
     with pytest.raises(DataError, match=r"shape \(40, 7\)"):
         calibrate(model, np.ones((40, 7)))
-    with pytest.raises(ModelError, match="Received: a subclassed one"):
+    with pytest.raises(ModelError, match="Received: a subclassed model"):
         calibrate(KINDS["subclassed"].make(), np.ones((40, 5)))
 
 

@@ -151,7 +151,7 @@ def _encoded(weight: Weight, place: WeightPlace) -> tuple[Coded, WeightChange]:
     if not values.any():
         detail += ", all zero"
     elif place.dynamic:
-        detail += ", times int8" + (", static" * (place.activation_scale is not None))
+        detail += ", int8 inputs" + (", static" * (place.activation_scale is not None))
     after = place.coding.nbytes(weight.variable.shape)
     return coded_weight, account(
         weight, "quantize", detail, changed=True, after_bytes=after, sqnr_db=ratio

@@ -16,7 +16,7 @@ LARGEST = 2.0**20
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Channels of a pair along one kernel. `places` is the channel of each entry."""
+    """Channels of a pair along one kernel. `places` contains their indices."""
 
     kernel: int
     places: np.ndarray
@@ -24,7 +24,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class ScalePair:
-    """A kernel whose output channels are the input channels of the kernels in `takers`."""
+    """A kernel with output channels, and the kernels that read these channels."""
 
     maker: Side
     takers: tuple[Side, ...]

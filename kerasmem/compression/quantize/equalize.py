@@ -144,10 +144,12 @@ class _Way:
 
     def _check_alone(self, layer: Layer) -> None:
         if self._counts[id(layer)] > 1:
-            raise _NoWayError(f"goes through {layer.name!r}, called in several places")
+            raise _NoWayError(
+                f"needs scaling of {layer.name!r}, which is called in several places"
+            )
         if any(id(weight) in self._tied for weight in layer.weights):
             raise _NoWayError(
-                f"goes through {layer.name!r}, whose weights another layer reads too"
+                f"needs scaling of {layer.name!r}, whose weights another layer reads too"
             )
 
     def _follow(self, x: Tensor, axis: int, pair: Pair) -> None:
@@ -158,16 +160,14 @@ class _Way:
             if has_channels(operation):
                 self._check_alone(operation)
                 if is_einsum(operation) or axis != output_axis(operation, len(x.shape)):
-                    raise _NoWayError(
-                        f"goes into {operation.name!r} along another axis"
-                    )
+                    raise _NoWayError(f"feeds {operation.name!r} along another axis")
                 pair.takers.append(operation)
             elif lets_through(operation, relu6=self._relu6):
                 y = reader.outputs[0]
                 pair.between.append(operation)
                 self._follow(y, _behind(operation, x, y, axis), pair)
             else:
-                raise _NoWayError(f"goes into {operation.name!r}")
+                raise _NoWayError(f"feeds {operation.name!r}, which blocks scaling")
 
 
 def _behind(operation: Operation, x: Tensor, y: Tensor, axis: int) -> int:
@@ -175,7 +175,7 @@ def _behind(operation: Operation, x: Tensor, y: Tensor, axis: int) -> int:
         # Keras moves the channels of `channels_first` to the last axis.
         first = operation.data_format == "channels_first"
         if axis != (1 if first else len(x.shape) - 1) or y.shape[1] is None:
-            raise _NoWayError(f"goes into {operation.name!r} along another axis")
+            raise _NoWayError(f"feeds {operation.name!r} along another axis")
         return 1
     return axis if len(y.shape) == len(x.shape) else len(y.shape) - 1
 

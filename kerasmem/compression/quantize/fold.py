@@ -248,7 +248,7 @@ def _change(weight: Weight, plan: FoldPlan) -> WeightChange:
         return account(weight, NAME, detail, changed=True, after_bytes=0)
     if taker is not None and weight.variable.name != "depthwise_kernel":
         names = ", ".join(repr(norm.name) for norm in taker.norms)
-        return account(weight, NAME, f"takes up {names}", changed=True)
+        return account(weight, NAME, f"absorbs {names}", changed=True)
     return account(weight, NAME, _why_not(weight, plan), changed=False)
 
 

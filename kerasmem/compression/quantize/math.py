@@ -236,8 +236,8 @@ def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
     if not good.all():
         raise ModelError(
             "Quantization needs finite weights. Received: NaN or infinity in "
-            f"{np.count_nonzero(~good)} entries of {values.size}"
-            f"{'' if name is None else f' in {name!r}'}."
+            f"{np.count_nonzero(~good)} of {values.size} entries"
+            f"{'' if name is None else f' of {name!r}'}."
         )
     return values
 

@@ -299,8 +299,8 @@ class TestBadInput:
         ("scheme", "options", "text"),
         [
             ("int4", {"learned_scales": 3}, "one of True, False.*learned_scales=3"),
-            ("float16", {}, "Scales are learned of symmetric codes.*'float16'"),
-            ("int8-static", {"activations": False}, "Scales are learned of symmetric"),
+            ("float16", {}, "learned_scales=True needs symmetric codes.*'float16'"),
+            ("int8-static", {"activations": False}, "needs symmetric codes"),
             (km.Quantize("int4", symmetric=False), {}, "symmetric=False"),
         ],
     )

@@ -84,7 +84,9 @@ def test_what_a_mask_leaves_out_does_not_count():
 
 def test_what_it_cannot_do_is_an_error():
     model = chain((4,), L.Dense(5, name="dense"), BN(name="norm"))
-    with pytest.raises(ConfigError, match="gathered on samples: give data="):
+    with pytest.raises(
+        ConfigError, match="estimation needs samples. Received.* Next: pass data=x"
+    ):
         in_place(ReestimateBatchNorm(), model)
     with pytest.raises(ConfigError, match="whole number from 2. Received: samples=1"):
         ReestimateBatchNorm(samples=1)

@@ -104,9 +104,7 @@ class Passes:
         return plan
 
     def _reached(self) -> tuple[dict[int, int], dict[int, int], list[float]]:
-        """Run one batch. Return first and last call of each layer, and bytes after each
-        call.
-        """
+        """Return first and last call of each layer, and bytes per call, from one batch."""
         numbers = {id(before): n for n, (before, _) in enumerate(self._layers)}
         first, last, sizes = dict[int, int](), dict[int, int](), list[float]()
 

@@ -65,7 +65,7 @@ def _of_weight(
     if not is_coded:
         detail = f"{detail}, computed with floats: {why}"
     elif not detail.endswith("all zero"):
-        detail += ", times int8"
+        detail += ", int8 inputs"
     if is_coded and why is not None:
         detail += f"; in some calls computed with floats: {why}"
     return replace(change, detail=detail, output_sqnr_db=ratio)

@@ -109,7 +109,7 @@ class StaticPlan:
         return ranges
 
     def needed(self, rounded: Container[str]) -> list[str]:
-        """Return the names of tensors whose values determine the ranges of `rounded`."""
+        """Return the names of tensors whose values determine the `rounded` ranges."""
         return [
             name
             for group, members in self.groups().items()
