@@ -32,7 +32,7 @@ def calibrate(
     *,
     calls: Calls | None = None,
 ) -> tuple[ActivationRange, ...]:
-    """Return the range of every tensor of a forward pass, in call order.
+    """Calibrate a model: return the range of every tensor, in call order.
 
     Only the extremes and a histogram of each tensor are kept, so memory does not depend
     on the number of samples. Every range contains zero.
@@ -41,7 +41,7 @@ def calibrate(
         model: Built model with a graph. Nested models are opened.
         data: Samples in any form listed in `kerasmem.files.data`.
         calibration: A `Calibration`. Defaults to `Calibration()`.
-        calls: Calls derived from `model` to run instead of its own calls.
+        calls: Calls derived from `model` to run in place of the model's calls.
 
     Raises:
         DataError: If the data does not fit the model, or if the data or an activation
@@ -248,8 +248,8 @@ _SHARES = np.linspace(1.0, 0.02, 99)
 def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
     """Return the range with the lowest cost that contains zero.
 
-    The search first scales both ends together, then each end alone. The range is never
-    wider than the observed values. Ties go to the widest range. Values in the bin
+    The search first scales both ends together, then one end at a time. The range is
+    never wider than the observed values. Ties go to the widest range. Values in the bin
     around zero count as zero.
     """
     full = with_zero(histogram.least, histogram.most)
@@ -303,9 +303,9 @@ def divergence(
     The clipped distribution adds all outliers to its two ends. The rounded distribution
     ignores outliers and spreads the mass of each of the 256 levels evenly over its
     bins. Zeros are ignored: every range has an exact code for zero, and after a ReLU
-    they would dominate the cost. The result is infinite if more than 1 % of the nonzero
-    values are outliers, because rounding the few remaining values would cost almost
-    nothing.
+    they would dominate the cost. The result is infinite if more than 1% of the nonzero
+    values are outliers. Otherwise a range with few remaining values would have almost
+    no cost.
     """
     counts, centers = counts[centers != 0], centers[centers != 0]
     inside = (centers >= low) & (centers <= high)

@@ -304,7 +304,7 @@ def why_no_kernel(weight: Weight) -> str:
 
 
 def warn_if_left_float(changes: Sequence[WeightChange]) -> None:
-    """Warn if more than 10 % of a model's bytes stay float unintentionally.
+    """Warn if more than 10% of a model's bytes stay float unintentionally.
 
     Vectors and weights selected by `include` or `exclude` do not count.
     """

@@ -37,8 +37,8 @@ def balance(
     """Return the factors of the takers' channels for each link.
 
     The maker is divided by the same factors. All kernels along a chain of links then
-    have the same largest entry per channel. A channel that is zero in a kernel keeps
-    factor 1.
+    have the same largest entry per channel. A channel keeps factor 1 if it is zero in
+    the maker or in all takers.
 
     Args:
         links: Pairs of kernels. A kernel is the maker of at most one pair, and a taker

@@ -83,8 +83,8 @@ def _codes(coded: Coded, _: Rows | None) -> Any:
 def _is_scaled_after(layer: Layer, kernel: QuantizedVariable) -> bool:
     """Return whether to scale the outputs instead of the codes.
 
-    A Dense has fewer outputs than weights, so this is cheaper. In 16 bits the result
-    would differ from the dequantized model, which rounds the float weight.
+    A Dense has fewer outputs than weights, so this is cheaper. A 16-bit layer rounds
+    the dequantized weight, so its outputs would differ from those after `dequantize`.
     """
     coding = kernel.coding
     return (
@@ -204,7 +204,7 @@ def _kernel_scales(
     own = kernel.scales.value if coded is None else coded.scales
     if is_convolution(layer):
         return by_channel(layer, own)
-    # Scales have length 1 along what is summed over: a sum of one product.
+    # Scales have length 1 along summed axes, so each sum has one term.
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
     ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-# Private API, because only this scope keeps a layer shared by two others shared.
+# Private API: a layer shared by two others stays shared only in this scope.
 from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
 
 from kerasmem.backends import current

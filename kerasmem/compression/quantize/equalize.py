@@ -149,7 +149,7 @@ class _Way:
             )
         if any(id(weight) in self._tied for weight in layer.weights):
             raise _NoWayError(
-                f"needs scaling of {layer.name!r}, whose weights another layer reads too"
+                f"needs scaling of {layer.name!r}, whose weights another layer reads"
             )
 
     def _follow(self, x: Tensor, axis: int, pair: Pair) -> None:
@@ -195,9 +195,10 @@ def equalize(model: Model) -> list[WeightChange]:
             if id(weight.owner) in reasons
         ]
         raise ModelError(
-            f"The model {model.name!r} has no two layers to equalize. Next: fold its "
-            "BatchNormalization first, and replace ReLU6 with replace_relu6=True. "
-            f"Received: {'; '.join(skipped_weights[:3]) or 'no layer with a kernel'}."
+            f"The model {model.name!r} has no two layers to equalize. "
+            f"Received: {'; '.join(skipped_weights[:3]) or 'no layer with a kernel'}. "
+            "Next: fold its BatchNormalization first, and replace ReLU6 with "
+            "replace_relu6=True."
         )
     factors = _factors(pairs, all_weights)
     new_values = [

@@ -1,7 +1,7 @@
-"""Multiple-choice knapsack: one option per row within a budget, with minimal cost.
+"""Multiple-choice knapsack: one option per row within a budget, with minimal harm.
 
 The solver extends partial choices row by row. It drops a partial choice if another one
-is smaller and has a lower cost.
+is smaller and less harmful.
 
 Source: Nemhauser and Ullmann, "Discrete Dynamic Programming and Capital Allocation",
 1969, here with a limited number of partial choices.

@@ -125,8 +125,7 @@ Codes = dict[int, Coded] | None
 """Encoded weights by the id of the variable. Each entry is removed when it is used."""
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
-"""Layers that call others at every time step. TimeDistributed needs fake quantization.
-"""
+"""Layers that loop over time. TimeDistributed counts only under fake quantization."""
 
 
 @keras.saving.register_keras_serializable("kerasmem", "QuantizedLayer")
@@ -183,7 +182,7 @@ def read_as(
 ) -> Iterator[None]:
     """Use `become` for the quantized layers of configs that are loaded in the scope.
 
-    It receives the unbuilt float layer, its serialized config and the places of
+    `become` receives the unbuilt float layer, its serialized config and the places of
     weights.
     """
     token = _become.set(become)

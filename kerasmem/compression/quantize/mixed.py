@@ -84,7 +84,7 @@ def _plan_of(
 def _candidates(config: "Quantize") -> Iterator["Quantize"]:
     """Yield the candidate schemes of a layer, fewest bits first.
 
-    Groups only help with few bits, so int8 has a scale per channel. int4 has more
+    Groups only help with few bits, so int8 has a scale per channel. int4 has two more
     candidates with coarser scales.
     """
     config = replace(config, scheme="int3", budget=None)
@@ -134,9 +134,9 @@ def _harm(
 ) -> np.ndarray:
     """Return the change of the outputs for each layer and candidate.
 
-    Only int3 and int4 are measured. Other candidates follow from the noise in the
-    weights. Between int3 and int4, harm is a power of the noise fitted to both. Below
-    int4, harm is proportional to the noise.
+    Only int3 and int4 are measured. Other candidates follow from the noise power in the
+    weights. Between int3 and int4, an exponent is fitted to both. Below int4, harm is
+    proportional to the noise power.
     """
     ends = 0, _int4(plans)
 

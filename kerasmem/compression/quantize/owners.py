@@ -44,7 +44,7 @@ class QuantizedReader(keras.layers.Layer):
 
 
 class QuantizedOwner(QuantizedReader):
-    """A reader whose class in Keras saves weights under fixed names."""
+    """A reader that replaces the save and load methods of its Keras class."""
 
     def save_own_variables(self, store: Any) -> None:
         """Save all variables in order, because Keras expects float kernels."""

@@ -43,8 +43,8 @@ class Learned:
                 raise ConfigError(
                     f"The scales of {len(self.scales)} weights were learned for "
                     f"{coding.dtype!r}, granularity={coding.granularity!r}, "
-                    "rounding='nearest'. Next: compress with the `Quantize` used for "
-                    f"training. Received: {config!r}."
+                    f"rounding='nearest'. Received: {config!r}. Next: compress with "
+                    "the `Quantize` used for training."
                 )
 
 

@@ -70,14 +70,14 @@ def quantization_aware(
         quantize: A `km.Quantize` with the scheme and the weights to round.
         activations: Boolean or None. Whether to round activations between layers to
             int8 too, in ranges that follow the training data. `True` needs a model with
-            a graph. None rounds them only for `"int8-static"`, without layers that stay
-            float. `"int8-dynamic"` always rounds the inputs of products. Defaults to
-            None.
+            a graph. None rounds them only for `"int8-static"`, and not around layers
+            that stay float. `"int8-dynamic"` always rounds the inputs of products.
+            Defaults to None.
         decay: Float in [0, 1). Weight of earlier batches in the moving average of the
             ranges. Not used with learned ranges. Defaults to 0.99.
-        learned_scales: Boolean. Whether to train scales (LSQ) of symmetric int4 and
-            int8 weights, and the widths of activation ranges. Training starts at the
-            values used without LSQ. Defaults to `False`.
+        learned_scales: Boolean. Whether to train the scales (LSQ) of weights with
+            symmetric integer codes, and the widths of activation ranges. Training
+            starts at the values used without LSQ. Defaults to `False`.
         ranges: Dict of tensor names to pairs of lower and upper end, such as calibrated
             ranges. Initial activation ranges. Other ranges start with the first batch.
 
@@ -85,10 +85,11 @@ def quantization_aware(
         The fake-quantized copy, compiled like `model` with a new optimizer.
 
     Raises:
-        ConfigError: If an argument is out of range, or `quantize` is `"mixed"`.
+        ConfigError: If an argument is invalid, or `quantize` has the scheme `"mixed"`
+            or `"nf4"`, or a `rounding` or `scales` other than the default.
         ModelError: If the model is not built, has no weights to round, is
-            fake-quantized already, or does not contain the tensors in `ranges`. Also if
-            activations are to be rounded and the model has no graph.
+            rematerialized or fake-quantized already, or does not contain the tensors in
+            `ranges`. Also if activations are to be rounded and the model has no graph.
 
     Example:
         >>> import keras, kerasmem as km
@@ -192,8 +193,8 @@ def _check_options(
     )
     _check(
         not learned or quantize.has_scales or (quantize.is_static and rounds),
-        "learned_scales=True needs symmetric codes ('int8', 'int8-dynamic' or 'int4'), "
-        "or the activations of 'int8-static'.",
+        "learned_scales=True needs symmetric codes ('int8', 'int8-dynamic', 'int4' or "
+        "'int3'), or the activations of 'int8-static'.",
         scheme=quantize.scheme,
         symmetric=quantize.symmetric,
         activations=activations,

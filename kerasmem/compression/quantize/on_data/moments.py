@@ -224,7 +224,7 @@ class Sums:
     def add(self, number: int, behind: Any, before: Any) -> None:
         """Add the inputs of a call of the layer `number`.
 
-        `behind` is the input in the float model, and `before` that in the rounded
+        `behind` is the input in the float model, `before` the input in the rounded
         model.
         """
         layer = self._layers[number]

@@ -80,8 +80,8 @@ def round_on_data(
 
     Layers receive the outputs of rounded layers before them. Adaptive rounding fits the
     outputs of the float model. GPTQ does not, because it may move weights far and would
-    fit the noise of few samples. Dense, EinsumDense and convolutions with at most 4,608
-    products per sum are rounded. Other layers are unchanged.
+    fit the noise of few samples. Dense, EinsumDense and (depthwise) convolutions with
+    at most 4,608 products per sum are rounded. Other layers are unchanged.
 
     Args:
         models: Model and copy.

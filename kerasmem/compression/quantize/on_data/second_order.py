@@ -2,7 +2,7 @@
 
 The rows of a kernel are rounded one by one, largest inputs first. The error of a row is
 distributed over the remaining rows by the inverse second moments of the inputs. This
-minimizes the output error.
+reduces the output error.
 
 Source: Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ: Accurate Post-Training
 Quantization for Generative Pre-trained Transformers", 2022.

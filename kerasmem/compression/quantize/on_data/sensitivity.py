@@ -1,8 +1,8 @@
 """Sensitivity: change of a model's outputs when one layer is rounded.
 
-It is the divergence from the outputs of the float model. Layers before the changed
-layer do not run again. The divergence grows with the square of small changes and with
-another power of large ones.
+The change is the divergence from the outputs of the float model. Layers before the
+changed layer do not run again. The divergence grows with the square of small changes
+and with another power of large ones.
 
 Source: Dong, Yao, Gholami, Mahoney and Keutzer, "HAWQ: Hessian AWare Quantization of
 Neural Networks with Mixed-Precision", 2019. The paper uses second-order information;

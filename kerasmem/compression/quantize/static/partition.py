@@ -19,7 +19,7 @@ from kerasmem.graph.flat_calls import flatten
 from kerasmem.types import Model
 
 _COARSE = 4
-"""Maximum rounding step of a normalization's input, in steps of its output."""
+"""Maximum rounding step of a normalization's scaled input, in steps of its output."""
 
 
 def plan_of(
