@@ -104,7 +104,7 @@ class Passes:
         return plan
 
     def _reached(self) -> tuple[dict[int, int], dict[int, int], list[float]]:
-        """Run one batch. Return first and last call of layers, and bytes after calls."""
+        """Run one batch. Return first and last call of layers, and bytes per call."""
         numbers = {id(before): n for n, (before, _) in enumerate(self._layers)}
         first, last, sizes = dict[int, int](), dict[int, int](), list[float]()
 
