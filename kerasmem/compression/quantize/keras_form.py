@@ -70,8 +70,7 @@ def _check(old: Any, new: Any, stand_in: StandIn) -> None:
         raise ConfigError(
             f"Keras has no int8 form of the layer {new.name!r} of class "
             f"{type(new).__name__}. Expected: Dense, EinsumDense, Embedding. Next: "
-            "exclude the layer with km.Quantize('int8', exclude=...) "
-            "(--quantize-exclude)."
+            "exclude the layer: km.Quantize('int8', exclude=...) (--quantize-exclude)."
         )
 
 
@@ -111,7 +110,7 @@ def _check_saved(model: Model) -> None:
         if isinstance(layer, _LAYERS) and _form(layer) != _form(other):
             raise ConfigError(
                 f"Keras does not save the int8 form of the layer {layer.path!r}, "
-                "because it is inside another layer. Next: exclude the layer with "
+                "because it is inside another layer. Next: exclude the layer: "
                 "km.Quantize('int8', exclude=...) (--quantize-exclude)."
             )
 

@@ -147,7 +147,7 @@ def test_layers_without_a_form_in_int8_stay_float_and_are_named():
     told = {c.weight: c for c in result.changes}
     reasons = {name: c.detail for name, c in told.items() if not c.changed}
     assert reasons["norm/gamma"] == (
-        "stays float: LayerNormalization is not supported in int8"
+        "stays float: LayerNormalization has no int8 support"
     )
     grouped = told["grouped/kernel"]
     assert grouped.detail == "int8 with 4 scales, computed with floats: has groups"
@@ -599,7 +599,7 @@ def test_shortcuts_padded_with_zeros_are_rounded(tmp_path):
         ),
         (
             lambda x, _: keras.ops.repeat(x, 2, axis=-1),
-            "Repeat is not supported in int8",
+            "Repeat has no int8 support",
         ),
     ],
 )

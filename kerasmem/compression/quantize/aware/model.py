@@ -215,8 +215,7 @@ def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
         )
     _check(
         rounds or not ranges,
-        "`ranges` needs rounded activations. Next: pass activations=True, or no "
-        "ranges.",
+        "`ranges` needs rounded activations. Next: pass activations=True.",
         activations=activations,
         ranges=ranges,
     )

@@ -169,7 +169,7 @@ def unsupported_call_of(
     """
     kind, (args, kwargs) = kind_of(operation), call
     if kind is None:
-        return f"{type(operation).__name__} is not supported in int8"
+        return f"{type(operation).__name__} has no int8 support"
     reason = kind.unsupported(operation, tensors)
     return reason or kind.unsupported_call(*args, **kwargs)
 
@@ -202,9 +202,7 @@ def _product(unsupported: Any) -> OpSpec:
 
 
 _AFFINE = OpSpec(unsupported_affine, fuses_relu=True)
-_RELU = OpSpec(
-    lambda x, _: None if activation_of(x) in RELU else "is not supported in int8"
-)
+_RELU = OpSpec(lambda x, _: None if activation_of(x) in RELU else "has no int8 support")
 _LEAKY = OpSpec(
     lambda operation, _: "has a negative slope" if _slope(operation) < 0 else None
 )

@@ -241,7 +241,7 @@ def _takers(plan: StaticPlan) -> dict[int, list[Call]]:
 def _why_float(plan: StaticPlan, call: Call, coded: set[int]) -> str | None:
     kind = kind_of(call.operation)
     if kind is None:
-        return f"{type(call.operation).__name__} is not supported in int8"
+        return f"{type(call.operation).__name__} has no int8 support"
     if call.is_trained:
         return "is called with training=True"
     numbers = [plan.number(number) for number in call.inputs]
