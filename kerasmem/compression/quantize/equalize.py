@@ -197,7 +197,7 @@ def equalize(model: Model) -> list[WeightChange]:
         raise ModelError(
             f"The model {model.name!r} has no two layers to equalize. "
             f"Received: {'; '.join(skipped_weights[:3]) or 'no layer with a kernel'}. "
-            "Next: fold its BatchNormalization first, or pass replace_relu6=True."
+            "Next: fold BatchNormalization first, or set replace_relu6=True for ReLU6."
         )
     factors = _factors(pairs, all_weights)
     new_values = [

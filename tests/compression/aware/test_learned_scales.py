@@ -317,7 +317,10 @@ class TestBadInput:
             ),
             (km.Quantize("int8"), "of 1 weights.*for 'int4'.*Received: .*'int8'"),
             (km.Quantize("int4", symmetric=False), "symmetric=False"),
-            (km.Quantize("int4", rounding="adaptive"), "to nearest.*='adaptive'"),
+            (
+                km.Quantize("int4", rounding="adaptive"),
+                "rounding='nearest'.*='adaptive'",
+            ),
             (km.Quantize("int8-static"), "Received: .*'int8-static'"),
             (km.Quantize("mixed", budget=km.Budget(99)), "Received: .*'mixed'"),
             (km.Quantize("float16"), "Received: .*'float16'"),
