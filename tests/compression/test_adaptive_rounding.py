@@ -247,7 +247,8 @@ def test_zeros_of_pruning_stay_and_groups_have_their_own_scales():
 def test_choices_that_do_not_fit_are_errors():
     for wrong in ({"scheme": "float16"}, {"scheme": "int8", "symmetric": False}):
         with pytest.raises(
-            ConfigError, match="'adaptive' is for symmetric integers: 'int8'.*Received"
+            ConfigError,
+            match="'adaptive' only for symmetric integer codes: 'int8'.*Received",
         ):
             km.Quantize(**wrong, rounding="adaptive")
     with pytest.raises(ConfigError, match="one of nearest, adaptive, gptq"):
