@@ -1,4 +1,4 @@
-"""What layers take and make, on samples that stream through a model."""
+"""Observes inputs and outputs of layers on samples."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,16 +18,14 @@ def observe(
     inputs: See | None = None,
     outputs: See | None = None,
 ) -> int:
-    """Run a model on samples in inference and show what layers take and make.
-
-    Nothing is kept: a batch is forgotten before the next one comes.
+    """Runs a model in inference mode and passes inputs and outputs of layers on.
 
     Args:
-        model: a built model.
-        batches: its inputs, batch by batch, such as `input_batches` yields.
-        layers: layers anywhere in it.
-        inputs: see `observing`.
-        outputs: see `observing`.
+        model: A built model.
+        batches: Batches of inputs, such as from `input_batches`.
+        layers: Layers at any depth of the model.
+        inputs: See `observing`.
+        outputs: See `observing`.
 
     Returns:
         The number of samples.

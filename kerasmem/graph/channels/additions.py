@@ -1,9 +1,9 @@
-"""Additions that Keras carries out along another axis than NumPy does.
+"""Detects additions that Keras computes along another axis than NumPy.
 
-On TensorFlow `keras.ops.add` takes a second operand with one axis longer than 1 for a
-bias, whenever the first has that length along its last axis or along its second. It
-then adds it along that axis, wherever the operand has it (Keras 3.15). A number of
-channels decides whether two lengths are equal, so pruning can bring this out.
+On TensorFlow, `keras.ops.add` treats a second operand with one axis longer than 1 as a
+bias. This happens if the first operand has this length along its last or second axis.
+Keras then adds along that axis, whatever the axis of the operand (Keras 3.15). Pruning
+can trigger this, because it changes the lengths.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
 WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {name!r}"
-"""What a user is told of channels that stay for this."""
+"""Reason to report for channels that are kept."""
 
 
 def added_otherwise(
     labelled: LabelledModel, subset: ChannelSubset
 ) -> list[LabelledCall]:
-    """Return the calls in which Keras adds along another axis once channels are gone.
+    """Returns the calls in which Keras would add along another axis after pruning.
 
     Args:
-        labelled: the labels of the model.
-        subset: the channels that stay.
+        labelled: Labels of the model.
+        subset: Channels to keep.
     """
     if not current().adds_along_any_axis:
         return []
@@ -41,11 +41,11 @@ def added_otherwise(
 
 
 def wrong_axis(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """Return the axis along which Keras adds two shapes, None if that is right.
+    """Returns the wrong axis along which Keras adds two shapes, or None.
 
     Args:
-        first: shape of the first operand of `keras.ops.add`, on TensorFlow.
-        second: shape of the second.
+        first: Shape of the first operand of `keras.ops.add` on TensorFlow.
+        second: Shape of the second operand.
 
     Example:
         >>> wrong_axis((2, 4, 3, 4), (1, 4, 1, 1)), wrong_axis((2, 4, 3, 5), (4, 1, 1))
@@ -69,7 +69,7 @@ def _alike(before: Addition, after: Addition) -> bool:
     }
     most = max(known_sizes, default=1)
     lengths = sorted({1, *known_sizes, most + 1, most + 2})
-    # Axes are counted from the last: what is broadcast has one length.
+    # Counted from the last axis, so that broadcast axes have the same length.
     axes = sorted({a - len(s) for s in before for a, n in enumerate(s) if n is None})
     for sizes in product(lengths, repeat=len(axes)):
         size_by_axis = dict(zip(axes, sizes, strict=True))
