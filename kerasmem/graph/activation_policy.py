@@ -21,12 +21,7 @@ class Residuals(Enum):
 
 @dataclass(frozen=True, eq=False)
 class RecomputedSegment:
-    """Calls that are recomputed together in the backward pass.
-
-    Args:
-        nodes: Calls in the graph of the model or of a nested model.
-        residuals: Saved inputs of the segment.
-    """
+    """Calls that are recomputed together in the backward pass."""
 
     nodes: tuple[Any, ...]
     residuals: Residuals
@@ -36,11 +31,8 @@ class RecomputedSegment:
 class ActivationPolicy:
     """Activation policy of a model.
 
-    Args:
-        function: Public name of the function that created the policy.
-        apply: Module-level function that applies the policy to an equal model in place.
-        settings: Other arguments of `apply`, compatible with JSON.
-        segments: Recomputed segments.
+    `function` is the public name of the function that created the policy. `apply` is a
+    module-level function that applies the policy to an equal model in place.
     """
 
     function: str
@@ -75,8 +67,7 @@ def assumed_policy(model: Any, policy: ActivationPolicy) -> Iterator[None]:
 def check_one_policy(model: Any, function: str) -> None:
     """Checks that a model has no activation policy of another function.
 
-    Raises:
-        ModelError: If it has one, because a copy would lose the policy.
+    A copy would lose this policy.
     """
     policy = policy_of(model)
     if policy is not None and policy.function != function:

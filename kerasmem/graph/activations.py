@@ -49,10 +49,6 @@ def layer_activations(model: Model, batch_size: int = 1) -> list[LayerActivation
 
     A model without a graph has one record per layer with weights. Output sizes are then
     unknown.
-
-    Args:
-        model: A built `keras.Model`.
-        batch_size: Integer, at least 1. Number of samples per batch. Defaults to 1.
     """
     calls_of_model = trace(model, batch_size)
     if calls_of_model is None:
@@ -79,15 +75,8 @@ def peak_activation_bytes(
     An output is alive from its call to its last use. Inputs of a call are alive during
     the call, and outputs of the model until the end.
 
-    Args:
-        model: A built `keras.Model`.
-        batch_size: Integer, at least 1. Number of samples per batch. Defaults to 1.
-        shapes: Input shapes with the batch axis, for a model with axes of unknown
-            length. Defaults to the shapes of the model.
-
-    Returns:
-        Bytes. None for a model without a graph, with axes of unknown length, or with
-        another fixed batch size.
+    Returns None for a model without a graph, with axes of unknown length, or with
+    another fixed batch size. `shapes` are input shapes with the batch axis.
     """
     graph = own_graph(model)
     own = [x.shape for x in graph.inputs] if graph and not shapes else shapes
@@ -104,15 +93,7 @@ def sizes_of(traced: Trace) -> dict[int, int | None]:
 
 
 def peak_of(traced: Trace, sizes: Mapping[int, int | None]) -> int | None:
-    """Returns the peak number of bytes, as in `peak_activation_bytes`.
-
-    Args:
-        traced: Trace of a forward pass.
-        sizes: Bytes of every tensor by `id`.
-
-    Returns:
-        Bytes, or None if a size is unknown.
-    """
+    """Returns the peak number of bytes, or None if a size is unknown."""
     known_sizes = {key: size for key, size in sizes.items() if size is not None}
     if len(known_sizes) < len(sizes):
         return None

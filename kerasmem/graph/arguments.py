@@ -48,12 +48,7 @@ def is_made_of_arguments(model: Model) -> bool:
 def arguments(model: Model) -> dict[Place, Any]:
     """Returns the arguments in the config of a model and of its nested models.
 
-    Args:
-        model: A model for which `is_made_of_arguments` is true.
-
-    Returns:
-        Values that are not configs, by the keys that lead to them. Empty if the class
-        has no config.
+    The result is empty if the class has no config.
     """
     try:
         return dict(_leaves(_config(model), ()))
@@ -77,15 +72,7 @@ def _config(model: Model) -> dict[str, Any]:
 
 
 def shapes_with(model: Model, changes: Mapping[Place, Any]) -> Any:
-    """Builds a model only to read its shapes, without weight memory where possible.
-
-    Args:
-        model: The original model.
-        changes: Arguments to change.
-
-    Raises:
-        ModelError: If the class does not accept the arguments.
-    """
+    """Builds a model only to read its shapes, without weight memory where possible."""
     values = current().lazy_values()
     if values.why_not() is not None:
         with without_first_values():
@@ -101,20 +88,9 @@ def made_with(
 ) -> tuple[Any, list[Pair]]:
     """Builds an uncompiled model of the same class with other arguments.
 
-    Frozen layers stay frozen. Both models share the preprocessor.
-
-    Args:
-        model: The original model. It is not changed.
-        changes: Arguments to change.
-        values: Function from pairs of old and new weights to pairs of new weights and
-            values. Other weights are initialized.
-
-    Returns:
-        The model and its pairs of weights.
-
-    Raises:
-        ModelError: If the class does not accept the arguments, or the layers do not
-            correspond.
+    Frozen layers stay frozen. Both models share the preprocessor. `values` maps pairs
+    of old and new weights to pairs of new weights and values. Other weights are
+    initialized. Also returns the pairs of weights.
     """
     with current().replicating(model), without_first_values():
         new_model = _built(model, changes)
@@ -160,11 +136,7 @@ def _built(model: Model, changes: Mapping[Place, Any]) -> Any:
 
 
 def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
-    """Returns the pairs of weights for pairs of layers, without seeds.
-
-    Raises:
-        ModelError: If the weights of two layers do not correspond.
-    """
+    """Returns the pairs of weights for pairs of layers, without seeds."""
     pairs: list[Pair] = []
     for old, new in layers:
         # Keras numbers variables without a name: variable, variable_1.
@@ -183,9 +155,6 @@ def layer_pairs(old: Any, new: Any) -> list[Pair]:
 
     If the new model has fewer repeated blocks, these are paired with evenly spaced old
     blocks, if possible with equal configs.
-
-    Raises:
-        ModelError: If the layers do not correspond.
     """
     pairs: dict[int, Pair] = {}
     _add_pairs(old, new, pairs)

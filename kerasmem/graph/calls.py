@@ -85,11 +85,7 @@ class Call:
     def bound(
         self, values: dict[int, Any] | None = None
     ) -> tuple[tuple, dict[str, Any]]:
-        """Returns the positional and keyword arguments.
-
-        Args:
-            values: Values by the `id` of each tensor. Defaults to `self.values`.
-        """
+        """Returns the positional and keyword arguments. `values` are keyed by `id`."""
         own = self.values if values is None else values
         return self.nodes[-1].arguments.fill_in(own)
 
@@ -109,10 +105,7 @@ class Walk(ABC):
     def settle(self, tensors: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
         """Returns the values to use for tensors; the given values by default.
 
-        Args:
-            tensors: Inputs of a graph, or outputs of a call. A model that is called
-                twice has the same tensors in both calls.
-            values: Values of the tensors.
+        A model that is called twice has the same tensors in both calls.
         """
         del tensors
         return values
@@ -122,10 +115,7 @@ class Walk(ABC):
     ) -> list[Any]:
         """Returns the values of the outputs of a graph.
 
-        Args:
-            graph: A Functional model or another graph.
-            inputs: Values of the inputs.
-            around: Call of the nested model with this graph, or None.
+        `around` is the call of the nested model with this graph, or None.
         """
         values = self._settled(graph.inputs, inputs)
         counts: Counter[str] = Counter()
@@ -166,11 +156,7 @@ class Walk(ABC):
     def entering(self, call: Call, outer: Tensor, own: Any, value: Any) -> Any:
         """Returns the value of an input of a nested model, with Keras's conversions.
 
-        Args:
-            call: Call of the nested model.
-            outer: Argument in the outer graph.
-            own: Symbolic input of the nested model.
-            value: Value of `outer`.
+        `outer` is the argument in the outer graph. `own` is the symbolic input.
         """
         for convert in _conversions(outer, own):
             symbol = keras.KerasTensor(outer.shape, outer.dtype)
@@ -234,8 +220,7 @@ def trace(
         model: A built `keras.Model`.
         batch_size: Integer, at least 1. The batch axis is None if an operation does not
             support this size and `shapes` is None.
-        shapes: Input shapes with the batch axis, for a model with axes of unknown
-            length. Defaults to the shapes of the model.
+        shapes: Input shapes with the batch axis. Defaults to the shapes of the model.
         opens: Function that returns whether to replace a layer by the calls inside its
             `call`. Has no effect if these are not only layers and `keras.ops`.
     """
@@ -272,14 +257,7 @@ def _traced(
 def trace_call(
     operation: Operation, args: tuple, kwargs: dict[str, Any], opens: Opens
 ) -> Trace:
-    """Returns the calls inside one call of an operation, or the call itself.
-
-    Args:
-        operation: A layer or a `keras.Operation`.
-        args: Positional arguments, including `KerasTensor`s of known shape.
-        kwargs: Keyword arguments.
-        opens: See `trace`.
-    """
+    """Returns the calls inside one call of an operation, or the call itself."""
     tracing = _Tracing(opens)
     graph = own_graph(operation)
     call = Call(operation, ())

@@ -92,11 +92,7 @@ def clone(model: Model) -> Any:
 
 
 def reloaded(model: Model) -> Any:
-    """Saves and loads `model` with Keras. Returns the compiled copy.
-
-    Raises:
-        ModelError: If the model has no weights yet, or cannot be saved and loaded.
-    """
+    """Saves and loads `model` with Keras. Returns the compiled copy."""
     check_built(model)
     objects = live_objects(model)
     # A file, because only the save methods of a layer include all of its state.
@@ -179,14 +175,10 @@ def compile_as(new: Any, model: Model) -> None:
 
 
 def live_objects(model: Model, layers: list[Any] | None = None) -> dict[str, Any]:
-    """Returns the custom classes and functions used by `model`.
+    """Returns the custom classes and functions of `model` by their name in a config.
 
-    Args:
-        model: A Keras model. Its optimizer, loss and metrics are included.
-        layers: `sublayers` of the model, if already known.
-
-    Returns:
-        Objects by their name in a config.
+    Includes the optimizer, the loss and the metrics. `layers` are the `sublayers` of
+    the model, if already known.
     """
     objects = []
     if model.compiled:
@@ -259,10 +251,8 @@ def _is_function(value: Any) -> bool:
 class PackedModel:
     """Serialized model. Can be pickled if `objects` can.
 
-    Args:
-        file: Content of the Keras file, without optimizer state.
-        settings: Config of `compile`, or None if the model was not compiled.
-        objects: Custom classes and functions.
+    `file` is the content of a Keras file without optimizer state. `settings` is the
+    config of `compile`, or None.
     """
 
     file: bytes
@@ -296,12 +286,6 @@ def to_read(model: Model) -> Any:
 
     Shares the layers of `model` if evaluation does not change them. Otherwise returns a
     copy.
-
-    Args:
-        model: A built model. It is not changed.
-
-    Raises:
-        ModelError: If a copy is needed and the model cannot be copied.
     """
     if not _leaves_nothing(model):
         return clone(model)

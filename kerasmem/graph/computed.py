@@ -13,9 +13,6 @@ class ComputedVariable(keras.Variable):
     Layers read the `value` as usual, such as in `ops.matmul(x, self.kernel)`. The class
     extends `keras.Variable`, because backends check this type when converting weights
     to tensors. It does not use the state of `keras.Variable`.
-
-    Args:
-        origin: The replaced weight.
     """
 
     def __init__(self, origin: Any) -> None:
@@ -28,14 +25,7 @@ class ComputedVariable(keras.Variable):
         return False
 
     def part(self, axis: int, start: int, stop: int, after: Any) -> Any:
-        """Returns a range of the value, computed after the tensor `after`.
-
-        Args:
-            axis: An axis for which `has_parts` is true.
-            start: First index along the axis.
-            stop: Index after the last one.
-            after: Any tensor.
-        """
+        """Returns a range of the value, computed after the tensor `after`."""
         raise NotImplementedError
 
     name = property(lambda self: self._own_name)

@@ -32,20 +32,11 @@ def kl_divergence(exact: Any, other: Any) -> Any:
 
 
 def divergence(exact: Any, other: Any, kind: ModelOutput, variance: float) -> Any:
-    """Returns the divergence between the outputs of two models.
+    """Returns the divergence between the outputs of two models, without the last axis.
 
     For classes, this is the KL divergence. For independent probabilities, it is the sum
     of their KL divergences. For other values, it is the squared error divided by twice
     the variance, which is the KL divergence of normal distributions.
-
-    Args:
-        exact: Output of the reference model, (batch, ..., values).
-        other: Output of the other model, in the same shape.
-        kind: Form and task of the output.
-        variance: Float above 0. Variance of values that are not probabilities.
-
-    Returns:
-        Float32 tensor of shape (batch, ...).
     """
     ops = keras.ops
     if kind.form is OutputForm.SOFTMAX or kind.task is OutputTask.CATEGORICAL:

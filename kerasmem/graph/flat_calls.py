@@ -25,12 +25,7 @@ See = Callable[[str, Any], None]
 class Calls:
     """All calls in order, with tensors replaced by numbers.
 
-    Args:
-        calls: The calls.
-        inputs: Numbers of the model's inputs.
-        outputs: Numbers of the model's outputs.
-        tensors: `KerasTensor` of each number.
-        names: Name of each number.
+    `tensors` and `names` contain the `KerasTensor` and the name of each number.
     """
 
     calls: tuple[Call, ...]
@@ -46,12 +41,7 @@ class Calls:
     def run(self, inputs: Sequence[Any], see: See = lambda *_: None) -> list[Any]:
         """Runs the calls in inference. Frees each tensor after its last use.
 
-        Args:
-            inputs: One tensor per input, in order.
-            see: Function called with the name and value of every tensor.
-
-        Returns:
-            Output tensors of the model.
+        `see` is called with the name and value of every tensor.
         """
         uses = Counter(number for call in self.calls for number in call.inputs)
         uses.update(self.outputs)
@@ -78,11 +68,7 @@ def flatten(
     """Returns the calls of a model with a graph, including nested models.
 
     Repeated calls and additional outputs have unique names: `"dense:1"`, `"split.1"`.
-
-    Args:
-        model: A built Sequential or Functional model.
-        split: Function that can replace a layer by several layers.
-        whole: Names of calls that must not be split.
+    `split` can replace a layer by several layers, except in the calls named in `whole`.
     """
     graph = own_graph(model)
     walk = _Numbering(split, whole)

@@ -14,11 +14,7 @@ from kerasmem.types import Layer
 def become(layer: Layer, form: type, block: type, name: str) -> None:
     """Changes the class of a layer in place, unless it is already a `form`.
 
-    Args:
-        layer: The layer.
-        form: Class whose methods override the class of the layer.
-        block: Registered class with the `from_config` that loads the layer.
-        name: Name of the new class.
+    `block` is the registered class with the `from_config` that loads the layer.
     """
     if not isinstance(layer, form):
         # No issue known: Keras 3.15 cannot replace a layer of a model.

@@ -83,8 +83,7 @@ def made_of_config(model: Model, layers: list[Any]) -> Any | None:
 def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Copies frozen states and dtype policies, which not every config contains.
 
-    Args:
-        pairs: Pairs of a new layer and the original layer.
+    `pairs` are pairs of a new layer and the original layer.
     """
     for own, other in pairs:
         if own.trainable != other.trainable:  # the setter also changes sublayers
@@ -174,11 +173,8 @@ def _saves_more(cls: Any) -> bool:
 def copy_saved_state(old: Any, new: Any) -> None:
     """Copies state that layers save with custom methods, such as a vocabulary.
 
-    Skips layers whose variables have other shapes in `new`.
-
-    Args:
-        old: A layer or model.
-        new: A layer or model with corresponding layers. Layers may be shared.
+    Skips layers whose variables have other shapes in `new`. The models may share
+    layers.
     """
     layers = sublayers(old), sublayers(new)
     common_layers = set(layers[0]).intersection(layers[1])
@@ -238,13 +234,9 @@ def lambdas_in(live: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:
-    """Puts the lambdas of a compiled model into arguments from its config.
+    """Puts the lambdas of a compiled model into `settings`, in place.
 
     Lambdas from a config lose access to global variables.
-
-    Args:
-        settings: Arguments of `compile` from the config. Changed in place.
-        lambdas: Output of `lambdas_in` for the compiled model.
     """
     for key, live in lambdas.items():
         settings[key] = keras.tree.map_structure(
@@ -262,12 +254,7 @@ def takes(function: Any, settings: dict[str, Any]) -> bool:
 def compile_with(model: Model, settings: dict[str, Any]) -> bool:
     """Compiles a model, without a custom `compile` that needs other arguments.
 
-    Args:
-        model: The model.
-        settings: Arguments of `keras.Model.compile`.
-
-    Returns:
-        Whether the `compile` method of the model was used.
+    Returns whether the `compile` method of the model was used.
     """
     is_complete = takes(model.compile, settings)
     if is_complete:

@@ -137,12 +137,8 @@ def _arguments_of(layer: Layer) -> dict[str, Any] | None:
 def kept_arguments(layer: Layer, kinds: tuple[type, ...] = ()) -> dict[str, Any] | None:
     """Returns the constructor arguments from attributes of the same names.
 
-    Args:
-        layer: A layer or model.
-        kinds: Additional supported types of arguments.
-
-    Returns:
-        A dict, or None if an argument is missing or not supported.
+    Returns None if an argument is missing or not supported. `kinds` are additional
+    supported types.
     """
     attributes = vars(layer) | vars(layer).get(
         "_modules", {}

@@ -17,11 +17,8 @@ def fixed_batch(model: Model, *, of_states: bool = False) -> int | None:
     """Returns the fixed batch size of a model, or None.
 
     A stateful layer or an `Input` with a batch size fixes the batch size. A
-    `Sequential` model records the size of its first batch, but accepts any size.
-
-    Args:
-        model: A `keras.Model`.
-        of_states: Whether to consider stateful layers only. Defaults to `False`.
+    `Sequential` model records the size of its first batch, but accepts any size. With
+    `of_states`, only stateful layers count.
     """
     for layer in sublayers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states:
@@ -45,15 +42,9 @@ def with_lengths(
 ) -> dict[str, Shape | None]:
     """Returns the shape of every input after applying `input_shape`.
 
-    Args:
-        own: Input shapes of the model by name, or None if unknown.
-        input_shape: One shape, or several by name or in order. None keeps the shapes of
-            the model.
-        binding: Whether known lengths of the model must match `input_shape`. Defaults
-            to `True`.
-
-    Raises:
-        ConfigError: If `input_shape` does not match the inputs.
+    `own` contains the input shapes of the model by name, or None if unknown. Unless
+    `binding`, `input_shape` overrides known lengths. Raises `ConfigError` if
+    `input_shape` does not match the inputs.
     """
     shapes = _requested_shapes(input_shape, list(own))
     if not binding:

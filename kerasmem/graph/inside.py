@@ -16,12 +16,7 @@ from kerasmem.types import Layer, Node, Tensor, Tensors, Variable
 
 
 class Inside(NamedTuple):
-    """Graph of a layer's `call`.
-
-    Args:
-        graph: The graph.
-        weights: Weights of the layer, in the order of the last inputs of the graph.
-    """
+    """Graph of a layer's `call`. The last inputs are the `weights` of the layer."""
 
     graph: keras.Function
     weights: tuple[Any, ...]
@@ -36,11 +31,6 @@ def graph_inside(
     Runs `call` on symbolic tensors, so it may only use layers and `keras.ops`. Weights
     are also symbolic if the layer allows this. Otherwise a value computed from a weight
     would be a large constant. The graph is only valid inside the scope.
-
-    Args:
-        layer: A built layer.
-        args: Positional arguments, including `KerasTensor`s.
-        kwargs: Keyword arguments.
     """
     weights = {
         name: value
@@ -67,11 +57,8 @@ def _symbol(weight: Any, layer: Layer) -> Any:
 class Opened:
     """A layer and the graph of its `call` in training.
 
-    Args:
-        graph: Graph of the `call`.
-        names: Names of the arguments.
-        places: Indices of the graph inputs in the flattened arguments.
-        weights: `id` of each variable. The graph is outdated if these change.
+    `places` contains the indices of the graph inputs in the flattened arguments. The
+    graph is outdated if the ids in `weights` change.
     """
 
     graph: keras.Function
@@ -110,9 +97,7 @@ def open_for_good(node: Node) -> keras.Function | None:
     Returns None if the results could differ. This is the case if `call` draws random
     numbers, assigns, adds a loss or sets an attribute. Computing with a weight only,
     axes of unknown length, casts of weights and automatic masks are also excluded.
-
-    Args:
-        node: The only call of a built layer.
+    `node` is the only call of a built layer.
     """
     layer = node.operation
     opened_layer = opened(layer)
@@ -205,14 +190,9 @@ def call_on_symbols(
 ) -> Any:
     """Runs the `call` of a layer on symbolic tensors. Any exception is possible.
 
-    Args:
-        layer: A built layer.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        weights: Symbolic replacements of weights, by attribute.
-        pure: Whether to raise a `ValueError` for side effects: a loss, an assignment or
-            random numbers. Also raised for values computed from weights only, since
-            these are constants. Defaults to `False`.
+    `weights` contains symbolic replacements of weights by attribute. If `pure`, a loss,
+    an assignment or random numbers raise a `ValueError`. So do values computed from
+    weights only, since these are constants.
     """
     with ExitStack() as scopes:
         # A layer can store symbolic tensors in attributes, such as its last logits.
@@ -242,16 +222,11 @@ class _OnSymbols(keras.layers.Layer):
 
 
 class _ReadCall(_OnSymbols):
-    """Infers the output shapes from `call`."""
-
     compute_output_spec = keras.Operation.compute_output_spec
 
 
 class _KnownLengths(_OnSymbols):
-    """Adds known axis lengths to the outputs of `EinsumDense`."""
-
     def compute_output_spec(self, inputs: Tensors, **options: Any) -> Any:
-        """Returns the output spec with the known lengths of the inputs."""
         spec = super().compute_output_spec(inputs, **options)
         return with_known_lengths(self, inputs, spec)
 
@@ -285,7 +260,6 @@ class _ReadingScope(keras.StatelessScope):
     has_read = False
 
     def get_current_value(self, variable: Variable) -> Any:
-        """Returns the value assigned in the scope, or None."""
         self.has_read = True
         return super().get_current_value(variable)
 

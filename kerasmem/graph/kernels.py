@@ -243,14 +243,8 @@ _MOVES = {
 def summed_in(outputs: Tensors, tensor: Tensor) -> set[tuple[int, ...]]:
     """Returns the axes of a tensor that each product sums over.
 
-    The tensor can be cast, indexed or transposed before the product.
-
-    Args:
-        outputs: `KerasTensor`s at which the backward search starts.
-        tensor: `KerasTensor` to search for.
-
-    Returns:
-        Ascending axes of each product that sums over some axes, but not over all.
+    The tensor can be cast, indexed or transposed before the product. The search runs
+    backward from `outputs`. Products that sum over all axes are ignored.
     """
     origins: dict[int, _Origin] = {id(tensor): tuple(range(len(tensor.shape)))}
     sums: set[tuple[int, ...]] = set()

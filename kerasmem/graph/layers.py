@@ -151,10 +151,7 @@ def _is_packer(cls: type) -> bool:
 
 
 def without_inputs(layers: Sequence[Any]) -> list[Any]:
-    """Returns layers without `InputLayer`s.
-
-    A copy from a config has separate input layers where nested models share them.
-    """
+    """Returns layers without `InputLayer`s. A copy can have more of these."""
     inputs = keras.layers.InputLayer
     return [layer for layer in layers if not isinstance(layer, inputs)]
 
@@ -264,8 +261,7 @@ def operations(model: Model) -> list[Any]:
 def readers(model: Model) -> dict[int, str]:
     """Returns the layers that read a weight of another layer (weight tying).
 
-    Returns:
-        Layer names by the `id` of each variable that several layers read.
+    The result maps the `id` of each shared variable to layer names.
     """
     layers = {
         id(one): one
@@ -299,9 +295,7 @@ def node_of(tensor: Tensor) -> Any:
 def last_uses(nodes: Sequence[Any], outputs: Iterable[Any]) -> dict[int, int]:
     """Returns the index of the last call that uses each tensor, by `id` of the tensor.
 
-    Args:
-        nodes: Calls in order of execution.
-        outputs: Tensors needed after all calls. Their index is `len(nodes)`.
+    The index of `outputs` is `len(nodes)`.
     """
     uses = {
         id(x): number for number, node in enumerate(nodes) for x in node.input_tensors
@@ -336,12 +330,7 @@ def has_own_step(model: Model, step: str = "train_step") -> bool:
 
 
 def check_built(model: Model) -> None:
-    """Checks that `model` is a Keras model with weights.
-
-    Raises:
-        ConfigError: If `model` is not a `keras.Model`.
-        ModelError: If the model has no weights yet.
-    """
+    """Checks that `model` is a Keras model with weights."""
     if not isinstance(model, keras.Model):
         raise invalid("kerasmem", "model", model, "a keras.Model")
     if not (model.built or has_weights(model)):

@@ -36,12 +36,7 @@ def has_low_rank_product(layer: Layer) -> bool:
 
 
 def low_rank_product(layer: Layer, inputs: Tensors) -> Any:
-    """Returns the LoRA term of a layer's product, without a matrix in kernel size.
-
-    Args:
-        layer: A layer with LoRA for which `has_low_rank_product` is true.
-        inputs: Inputs of the layer.
-    """
+    """Returns the LoRA term of a layer's product, without a matrix in kernel size."""
     ops = keras.ops
     down, up = layer.lora_kernel_a, layer.lora_kernel_b
     factor = layer.lora_alpha / layer.lora_rank

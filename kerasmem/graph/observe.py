@@ -18,17 +18,9 @@ def observe(
     inputs: See | None = None,
     outputs: See | None = None,
 ) -> int:
-    """Runs a model in inference mode and passes inputs and outputs of layers on.
+    """Runs a model in inference mode and observes layers. Returns the sample count.
 
-    Args:
-        model: A built model.
-        batches: Batches of inputs, such as from `input_batches`.
-        layers: Layers at any depth of the model.
-        inputs: See `observing`.
-        outputs: See `observing`.
-
-    Returns:
-        The number of samples.
+    `inputs` and `outputs` are the functions for `observing`. Layers can be nested.
     """
     count = 0
     with current().inference(), observing(layers, inputs=inputs, outputs=outputs):

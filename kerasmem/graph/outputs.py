@@ -77,11 +77,7 @@ def describe_outputs(model: Model, loss: Any, values: Any) -> list[ModelOutput]:
     """Returns form and task of each output of `model`, in flattened order.
 
     If the graph does not show the form, the loss does: `from_logits=True` means logits.
-
-    Args:
-        model: A `keras.Model`.
-        loss: Compiled loss, a dict or list of losses, or None.
-        values: Output of the model for a batch: a tensor, or a dict or list.
+    `values` is the output of the model for a batch.
     """
     losses = of_each(getattr(model, "output_names", None), loss, values)
     tensors = getattr(model, "outputs", None) or [None] * len(losses)
@@ -102,10 +98,8 @@ def output_of(model: Model) -> Any:
 def of_each(names: Sequence[str] | None, by_output: Any, values: Any) -> list[Any]:
     """Returns the loss, or the labels, of each output, or None.
 
-    Args:
-        names: `output_names` of the model, or None.
-        by_output: One value for all outputs, or a dict or list.
-        values: Outputs of the model in their structure.
+    `by_output` is one value for all outputs, or a dict or list. `values` are the
+    outputs of the model in their structure.
     """
     count = len(keras.tree.flatten(values))
     if isinstance(by_output, dict):
@@ -211,12 +205,7 @@ _WORDS = {
 def as_loss(loss: Any) -> Any:
     """Converts a loss for `compile`; a string with arguments becomes a Keras object.
 
-    Args:
-        loss: Any loss that `compile` accepts, or a dict or list. Names may have literal
-            keyword arguments.
-
-    Raises:
-        ConfigError: If a string with arguments is not a loss of `keras.losses`.
+    Names of `keras.losses` may have literal keyword arguments.
 
     Example:
         >>> as_loss("sparse_categorical_crossentropy(from_logits=True)").from_logits

@@ -26,10 +26,7 @@ from kerasmem.types import Model, Node, Operation, Tensor
 
 
 class Rewrite:
-    """Changes to a model that is rebuilt. The base class changes nothing.
-
-    A node is one call of an operation.
-    """
+    """Changes to a model that is rebuilt. The base class changes nothing."""
 
     def goes(self, node: Node) -> bool:
         """Returns whether to omit a call and pass its first input tensor on."""
@@ -47,30 +44,16 @@ class Rewrite:
         return ()
 
     def arguments(self, node: Node, args: Sequence[Any]) -> Sequence[Any]:
-        """Returns the positional arguments of a call in the new graph.
-
-        Args:
-            node: The call.
-            args: Unchanged arguments, with tensors of the new graph.
-        """
+        """Returns the positional arguments of a call in the new graph."""
         del node
         return args
 
     def check(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Raises an error if the outputs of a call in the new graph are wrong.
-
-        Args:
-            node: The call.
-            outputs: `KerasTensor`s of the new graph.
-        """
+        """Raises an error if the outputs of a call in the new graph are wrong."""
         del node, outputs
 
     def after(self, tensor: Tensor) -> Any | None:
-        """Returns a layer to insert after a tensor, or None.
-
-        Args:
-            tensor: An input of the model or an output of a call.
-        """
+        """Returns a layer to insert after an input or an output of a call, or None."""
         del tensor
         return None
 
@@ -79,12 +62,7 @@ class Rewrite:
         return tuple(tensor.shape)
 
     def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
-        """Returns pairs of variable and value for a new layer.
-
-        Args:
-            old: Original layer; never a model with a graph.
-            new: New layer.
-        """
+        """Returns pairs of variable and value for a new layer."""
         pairs = zip(variables(old), variables(new), strict=True)
         return [(after, to_numpy(before)) for before, after in pairs]
 
@@ -103,14 +81,7 @@ class InTurn:
 
 
 class Rebuild:
-    """Rebuilds a model with a graph.
-
-    Args:
-        rewrite: The changes.
-
-    Attributes:
-        pairs: Pairs of old and new operations.
-    """
+    """Rebuilds a model with a graph. `pairs` lists the old and new operations."""
 
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite = rewrite
@@ -120,11 +91,7 @@ class Rebuild:
         self.pairs: list[tuple[Any, Any]] = []
 
     def run(self, model: Model) -> Any:
-        """Returns the new uncompiled model. The original model is not changed.
-
-        Raises:
-            ModelError: If a layer cannot be created from its config.
-        """
+        """Returns the new uncompiled model. The original model is not changed."""
         scope = keras.saving.custom_object_scope(live_objects(model))
         with (
             current().replicating(model),

@@ -30,12 +30,8 @@ def save_parts(
 ) -> None:
     """Saves the weights of a model to a store and everything else to an archive.
 
-    Args:
-        model: The model.
-        archive: The archive.
-        store: Store for the weights.
-        optimizer: Optimizer to save instead of the model's optimizer.
-        wrap: Function that converts the JSON of the config.
+    Saves `optimizer` instead of the model's optimizer. `wrap` converts the JSON of the
+    config.
     """
     with full_configs(sublayers(model)):
         config, metadata = _serialize_model_as_json(model)
@@ -55,9 +51,6 @@ def save_untrained(model: Model, path: Path) -> None:
     """Saves a model to a Keras file without optimizer state.
 
     Writes the weights to disk. Keras usually holds all weights in memory.
-
-    Raises:
-        ModelError: If the config of the optimizer is incomplete.
     """
     weights = path.with_suffix(".h5")
     optimizer = fresh_optimizer(model)
@@ -76,14 +69,9 @@ def save_untrained(model: Model, path: Path) -> None:
 
 
 def fresh_optimizer(model: Model, built_for: Sequence[Any] | None = None) -> Any | None:
-    """Returns a new optimizer with the same settings and no state.
+    """Returns a new optimizer with the same settings and no state, or None.
 
-    Args:
-        model: The model. Returns `None` if it has no optimizer.
-        built_for: Variables, or objects with their shapes, to create slots for.
-
-    Raises:
-        ModelError: If the config of the optimizer is incomplete.
+    Creates slots for `built_for`: variables, or objects with their shapes.
     """
     if not model.compiled or model.optimizer is None:
         return None
@@ -94,11 +82,7 @@ def fresh_optimizer(model: Model, built_for: Sequence[Any] | None = None) -> Any
 
 
 def unbuilt_copy(optimizer: Optimizer) -> Any:
-    """Returns an unbuilt copy of an optimizer.
-
-    Raises:
-        ModelError: If the config of the optimizer is incomplete.
-    """
+    """Returns an unbuilt copy of an optimizer."""
     try:
         return type(optimizer).from_config(optimizer.get_config())
     except (TypeError, ValueError) as error:

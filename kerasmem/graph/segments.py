@@ -40,10 +40,8 @@ Run = Callable[[Any, Operator], Any]
 class Segment:
     """Consecutive calls of a graph.
 
-    Args:
-        nodes: Calls in order.
-        inputs: `KerasTensor`s from earlier calls, in the order of use.
-        outputs: `KerasTensor`s used by later calls or returned by the graph.
+    `inputs` are `KerasTensor`s from earlier calls, in the order of use. `outputs` are
+    used by later calls or returned by the graph.
     """
 
     nodes: tuple[Any, ...]
@@ -52,11 +50,9 @@ class Segment:
 
 
 def cut(model: Model, starts: Sequence[int]) -> list[Segment]:
-    """Cuts a model with a graph into segments.
+    """Cuts a model with a graph, or a layer after `open_for_good`, into segments.
 
-    Args:
-        model: A Sequential or Functional model, or a layer after `open_for_good`.
-        starts: Indices of the calls that start a new segment, ascending, from 1.
+    `starts` contains the ascending indices, from 1, of calls that start a segment.
     """
     graph = graph_of(model)
     nodes = nodes_in_order(graph)
@@ -67,12 +63,7 @@ def cut(model: Model, starts: Sequence[int]) -> list[Segment]:
 def segments_of(
     groups: Sequence[Sequence[Any]], outputs: Sequence[Any]
 ) -> list[Segment]:
-    """Converts groups of calls, which cover the whole graph, to segments.
-
-    Args:
-        groups: Calls of each segment, in order.
-        outputs: Outputs of the graph.
-    """
+    """Converts groups of calls, which cover the whole graph, to segments."""
     users: dict[int, set[int]] = {id(y): {len(groups)} for y in outputs}
     for number, nodes in enumerate(groups):
         for node in nodes:
@@ -105,12 +96,8 @@ def recompute(
     """Makes a model run by segments in training. Returns the undo.
 
     A recomputed function takes the tensors of `Segment.inputs`, then masks, then values
-    of variables. Inference, saved files and the config are not changed.
-
-    Args:
-        model: A Sequential or Functional model, or a layer after `open_for_good`.
-        segments: All segments in order, as returned by `cut`, each with its
-            `Recomputation` or None.
+    of variables. Inference, saved files and the config are not changed. `segments`
+    contains all segments in order, as returned by `cut`.
     """
     opened_layer, graph = opened(model), graph_of(model)
     run = backends.current().uncompiled(partial(_run, graph, segments))
@@ -182,7 +169,7 @@ def run_node(node: Node, known: dict[int, Any], operator: Operator) -> None:
 
 
 class PureRun:
-    """One run of a segment."""
+    """One run of a segment as a pure function."""
 
     def __init__(self, segment: Segment, operator: Operator) -> None:
         self._segment = segment
@@ -199,12 +186,7 @@ class PureRun:
         known: dict[int, Any],
         recomputation: Callable[[Function], Function],
     ) -> dict[int, Any]:
-        """Returns the values of the segment's outputs, by `id` of `KerasTensor`.
-
-        Args:
-            known: Values of the inputs.
-            recomputation: Wrapper of the segment's function.
-        """
+        """Returns the values of the segment's outputs, by `id` of `KerasTensor`."""
         live = [known[id(x)] for x in self._segment.inputs]
         self._present = [x is not None for x in live]
         live = [x for x in live if x is not None]

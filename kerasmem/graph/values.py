@@ -70,10 +70,7 @@ def other_optimizers(model: Model) -> dict[str, Any]:
 def represents(variable: Variable, weight: Any | None) -> None:
     """Records that a variable contains the codes or scales of a quantized weight.
 
-    Args:
-        variable: Variable with codes or scales.
-        weight: The represented weight, with a shape and float values. None for scales
-            and zero points.
+    `weight` has a shape and float values, or is None for scales and zero points.
     """
     # Bypasses `__setattr__` of Keras, so that TensorFlow does not track the value.
     object.__setattr__(variable, _REPRESENTED, weight)
@@ -124,15 +121,7 @@ _PART = 1 << 20
 
 
 def check_finite(model: Model, before: Any) -> None:
-    """Checks that training did not introduce NaN or infinity.
-
-    Args:
-        model: The trained model.
-        before: The model before training.
-
-    Raises:
-        ModelError: If only the trained model has a weight with such values.
-    """
+    """Raises `ModelError` if training introduced NaN or infinity."""
     for variable in _floats(model.weights):
         values = to_numpy(variable)
         wrong = values.size - np.count_nonzero(np.isfinite(values))
@@ -162,12 +151,7 @@ _DIGEST_BYTES = 16
 
 
 def model_digest(model: Model, what: Sequence[str]) -> str:
-    """Returns a digest of a model's config, attributes and weights.
-
-    Args:
-        model: A built model.
-        what: Other plain data to include, such as layer names.
-    """
+    """Returns a digest of a model's config, attributes and weights, and of `what`."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     layers = model._flatten_layers(include_self=True, recursive=True)
     plain = [_config(model), list(map(_plain_attributes, layers)), list(what)]

@@ -38,11 +38,7 @@ from kerasmem.types import Dataset, Model
 
 
 def with_graph(model: Model) -> Any:
-    """Returns the model, or a Functional copy of a subclassed model.
-
-    Raises:
-        ModelError: If the `call` of the model cannot be traced.
-    """
+    """Returns the model, or a Functional model traced from its `call`."""
     check_built(model)
     if listed_graph(model) is not None:
         return model
@@ -108,10 +104,6 @@ def prune_in_rounds(
     """Removes channels in rounds. Returns the new model and all changes.
 
     Fine-tunes after each round except the last if the context has epochs.
-
-    Raises:
-        ConfigError: If the criterion needs data and none was passed.
-        ModelError: If not enough channels can be removed, or the check fails.
     """
     sizes: dict[int, int] = {}
     changes: list[WeightChange] = []
@@ -139,10 +131,6 @@ def prune_channels(
         data: Samples for the check, and for criteria that need data. Defaults to random
             numbers.
         this_round: Current round. Defaults to a single round.
-
-    Raises:
-        ModelError: If not enough channels can be removed, or the check fails.
-        ConfigError: If a pattern matches no weight, or data is missing.
     """
     this_round = this_round or Round()
     units = units_of(model, config, data)

@@ -41,9 +41,6 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
     """Returns a function for the remaining fraction of peak activation memory.
 
     Estimates the peak for one sample in inference. See `kerasmem.graph.activations`.
-
-    Raises:
-        ConfigError: If the model has axes of unknown length.
     """
     del data
     trace_of_model = trace(model, 1)
@@ -79,9 +76,6 @@ def latency_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSh
     """Returns a function for the remaining fraction of the latency of a forward pass.
 
     Builds every candidate. Alternates runs of the candidate and a copy of the original.
-
-    Raises:
-        ConfigError: If the model has axes of unknown length and there is no data.
     """
     whole = Rebuild(Narrow(labelled, all_channels(labelled))).run(model)
 
@@ -120,12 +114,7 @@ def kept_channels(
     this_round: Round,
     data: Dataset,
 ) -> ChannelSubset:
-    """Returns the remaining channels.
-
-    Raises:
-        ConfigError: If the quantity `of` cannot be measured for this model.
-        ModelError: If the target cannot be reached.
-    """
+    """Returns the remaining channels."""
     if config.of == "channels":
         return ranking.select_as_configured()
     cost_share = MEASURES[config.of](model, labelled, data)
@@ -141,14 +130,8 @@ def fewest(
 ) -> Any:
     """Returns the most channels with a `cost_share` of at most `wanted`, by bisection.
 
-    Args:
-        select: Returns the remaining channels for a fraction to remove.
-        cost_share: Returns the remaining fraction of the cost for these channels.
-        wanted: Float in (0, 1]. Target fraction of the cost.
-        of: Name of the cost, for the message.
-
-    Raises:
-        ModelError: If the target cannot be reached.
+    `select` maps a fraction to remove to the remaining channels. `of` is the name of
+    the cost.
     """
     share = bisect(
         lambda share: cost_share(select(share)) <= wanted,

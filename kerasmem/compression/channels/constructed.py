@@ -26,11 +26,6 @@ EXACT = 1e-5
 class Trial:
     """A model with fewer units, under a layout to be tested.
 
-    Args:
-        original: The original model.
-        units: Units of the original model.
-        removed: Classes to remove.
-
     Attributes:
         model: The smaller model.
         pairs: Weights of the original model and of the smaller model, in pairs.
@@ -50,11 +45,7 @@ class Trial:
             weight.assign(value)
 
     def error(self, data: Dataset) -> float:
-        """Returns the largest relative output difference from the silenced original.
-
-        Raises:
-            ModelError: If the original model cannot be run.
-        """
+        """Returns the largest relative output difference from the silenced original."""
         error, *_ = compared(self._original, self.model, self.subset, data)
         if math.isnan(error):
             raise ModelError(
@@ -75,16 +66,7 @@ def remove_units(
     """Builds a model without some units. The original model is not changed.
 
     Keeps units whose removal changes the output of other units. The reason is added to
-    `units.groups.reasons`.
-
-    Args:
-        model: A built model.
-        units: Units of the model.
-        removed: Classes to remove.
-        data: Samples for the check, or None for random numbers.
-
-    Raises:
-        ModelError: If the original model cannot be run.
+    `units.groups.reasons`. Without data, the check uses random numbers.
     """
     trial = Trial(model, units, removed)
     if not removed.size or trial.error(data) <= EXACT:

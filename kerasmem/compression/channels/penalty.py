@@ -35,9 +35,6 @@ class ChannelPenalty:
         model: A built model.
         kind: `"group_lasso"` for the L2 norm of the weights that compute a channel, or
             `"batch_norm"` for the absolute value of its scale.
-
-    Raises:
-        ModelError: If there are no removable channels, or no channel has a scale.
     """
 
     def __init__(self, model: Model, kind: str) -> None:

@@ -26,15 +26,7 @@ from kerasmem.graph.channels.labels import IN, OUT, Use
 
 
 def per_label(entries: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
-    """Returns the sum of all entries of each label.
-
-    Args:
-        entries: One number per entry of a weight.
-        labels: Integer array that broadcasts to `entries`.
-        count: Number of labels.
-
-    Returns:
-        One sum per label, 0 for labels that do not occur.
+    """Returns the sum of all entries of each label, 0 for labels that do not occur.
 
     Example:
         >>> entries = np.array([[1.0, 2.0], [3.0, 4.0]])
@@ -61,13 +53,9 @@ def distances(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def removable(size: int, ratio: float, round_to: int, min_channels: int) -> int:
-    """Returns the number of channels to remove from a group.
+    """Returns the number of channels to remove from a group of `size` channels.
 
-    Args:
-        size: Number of channels.
-        ratio: Float in [0, 1). Fraction to remove.
-        round_to: Divisor of the number of remaining channels.
-        min_channels: Minimum number of channels to keep.
+    The number of remaining channels is a multiple of `round_to`.
 
     Example:
         >>> removable(64, 0.3, 1, 1), removable(64, 0.3, 8, 1), removable(2, 0.9, 1, 2)
@@ -113,11 +101,7 @@ def shared_out(
 class Round:
     """One pruning round. Each round removes the same fraction of the rest.
 
-    Args:
-        number: Number of this round, from 1.
-        count: Number of rounds.
-        sizes: Channels of each group before the first round, by group key. Set in the
-            first round.
+    The first round sets `sizes`, the number of channels of each group by group key.
     """
 
     number: int = 1
@@ -148,16 +132,7 @@ class Round:
 class Ranking:
     """Ranking of the channels of a model.
 
-    Args:
-        paths: Path of each weight, by the `id` of its variable.
-        labelled: Labels of the model.
-        groups: Removable channels.
-        scores: Score of each class.
-        config: Pruning configuration.
-        this_round: Current round.
-
-    Raises:
-        ConfigError: If a pattern matches no weight.
+    `paths` contains the path of each weight by the `id` of its variable.
     """
 
     def __init__(
@@ -311,11 +286,7 @@ class Ranking:
 
 
 def check_patterns(config: PruneChannels, paths: Sequence[str]) -> None:
-    """Checks that every pattern of a config matches a path.
-
-    Raises:
-        ConfigError: If a pattern matches no path.
-    """
+    """Checks that every pattern of a config matches a path."""
     for pattern in (*config.ignore, *(p for p, _ in config.ratios)):
         if not any(re.search(pattern, path) for path in paths):
             raise ConfigError(

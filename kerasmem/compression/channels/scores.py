@@ -30,16 +30,8 @@ def class_scores(
 ) -> np.ndarray:
     """Returns the importance score of every class. The lowest are removed first.
 
-    Args:
-        models: The model, compiled for the criterion `"taylor"`, and its graph.
-        labelled: Labels of the graph.
-        classes: Class of every label.
-        config: Configuration with criterion and seed.
-        data: Samples, for the criteria `"taylor"` and `"activation"`.
-
-    Raises:
-        ConfigError: If data is missing.
-        ModelError: If the criterion needs a loss and the model has none.
+    `models` are the model, compiled for the criterion `"taylor"`, and its graph.
+    `labelled` and `classes` refer to the graph.
     """
     (model, graph), uses = models, labelled.labels.uses
     if config.criterion != "activation":
@@ -122,19 +114,8 @@ def mean_activations(
     """Returns the mean absolute activation of each class that enters a kernel.
 
     Runs the model in inference mode on the first 512 samples, or on the first batch of
-    batched data. If several layers consume a class, their means are added.
-
-    Args:
-        model: The labelled model, with a graph.
-        labelled: Labels of the model.
-        classes: Class of every label.
-        data: Samples, in any form listed in `kerasmem.files.data`.
-
-    Returns:
-        One number per class, NaN for classes that no layer with a kernel consumes.
-
-    Raises:
-        ConfigError: If there are no samples.
+    batched data. If several layers consume a class, their means are added. Classes that
+    no layer with a kernel consumes have the value NaN.
     """
     total, has_mean = np.zeros(len(classes)), np.zeros(len(classes), bool)
     calls = {id(call.operation): call for call in _consuming(labelled)}

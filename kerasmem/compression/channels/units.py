@@ -33,10 +33,7 @@ Layouts = Mapping[int, Layout]
 def units_along(size: int, units: int, parts: int = 1) -> np.ndarray:
     """Returns the unit of every entry along an axis.
 
-    Args:
-        size: Length of the axis, a multiple of `units`.
-        units: Number of units.
-        parts: Number of runs along the axis that each contain every unit, if divisible.
+    If possible, the axis has `parts` runs that each contain every unit.
 
     Example:
         >>> units_along(6, 3).tolist(), units_along(6, 3, parts=2).tolist()
@@ -65,21 +62,11 @@ class Units:
     with the lowest scores, then the second lowest, and further ranks. Thus every block
     loses the same number of units, each chosen within the block.
 
-    Args:
-        model: A built model, compiled for the criterion `"taylor"`.
-        widths: Output of `find_widths`.
-        config: Pruning configuration.
-        data: Samples with labels, for the criterion `"taylor"`.
-
     Attributes:
         widths: Width of each group.
         labelled: Labels of the weights.
         groups: Classes of labels under the default layout.
         scores: Score of each class.
-
-    Raises:
-        ConfigError: If data is missing, or an option of the config needs a graph.
-        ModelError: If the criterion needs a loss and the model has none.
     """
 
     def __init__(
@@ -149,11 +136,7 @@ class Units:
 
 
 def units_of(model: Model, config: PruneChannels, data: Dataset) -> Units | None:
-    """Returns the units of a model, or None if the config has no widths.
-
-    Raises:
-        ModelError: See `find_widths`.
-    """
+    """Returns the units of a model, or None if the config has no widths."""
     widths = find_widths(model)
     return Units(model, widths, config, data) if widths[0] else None
 

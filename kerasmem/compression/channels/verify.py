@@ -33,18 +33,9 @@ def difference(
 ) -> float:
     """Returns the output difference from the original model without these channels.
 
-    Args:
-        original: The original model. It is not changed.
-        smaller: The model without the channels.
-        subset: Remaining channels.
-        data: Samples for the check. Defaults to random numbers.
-
-    Returns:
-        The largest difference of an output, relative to the largest output. NaN if the
-        model does not run on random numbers and there is no data.
-
-    Raises:
-        ModelError: If the difference is larger than rounding errors explain.
+    The difference is relative to the largest output. Returns NaN if there is no data
+    and the model does not run on random numbers. Raises `ModelError` if the difference
+    is larger than rounding errors explain.
     """
     error, silenced_outputs, inputs = compared(original, smaller, subset, data)
     if inputs is None or error <= TOLERANCE:

@@ -45,11 +45,8 @@ _HIDDEN_DIM = "hidden_dim"
 class Axis:
     """Axis of a weight along which units lie.
 
-    Args:
-        variable: The weight.
-        axis: Index of the axis.
-        layers: `id` of each layer around the weight, outermost first.
-        block: Index in `layers` of the repeated block.
+    `layers` contains the `id` of each layer around the weight, outermost first. `block`
+    is the index of the repeated block in `layers`.
     """
 
     variable: Any
@@ -126,17 +123,10 @@ Widths = tuple[list[list[Width]], dict[int, str]]
 def find_widths(model: Model) -> Widths:
     """Finds the widths in a model's config.
 
-    Args:
-        model: A built model.
-
-    Returns:
-        A list with the alternatives of each width, in order of preference. A dict from
-        the `id` of a weight to the reason why it stays unchanged. Both are empty if the
-        config lists the layers.
-
-    Raises:
-        ModelError: If the config does not describe the whole model, such as with LoRA,
-            or weights are quantized.
+    Returns a list with the alternatives of each width, in order of preference. Also
+    returns a dict from the `id` of a weight to the reason why it stays unchanged. Both
+    are empty if the config lists the layers. Raises `ModelError` for LoRA and quantized
+    weights.
     """
     widths: list[list[Width]] = []
     reasons: dict[int, str] = {}

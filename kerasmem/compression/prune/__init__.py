@@ -176,14 +176,7 @@ def _scope(scope: Any) -> Any:
 
 
 def pattern_name(pattern: Any) -> str:
-    """Returns a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"` or `"max 4x4"`.
-
-    Args:
-        pattern: A pattern as text, or a block shape such as `(4, 4)`.
-
-    Raises:
-        ConfigError: If the pattern is invalid.
-    """
+    """Returns a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"` or `"max 4x4"`."""
     name = pattern
     if not isinstance(pattern, str):
         try:
@@ -197,12 +190,8 @@ def pattern_name(pattern: Any) -> str:
 def check_pattern(name: str, value: Any = None) -> tuple[str, tuple[int, ...]]:
     """Returns the kind and the numbers of a pattern.
 
-    Args:
-        name: Pattern as text.
-        value: Original value, for the message. Defaults to `name`.
-
-    Raises:
-        ConfigError: If the text is not a valid pattern.
+    `value` is the original value, for the message. Raises `ConfigError` if the pattern
+    is invalid.
 
     Example:
         >>> check_pattern("2:4"), check_pattern("max 4x1")

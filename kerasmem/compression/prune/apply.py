@@ -27,12 +27,7 @@ from kerasmem.types import Dataset, Model, Variable
 def prune_weights(
     model: Model, config: Prune, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Prunes a model in place. Returns the model and one change per weight.
-
-    Raises:
-        ModelError: If the model has no weights to prune.
-        ConfigError: If a pattern matches no weight, or the criterion needs data.
-    """
+    """Prunes a model in place. Returns the model and one change per weight."""
     plan = make_plan(model, config)
     if is_by_magnitude(config):
         return model, prune_by_magnitude(plan, config)
@@ -53,11 +48,8 @@ def choose_masks(
 ) -> list[np.ndarray]:
     """Returns one bool mask per weight of a plan, False for entries to remove.
 
-    Args:
-        plan: Weights and groups.
-        config: Configuration with the pattern.
-        matters: Importance scores, one array per weight.
-        sparsities: Fraction to remove from each weight, equal within a group.
+    `matters` contains the importance scores of each weight. `sparsities` are equal
+    within a group.
     """
     pattern = parse_pattern(config.pattern)
     axes = plan.axes
@@ -84,15 +76,7 @@ def gather(
 ) -> list[np.ndarray] | None:
     """Returns the evidence that a criterion needs for each weight, or None.
 
-    Args:
-        model: A built model, compiled for a gradient criterion.
-        plan: Weights to prune.
-        criterion: A key of `CRITERIA`.
-        data: Samples, with labels for a gradient criterion.
-
-    Raises:
-        ConfigError: If data is missing.
-        ModelError: If the model has no loss.
+    Gradient criteria need a compiled model and labels.
     """
     if CRITERIA[criterion] == INPUTS:
         return input_norms(model, data, plan.chosen)
@@ -112,17 +96,10 @@ def is_by_magnitude(config: Prune) -> bool:
 
 
 def prune_by_magnitude(plan: MaskPlan, config: Prune) -> list[WeightChange]:
-    """Sets the smallest weight entries to zero, in place.
+    """Sets the smallest weight entries to zero, in place. Returns the changes.
 
     Holds one weight and its new value in memory at a time. Finds the threshold by a
     radix search over the bits of the scores, 16 bits per pass.
-
-    Args:
-        plan: Weights to prune.
-        config: A configuration for which `is_by_magnitude` is true.
-
-    Returns:
-        One change per weight.
     """
     is_relative = plan.criterion(config) == "magnitude/rms"
     shares = [0.0] * len(plan.chosen)
@@ -155,7 +132,6 @@ class _Scores:
         self._scale, self._progress = None, progress
 
     def map(self, function: Callable[[int, np.ndarray], Any]) -> Iterator[Any]:
-        """Yields `function(start, piece)` for pieces of the weight, in order."""
         return map_pieces(function, array_of(self.variable), self._progress)
 
     def bits(self, values: np.ndarray) -> np.ndarray:
@@ -166,7 +142,6 @@ class _Scores:
         return sizes.astype(self.dtype, copy=False).view(f"u{self.dtype.itemsize}")
 
     def divide_by_rms(self) -> None:
-        """Divides later scores by the root mean square of all entries."""
 
         def squares(_: int, values: np.ndarray) -> float:
             return float(np.square(magnitude(values), dtype=np.float64).sum())

@@ -20,11 +20,7 @@ from kerasmem.types import Dataset, Model
 class Gradual:
     """Masks of one training run, updated by the schedule.
 
-    Args:
-        model: A built and compiled model.
-        config: Pruning configuration.
-        data: Samples, for the criterion `"wanda"`. Defaults to `None`.
-        fetch: Function that is called before weights are read or set during training.
+    `fetch` is called before weights are read or set during training.
 
     Attributes:
         plan: The `MaskPlan` of the model.
@@ -85,11 +81,7 @@ class Gradual:
         return zeros / sum(each.size for each in values)
 
     def go_on(self, place: float) -> None:
-        """Updates the masks for a position of the schedule.
-
-        Args:
-            place: Position in the training, in the unit of the schedule.
-        """
+        """Updates the masks for a position of the schedule."""
         schedule = self._config.schedule
         sparsities = [schedule.sparsity(place, s) for s in self.plan.sparsities]
         self._write(self._chosen(place, sparsities))

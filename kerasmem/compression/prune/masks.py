@@ -25,13 +25,8 @@ class Masks:
     A mask is the variable's `constraint`, after the user's constraint if there is one.
     The optimizer applies the constraint in the same step as the update, so checkpoints
     are always sparse. Moving averages of the weights are also masked. A mask needs one
-    bit per entry where XLA compiles the step, otherwise one byte.
-
-    Args:
-        model: A built and compiled model.
-        variables: Variables to mask. Masks have no effect before `write`.
-        splicing: Whether removed entries keep training, in an extra float32 per entry.
-            Defaults to `False`.
+    bit per entry where XLA compiles the step, otherwise one byte. With `splicing`,
+    removed entries keep training in an extra float32 per entry.
     """
 
     def __init__(
@@ -111,13 +106,7 @@ class Masks:
 
 @contextmanager
 def preserve_zeros(config: Prune, model: Model, trainer: Model) -> Iterator[None]:
-    """Keeps the zeros of a pruned model while `trainer` trains.
-
-    Args:
-        config: The configuration used for pruning.
-        model: The pruned model.
-        trainer: The compiled model on which `fit` is called.
-    """
+    """Keeps the zeros of a pruned model while `trainer` trains."""
     variables = make_plan(model, config).variables
     masks = Masks(trainer, variables)
     try:
@@ -131,8 +120,6 @@ def preserve_zeros(config: Prune, model: Model, trainer: Model) -> Iterator[None
 
 
 class _Link:
-    """The mask of one variable, as an optimizer constraint."""
-
     def __init__(self, optimizer: Optimizer, variable: Variable) -> None:
         self.optimizer = optimizer
         self.variable = variable
@@ -140,7 +127,6 @@ class _Link:
         self.unseen: Any = None
 
     def masked(self, value: Any) -> Any:
-        """Returns the updated value of the variable with removed entries at zero."""
         mask = decode_in_step(self.mask.variable, value.shape)
         if self.unseen is not None:
             # A removed entry was zero before the update, so its value is the update.

@@ -55,25 +55,13 @@ def input_norms(
 ) -> list[np.ndarray]:
     """Returns the L2 norm of the input that each entry of a weight multiplies.
 
-    Runs the model in inference mode on the first samples of `data`.
-
-    Args:
-        model: A built model.
-        data: Samples, in any form listed in `kerasmem.files.data`. Up to 256 samples
-            are used, or the first batch of batched data.
-        weights: Kernels for which `why_no_inputs` returns None.
-
-    Returns:
-        Arrays that broadcast to the shapes of the weights.
-
-    Raises:
-        ConfigError: If there are no samples, or a layer was not called.
+    Runs the model in inference mode on up to 256 samples, or on the first batch of
+    batched data. The results broadcast to the shapes of the weights.
     """
     squares: dict[int, Any] = {}
     owners = [weight.owner for weight in weights]
 
     def add(call: LayerCall) -> None:
-        """Adds up the squares of a layer input over all axes but the features."""
         values = to_numpy(call.x).astype("float64")
         features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
         rest = tuple(axis for axis in range(values.ndim) if axis not in features)
@@ -122,11 +110,9 @@ _NOTHING_GOES = "has too few entries, or entries too large, to remove any"
 class MaskPlan:
     """Weights of a model to prune under a `Prune` configuration.
 
-    Args:
-        chosen: Weights to prune.
-        sparsities: Final sparsity of each weight, or of its group.
-        groups: Indices of weights that are ranked together.
-        left_alone: Other weights, each with the reason why it is not pruned.
+    `sparsities` contains the final sparsity of each weight, or of its group. `groups`
+    contains the indices of weights that are ranked together. `left_alone` contains the
+    other weights, each with the reason.
     """
 
     chosen: tuple[Weight, ...]
@@ -153,12 +139,7 @@ class MaskPlan:
 
 
 def make_plan(model: Model, config: Prune) -> MaskPlan:
-    """Selects the weights of `model` to prune.
-
-    Raises:
-        ModelError: If there is nothing to prune.
-        ConfigError: If a pattern of `include`, `exclude` or `ratios` matches no weight.
-    """
+    """Selects the weights of `model` to prune."""
     all_weights = list(weights(model))
     last = output_layers(model, all_weights)
     pruned_weights, left_alone = select(
@@ -226,12 +207,8 @@ def erdos_renyi(
     """Returns a sparsity for each weight, lower for small weights.
 
     The density of a weight is proportional to the sum of its axes divided by their
-    product, and at most 1. The total sparsity is `sparsity`.
-
-    Args:
-        shapes: Shapes of the weights, with two axes or more.
-        sparsity: Float in [0, 1). Fraction of all entries to remove.
-        kernel: Whether to use all axes instead of the last two (inputs and outputs).
+    product, and at most 1. The total sparsity is `sparsity`. Without `kernel`, only the
+    last two axes (inputs and outputs) are used.
 
     Example:
         >>> [round(s, 3) for s in erdos_renyi([(8, 8), (64, 64)], 0.8, kernel=False)]
@@ -280,9 +257,7 @@ def _makers(
 ) -> tuple[set[int], set[int]]:
     """Returns the last layers with a kernel, searching backward from `outputs`.
 
-    Returns:
-        The ids of the layers, and the indices of graph inputs reached without passing
-        such a layer.
+    Also returns the indices of graph inputs reached without passing such a layer.
     """
     inputs = {id(tensor): number for number, tensor in enumerate(graph.inputs)}
     last, numbers, waiting, tensor_ids = set(), set(), list(outputs), set()

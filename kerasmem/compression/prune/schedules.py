@@ -283,11 +283,7 @@ _KINDS = ("ConstantSparsity", "PolynomialDecay")
 
 
 def as_schedule(schedule: Any) -> Schedule:
-    """Converts plain data or a tfmot schedule to a `Schedule`.
-
-    Raises:
-        ConfigError: If the type is not supported.
-    """
+    """Converts plain data or a tfmot schedule to a `Schedule`."""
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, dict):
@@ -304,9 +300,6 @@ def as_schedule(schedule: Any) -> Schedule:
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:
     """Returns the schedule described by the output of `Schedule.to_json`.
-
-    Raises:
-        ConfigError: If the schedule or an argument is unknown.
 
     Example:
         >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin

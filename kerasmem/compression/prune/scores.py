@@ -31,10 +31,9 @@ def scores(
     Args:
         criterion: A key of `CRITERIA`.
         weights: Float arrays of any shape.
-        evidence: Evidence of the criterion, one array per weight. `"taylor"`: sum over
-            batches of the squared product of weight and gradient. `"movement"`: sum of
-            the negative product. `"wanda"`: L2 norm of the input that each entry
-            multiplies, in a broadcastable shape.
+        evidence: One array per weight. `"taylor"`: sum over batches of the squared
+            product of weight and gradient. `"movement"`: sum of the negative product.
+            `"wanda"`: broadcastable L2 norm of the input that each entry multiplies.
         seed: Random seed of the criterion `"random"`. Defaults to 0.
 
     Example:
@@ -89,12 +88,7 @@ def removed_count(size: int, sparsity: float) -> int:
 def keep_largest(scores: np.ndarray, removed: int) -> np.ndarray:
     """Returns a bool mask that is False at exactly `removed` smallest scores.
 
-    Args:
-        scores: Array of any shape. NaN counts as largest.
-        removed: Number of entries to remove, from 0 to the size.
-
-    Returns:
-        The mask, in the shape of `scores`. The first of equal scores are removed.
+    NaN counts as largest. The first of equal scores are removed.
 
     Example:
         >>> keep_largest(np.array([3.0, 1.0, 2.0, 1.0]), 1).tolist()
@@ -127,11 +121,8 @@ def exchange(
 ) -> np.ndarray:
     """Returns a mask in which the smallest entries are exchanged for removed ones.
 
-    Args:
-        mask: Bool array, True for remaining entries.
-        size: Importance of the remaining entries.
-        gradient: Gradient of the loss, including removed entries.
-        fraction: Float in [0, 1]. Fraction of the remaining entries to exchange.
+    `size` and `gradient` have one value per entry. `fraction` is the fraction of the
+    remaining entries to exchange.
 
     Example:
         >>> mask = np.array([True, True, False, False])
@@ -163,10 +154,7 @@ class Pattern(abc.ABC):
     ) -> list[np.ndarray]:
         """Returns one bool mask per array, False for removed entries.
 
-        Args:
-            scores: Importance scores, one array per weight. All are ranked together.
-            sparsity: Float in [0, 1). Fraction of entries to remove.
-            axes: Axis of each array that its layer sums over.
+        All arrays are ranked together. `axes` contains the summed axis of each array.
         """
 
 
@@ -228,11 +216,8 @@ class NOfM(Pattern):
 class Blocks(Pattern):
     """Removes whole blocks along the last axes of a weight.
 
-    Args:
-        shape: Block shape, each length at least 1. Blocks are cut off at the end of an
-            axis.
-        largest: Whether to score a block by its largest entry instead of the mean.
-            Defaults to `False`.
+    Blocks are cut off at the end of an axis. If `largest`, a block is scored by its
+    largest entry instead of the mean.
     """
 
     shape: tuple[int, ...]

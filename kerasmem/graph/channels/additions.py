@@ -22,12 +22,7 @@ WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {na
 def added_otherwise(
     labelled: LabelledModel, subset: ChannelSubset
 ) -> list[LabelledCall]:
-    """Returns the calls in which Keras would add along another axis after pruning.
-
-    Args:
-        labelled: Labels of the model.
-        subset: Channels to keep.
-    """
+    """Returns the calls in which Keras would add along another axis after pruning."""
     if not current().adds_along_any_axis:
         return []
     whole, calls = all_channels(labelled), []
@@ -41,11 +36,7 @@ def added_otherwise(
 
 
 def wrong_axis(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """Returns the wrong axis along which Keras adds two shapes, or None.
-
-    Args:
-        first: Shape of the first operand of `keras.ops.add` on TensorFlow.
-        second: Shape of the second operand.
+    """Returns the wrong axis along which `keras.ops.add` adds two shapes, or None.
 
     Example:
         >>> wrong_axis((2, 4, 3, 4), (1, 4, 1, 1)), wrong_axis((2, 4, 3, 5), (4, 1, 1))

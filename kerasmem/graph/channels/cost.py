@@ -26,9 +26,6 @@ def flops(model: Model) -> int:
 
     Counts two per multiplication with a kernel, see `multiplications`. Weights must be
     floats, because the shape of quantized kernels can differ.
-
-    Raises:
-        ModelError: If the model has no graph.
     """
     labels = label_channels(model)
     return 2 * multiplications(labels, all_channels(labels))

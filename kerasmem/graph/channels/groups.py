@@ -24,12 +24,12 @@ class Groups:
     Args:
         classes: Class of every label.
         members: One array of classes per group.
-        keys: Key of each group, derived from its tensors and weights. Equal in a
-            smaller model with the same layers.
+        keys: Key of each group. Equal in a smaller model with the same layers.
         reasons: Reason for each class that cannot be removed.
         tied: Indices of groups that must lose the same number of classes.
-        channels: Number of channels in a class of each group. Empty for one channel.
-        alternatives: Indices of groups of which only the first possible one is pruned.
+        channels: Number of channels per class of each group. Empty for one channel.
+        alternatives: Indices of groups. Only the first possible group of each tuple is
+            pruned.
     """
 
     classes: np.ndarray

@@ -22,11 +22,8 @@ from kerasmem.types import Variable
 class ChannelSubset:
     """A subset of the channels of a model.
 
-    Args:
-        classes: Class of every label.
-        removed: Removed classes.
-        uses: Labels of weights.
-        notes: Reasons why some classes are kept, by class.
+    `classes` contains the class of every label. `notes` contains the reasons why some
+    classes are kept.
     """
 
     def __init__(
@@ -115,13 +112,8 @@ Addition = tuple[Shape, Shape]
 class LabelledCall:
     """One call of one operation on labelled tensors.
 
-    Args:
-        operation: The layer, or the `keras.Operation` of an expression such as `a + b`.
-        args: Positional arguments, with a `LabelledTensor` for every `KerasTensor`.
-        kwargs: Keyword arguments.
-        shapes: Output shapes.
-        labels: Labels of the model.
-        outputs: Output labels, set after labelling.
+    The arguments contain a `LabelledTensor` for every `KerasTensor`. `outputs` is set
+    after labelling.
     """
 
     operation: Any
@@ -167,13 +159,7 @@ Config = Callable[[LabelledCall, ChannelSubset], dict[str, Any]]
 
 
 def length(argument: str, weight: str, axis: int) -> Config:
-    """Returns a config function for the length of a weight axis.
-
-    Args:
-        argument: Name of the config entry.
-        weight: Name of the weight attribute.
-        axis: Axis of the weight.
-    """
+    """Returns a config function for the length of a weight axis."""
     return lambda call, subset: {
         argument: subset.weight_shape(getattr(call.operation, weight))[axis]
     }

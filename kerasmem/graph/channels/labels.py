@@ -26,12 +26,10 @@ MOST_LABELS = 20_000_000
 
 @dataclass(frozen=True, eq=False)
 class LabelledTensor:
-    """Labels of one tensor of a graph.
+    """Labels of one tensor, in an array that broadcasts to its shape.
 
-    Args:
-        array: Integer array that broadcasts to `shape`, of size 1 along axes with
-            constant labels.
-        shape: Shape of the tensor, with None for unknown lengths.
+    The array has size 1 along axes with constant labels. Unknown lengths of `shape` are
+    None.
     """
 
     array: np.ndarray
@@ -118,11 +116,8 @@ IN, OUT, CHANNEL = "in", "out", "channel"
 class Use:
     """Labels along some axes of one weight.
 
-    Args:
-        variable: The `keras.Variable`.
-        role: `"in"`, `"out"` or `"channel"`.
-        labels: Integer array that broadcasts to the shape of the variable.
-        silenced: Whether zeros in these entries disable a channel.
+    `role` is `"in"`, `"out"` or `"channel"`. `labels` broadcasts to the shape of the
+    variable. `silenced` means that zeros in these entries disable a channel.
     """
 
     variable: Any
@@ -173,10 +168,7 @@ class Labels:
     def join(self, array: np.ndarray, axes: Sequence[int], why: str = "") -> np.ndarray:
         """Unites labels along `axes`. Returns the labels with size 1 along these axes.
 
-        Args:
-            array: Labels.
-            axes: Axes to unite.
-            why: Reason to report if this prevents the removal of the channels.
+        `why` is the reason to report if this prevents the removal of the channels.
         """
         one = array
         for axis in axes:
@@ -261,12 +253,7 @@ def _by_class(
 
 
 def components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the smallest node connected to each of `count` nodes.
-
-    Args:
-        count: Number of nodes.
-        a: First ends of the edges, 1-D.
-        b: Second ends of the edges, 1-D.
+    """Returns the smallest node connected to each of `count` nodes by edges (a, b).
 
     Example:
         >>> components(5, np.array([4, 2]), np.array([1, 4])).tolist()

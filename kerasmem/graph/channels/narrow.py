@@ -13,12 +13,7 @@ from kerasmem.types import Node, Tensor
 
 
 class Narrow(Rewrite):
-    """Keeps a subset of the channels.
-
-    Args:
-        labelled: Labels of the model.
-        subset: Channels to keep.
-    """
+    """Keeps a subset of the channels."""
 
     def __init__(self, labelled: LabelledModel, subset: ChannelSubset) -> None:
         self._labelled = labelled
@@ -43,11 +38,7 @@ class Narrow(Rewrite):
         return args if new is None else (args[0], *new)
 
     def check(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Checks that the output shapes match the labels.
-
-        Raises:
-            ModelError: If a shape differs.
-        """
+        """Checks that the output shapes match the labels."""
         for old, new in zip(node.outputs, outputs, strict=True):
             shape, new_shape = (
                 self._subset.shape(self._labelled.tensors[id(old)]),

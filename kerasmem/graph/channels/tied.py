@@ -30,12 +30,7 @@ def is_tied(layer: Layer) -> bool:
 def tied_anew(layer: Layer, pairs: Iterable[tuple[Any, Any]]) -> Any:
     """Returns a copy of a tied layer, tied to the copy of its source layer.
 
-    Args:
-        layer: The original layer.
-        pairs: Pairs of operations and their copies.
-
-    Raises:
-        ModelError: If no source layer has a copy of the same class.
+    `pairs` are pairs of operations and their copies.
     """
     new = {
         id(before): after

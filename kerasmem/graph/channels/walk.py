@@ -27,11 +27,8 @@ from kerasmem.types import Model, Operation
 class LabelledModel:
     """Channel labels of a model.
 
-    Args:
-        labels: All labels, including weights.
-        calls: Labelled calls, by `id` of the node.
-        tensors: Labels of every `KerasTensor`, by `id`.
-        unknown: Names of unsupported operations, with the reason.
+    `calls` and `tensors` are keyed by the `id` of the node and of the `KerasTensor`.
+    `unknown` contains the names of unsupported operations, with the reason.
     """
 
     labels: Labels
@@ -41,11 +38,7 @@ class LabelledModel:
 
 
 def label_channels(model: Model) -> LabelledModel:
-    """Labels the channels of a model with a graph.
-
-    Raises:
-        ModelError: If the model has no graph.
-    """
+    """Labels the channels of a model with a graph."""
     graph = own_graph(model)
     if graph is None:
         raise ModelError(
