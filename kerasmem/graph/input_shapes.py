@@ -80,7 +80,7 @@ def _requested_shapes(input_shape: Any, names: list[str]) -> dict[str, Shape]:
     shapes = _by_name(input_shape, names)
     if shapes is None or not all(map(is_shape, shapes.values())):
         raise ConfigError(
-            "The input shape does not match the model. Expected: a shape without the "
+            "The input shape does not fit the model. Expected: a shape without the "
             f"batch axis, with lengths from 1, or one per input of {names} (on the "
             "command line: --input-shape once per input, in this order). Received: "
             f"input_shape={input_shape!r}."
@@ -109,7 +109,7 @@ def _merged(own: Shape | None, requested: Shape | None) -> Shape | None:
     )
     if not fits:
         raise ConfigError(
-            "The input shape does not match the model. Expected: the shape "
+            "The input shape does not fit the model. Expected: the shape "
             f"{tuple(own)} with a length for every None. Received: "
             f"input_shape={tuple(requested)}."
         )

@@ -134,7 +134,7 @@ class Rebuild:
         except (TypeError, ValueError) as error:
             raise ModelError(
                 f"In the new model, {operation.name!r} does not accept its inputs. "
-                "Next: exclude this layer and report the defect. "
+                "Next: exclude this layer, and report it as a defect. "
                 f"Received: {' '.join(str(error).split())[:300]}"
             ) from error
         self._rewrite.check(node, outputs)
@@ -248,7 +248,7 @@ class Rebuild:
                     raise ModelError(
                         f"The weight {variable.path!r} expects a value of the shape "
                         f"{tuple(variable.shape)}. Received: {np.shape(value)}. Next: "
-                        "exclude this layer and report the defect."
+                        "exclude this layer, and report it as a defect."
                     )
                 variable.assign(value)
 

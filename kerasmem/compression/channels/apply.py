@@ -200,7 +200,7 @@ def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> Non
 
 def _no_channels(model: Model, labelled: LabelledModel, groups: Groups) -> ModelError:
     return ModelError(
-        f"The model {model.name!r} has no removable channels. "
+        f"The model {model.name!r} has no channels that could be removed. "
         f"{_first_reasons(model, labelled, groups)}"
     )
 

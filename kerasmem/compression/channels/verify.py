@@ -51,7 +51,7 @@ def difference(
         f"The outputs of the model {original.name!r} without channels differ by "
         f"{error:.1e} of the largest output from the original with the same channels "
         f"silenced. Expected at most {TOLERANCE:.0e}. This is a defect of kerasmem. "
-        "Next: add the layers around to `ignore`, and report the defect."
+        "Next: add the layers around to `ignore`, and report it."
     )
 
 

@@ -49,7 +49,7 @@ class Narrow(Rewrite):
                     f"Without channels, the output shape of {node.operation.name!r} "
                     f"differs from its labels. Expected: {shape}. Received: "
                     f"{new_shape}. This is a defect of kerasmem. Next: add the layers "
-                    "around to `ignore`, and report the defect."
+                    "around to `ignore`, and report it."
                 )
 
     def input_shape(self, tensor: Tensor) -> tuple[int | None, ...]:
