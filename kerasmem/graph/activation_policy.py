@@ -14,9 +14,9 @@ from kerasmem.errors import ModelError
 class Residuals(Enum):
     """Inputs of a recomputed segment that are saved for the backward pass."""
 
-    ALL = "all of it"
-    EIGHT_BITS = "what a layer made of it, in eight bits"
-    NO_FLOATS = "only what is no float"
+    ALL = "all inputs"
+    EIGHT_BITS = "eight-bit residuals of a layer"
+    NO_FLOATS = "inputs that are not floats"
 
 
 @dataclass(frozen=True, eq=False)

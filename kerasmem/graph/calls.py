@@ -45,7 +45,7 @@ class Call:
             `"encoder/dense:1"` for the second call of a shared layer.
         is_trained: Whether the call, or a model around it, sets `training=True`.
         values: Values of the argument tensors, by `id` of the tensor.
-        part_of: Call that was split into several calls. Such a call has `inputs` only.
+        part_of: Original call, if this call is a part of it. A part uses `inputs` only.
     """
 
     operation: Any

@@ -32,7 +32,7 @@ def kl_divergence(exact: Any, other: Any) -> Any:
 
 
 def divergence(exact: Any, other: Any, kind: ModelOutput, variance: float) -> Any:
-    """Returns the divergence between the outputs of two models, without the last axis.
+    """Returns the divergence between outputs of two models, reduced over the last axis.
 
     For classes, this is the KL divergence. For independent probabilities, it is the sum
     of their KL divergences. For other values, it is the squared error divided by twice

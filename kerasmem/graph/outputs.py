@@ -74,7 +74,7 @@ class ModelOutput:
 
 
 def describe_outputs(model: Model, loss: Any, values: Any) -> list[ModelOutput]:
-    """Returns form and task of each output of `model`, in flattened order.
+    """Returns the form and the task of each output of `model`, in flattened order.
 
     If the graph does not show the form, the loss does: `from_logits=True` means logits.
     `values` is the output of the model for a batch.
@@ -330,7 +330,7 @@ def _remedy(
         and not recovers
     ):
         return (
-            "expects logits, so the probabilities are flattened twice. Next: set "
+            "expects logits, so the activation is applied twice. Next: set "
             "from_logits=False, or remove the last activation of the model."
         )
     return None

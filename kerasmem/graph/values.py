@@ -44,7 +44,7 @@ def held_bytes(model: Model) -> int:
 
 
 def optimizers(model: Model) -> list[Any]:
-    """Returns all optimizers of a model, including those of a custom `train_step`."""
+    """Returns all optimizers of a model, including ones for a custom `train_step`."""
     own_optimizer = [model.optimizer] if model.compiled and model.optimizer else []
     return [*own_optimizer, *other_optimizers(model).values()]
 

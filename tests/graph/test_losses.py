@@ -157,7 +157,7 @@ def test_keras_itself_finds_the_logits_before_a_softmax_on_tensorflow():
     if keras.backend.backend() == "tensorflow":
         assert found == []
         found = words(ending_in(L.Softmax(dtype="float16")), as_loss(LOGITS))
-    assert "expects logits, so the probabilities are flattened" in found[0]
+    assert "expects logits, so the activation is applied twice" in found[0]
 
 
 def test_it_is_said_wherever_something_is_trained():

@@ -205,10 +205,7 @@ class Ranking:
     def _shrinking(
         self, calls: Sequence[LabelledCall], counts: list[int]
     ) -> dict[int, str]:
-        """Returns the groups to keep more channels of, with the name of a call.
-
-        Their number of channels is in the shapes of the added tensors.
-        """
+        """Returns the groups that affect the calls, each with the name of a call."""
         names: dict[int, str] = {}
         for call in calls:
             weights = {id(v) for v in getattr(call.operation, "weights", ())}

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 """Largest allowed output difference, relative to the largest output."""
 
 _NUDGE = 1e-6
-"""Minimum relative change of the weights to measure how chaotic a model is."""
+"""Minimum relative weight change in the test of numerical stability."""
 
 _LENGTHS = (64, 32, 8)
 """Lengths to try for input axes of unknown length."""
@@ -40,8 +40,8 @@ def difference(
     error, silenced_outputs, inputs = compared(original, smaller, subset, data)
     if inputs is None or error <= TOLERANCE:
         return error
-    # In low precision, some models are chaotic: tiny weight changes have the same
-    # effect on the outputs.
+    # Some models are numerically unstable in low precision: a tiny weight change has
+    # the same effect on the outputs.
     nudge = max(_NUDGE, _rounding(original))
     if error <= 10 * _apart(
         silenced_outputs, _silenced(original, subset, inputs, nudge)
@@ -58,7 +58,7 @@ def difference(
 def compared(
     original: Model, smaller: Any, subset: ChannelSubset, data: Dataset
 ) -> tuple[float, list[np.ndarray], Any]:
-    """Returns the difference, the expected outputs and the inputs, or None for them."""
+    """Returns the difference, expected outputs, and inputs (None if no input runs)."""
     for inputs in _inputs(original, data):
         try:
             silenced_outputs = _silenced(original, subset, inputs)
@@ -128,7 +128,7 @@ def _inputs(model: Model, data: Dataset) -> Iterator[Any]:
         arrays = few_inputs(model, data, 4)
         yield keras.tree.map_structure(keras.ops.convert_to_tensor, arrays)
     elif not any(x.dtype == "string" for x in model.inputs):
-        structure = own_graph(model).input  # a Sequential model has no `input`
+        structure = own_graph(model).input  # `model.input` fails for Sequential
         for length in _LENGTHS:
             random = np.random.default_rng(0)
             yield keras.tree.map_structure(

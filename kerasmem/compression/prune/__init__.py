@@ -43,8 +43,8 @@ class Prune(Technique):
     """Weight pruning: sets the least important weights to zero.
 
     Prunes kernels and embedding tables. Depthwise kernels, the output layer and other
-    float weights are pruned only if `include` or `ratios` matches their path.
-    `km.compress` prunes in one step. `km.callbacks.Pruning` follows the schedule.
+    float weights are pruned only if `include` or `ratios` matches them. `km.compress`
+    prunes in one step. `km.callbacks.Pruning` follows the schedule.
 
     Sources: Han, Pool, Tran and Dally, "Learning both Weights and Connections for
     Efficient Neural Networks", 2015 (magnitude); Zhu and Gupta, "To prune, or not to

@@ -135,7 +135,7 @@ class _Scores:
         return map_pieces(function, array_of(self.variable), self._progress)
 
     def bits(self, values: np.ndarray) -> np.ndarray:
-        # The order is the same, because scores are not negative.
+        # Scores are not negative, so their bits as integers have the same order.
         sizes = magnitude(values)
         if self._scale is not None:
             sizes = (sizes / self._scale).astype(sizes.dtype)

@@ -20,7 +20,7 @@ from kerasmem.errors import ConfigError
 
 UNITS = ("share", "step", "epoch")
 _SPARSITY = Real("the fraction of weights to set to zero,", least=0, below=1)
-_UPDATES = 50  # the default, as in the docstring of `Schedule`
+_UPDATES = 50  # pruning steps if `every` is None
 _ROUNDING = 1e-9
 
 
@@ -71,7 +71,7 @@ class Schedule(Config, abc.ABC):
 
     @abc.abstractmethod
     def rise(self, progress: float, final: float) -> float:
-        """Returns the sparsity at a progress between `begin` and `end`.
+        """Returns the sparsity between `begin` and `end`.
 
         Args:
             progress: Float in [0, 1]. 0 is `begin`, 1 is `end`.

@@ -2,8 +2,8 @@
 
 On TensorFlow, `keras.ops.add` treats a second operand with one axis longer than 1 as a
 bias. This happens if the first operand has this length along its last or second axis.
-Keras then adds along that axis, whatever the axis of the operand (Keras 3.15). Pruning
-can trigger this, because it changes the lengths.
+Keras 3.15 then adds along that axis, regardless of the operand's axis. Pruning can
+trigger this, because it changes the lengths.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, Labe
 from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
-WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {name!r}"
+WHY = "with fewer channels, keras.ops.add may add along another axis in {name!r}"
 """Reason to report for channels that are kept."""
 
 

@@ -147,7 +147,7 @@ def attention(call: LabelledCall) -> list[np.ndarray]:
     """Labels the layer Attention, which has no weights per channel."""
     query, value, *key = call.inputs
     if len(call.shapes) > 1 or call.operation.score_mode != "dot":
-        return call.frozen(f"{call.operation.name!r} is an unsupported attention")
+        return call.frozen(f"{call.operation.name!r} has an unsupported form")
     keys = key[0] if key else value
     scores = contracted(call.labels, [query, keys], ["bqc", "bkc"], "bqk")
     weights = LabelledTensor(scores, (query.shape[0], query.shape[1], keys.shape[1]))

@@ -49,7 +49,9 @@ def einsum_dense(call: LabelledCall) -> list[np.ndarray]:
     layer = call.operation
     letters = einsum_letters(layer.equation)
     if letters is None:
-        return call.frozen(f"{layer.name!r} has the equation {layer.equation!r}")
+        return call.frozen(
+            f"{layer.name!r} has the unsupported equation {layer.equation!r}"
+        )
     array = projected(call.labels, layer, call.x, letters)
     return [activated(call.labels, array, layer.activation, layer.name)]
 

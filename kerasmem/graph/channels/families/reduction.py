@@ -70,7 +70,7 @@ def einsum(call: LabelledCall) -> list[np.ndarray]:
     terms = inputs.split(",")
     plain = all(t.isalpha() and len(set(t)) == len(t) for t in [*terms, output])
     if constants(call.args, call.kwargs) or not plain or len(terms) > len(call.inputs):
-        return call.frozen(f"{op.name!r} has the einsum {op.subscripts!r}")
+        return call.frozen(f"{op.name!r} has the unsupported einsum {op.subscripts!r}")
     return [contracted(call.labels, call.inputs, terms, output)]
 
 
