@@ -122,7 +122,11 @@ class Prune(Technique):
         return super().to_json() | {"ratios": dict(self.ratios)}
 
     def patterns_by_field(self) -> dict[str, tuple[str, ...]]:
-        """Returns the regular expressions of each argument that takes some."""
+        """Returns the regular expressions of each argument.
+
+        Returns:
+            Expressions of `scope`, `include`, `exclude` and `ratios`, by argument.
+        """
         groups = self.scope if isinstance(self.scope, tuple) else ()
         keys = tuple(key for key, _ in self.ratios)
         return {

@@ -25,9 +25,7 @@ def moved(move: Move) -> Callable[[LabelledCall], list[np.ndarray]]:
     def label(call: LabelledCall) -> list[np.ndarray]:
         full = written_out(call.x)
         if full is None:
-            return call.frozen(
-                f"{call.operation.name!r} moves an axis of unknown length"
-            )
+            return call.frozen(f"{call.operation.name!r} moves axes of unknown size")
         results = move(call.operation, full)
         results = results if isinstance(results, list | tuple) else [results]
         for result, shape in zip(results, call.shapes, strict=True):
@@ -44,7 +42,7 @@ def reshaped(call: LabelledCall) -> list[np.ndarray]:
         return [call.x.array.reshape((1,) * call.rank)]
     full = written_out(call.x)
     if full is None:
-        return call.frozen(f"{call.operation.name!r} moves an axis of unknown length")
+        return call.frozen(f"{call.operation.name!r} moves axes of unknown size")
     if getattr(call.operation, "data_format", None) == "channels_first":
         full = np.moveaxis(full, 1, -1)
     target = list(standing_in(call.shape))
@@ -54,7 +52,7 @@ def reshaped(call: LabelledCall) -> list[np.ndarray]:
     try:
         return [full.reshape(target)]
     except ValueError:
-        return call.frozen(f"{call.operation.name!r} moves an axis of unknown length")
+        return call.frozen(f"{call.operation.name!r} moves axes of unknown size")
 
 
 def reshape_layer_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
