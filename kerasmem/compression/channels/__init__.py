@@ -49,8 +49,8 @@ class PruneChannels(Technique):
         rounds: Integer in [1, 1000]. Number of pruning rounds, each with the same
             fraction of the remaining channels. `km.compress` fine-tunes after each
             round. Defaults to 1.
-        round_to: Integer, at least 1. The remaining channels of a layer are a multiple
-            of this number. Defaults to 1.
+        round_to: Integer, at least 1. The number of remaining channels of a layer is a
+            multiple of this number, unless all are kept. Defaults to 1.
         min_channels: Integer, at least 1. Minimum number of channels to keep per layer.
             Defaults to 1.
         ignore: Regular expressions. Output channels of weights whose path matches are

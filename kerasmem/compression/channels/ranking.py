@@ -55,7 +55,7 @@ def distances(values: np.ndarray, axis: int) -> np.ndarray:
 def removable(size: int, ratio: float, round_to: int, min_channels: int) -> int:
     """Returns the number of channels to remove from a group of `size` channels.
 
-    The number of remaining channels is a multiple of `round_to`.
+    The number of remaining channels is a multiple of `round_to`, unless all are kept.
 
     Example:
         >>> removable(64, 0.3, 1, 1), removable(64, 0.3, 8, 1), removable(2, 0.9, 1, 2)
