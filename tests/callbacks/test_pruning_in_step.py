@@ -262,7 +262,7 @@ def test_every_way_of_choosing_reaches_its_sparsity_and_leaves_nothing(arguments
     assert all(v.constraint is None for v in model.trainable_variables)
     reasons = [change.detail for change in pruning.changes if not change.changed]
     assert sorted(reasons) == [*["is no kernel or embedding table"] * 3, reasons[-2]]
-    assert reasons[-2] == "is of the output layer"
+    assert reasons[-2] == "is in the output layer"
 
 
 def sgd_kernels(schedule, steps):

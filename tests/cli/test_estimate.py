@@ -42,7 +42,7 @@ def test_the_shape_of_one_of_several_inputs_is_not_enough(folder, refused, keras
     assert "Received: input 'mask' of shape (batch, None, 4)." in message
     assert "(--input-shape, once for each of ids, mask, in this order)" in message
     third = f"{line} --input-shape 4,4 --input-shape 4,4"
-    assert "--input-shape again for each, in this order" in refused(third)
+    assert "--input-shape once per input, in this order" in refused(third)
     assert kerasmem(f"{line} --input-shape 24,4").code == 0
 
 

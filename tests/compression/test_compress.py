@@ -331,7 +331,7 @@ def test_int8_alone_cannot_be_fine_tuned(trained, digits):
 
 @pytest.mark.one_backend
 def test_pruning_after_int8_is_an_error(trained):
-    with pytest.raises(ModelError, match="Prune before quantizing"):
+    with pytest.raises(ModelError, match="prune before quantizing"):
         km.compress(trained, [km.Quantize(), km.Prune(0.5)])
 
 

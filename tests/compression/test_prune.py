@@ -91,7 +91,7 @@ def test_depthwise_output_and_excluded_weights_are_left_alone_and_that_is_said()
     details = {c.weight: c.detail for c in in_place(Prune(0.5), make())}
     assert details["middle/kernel"] == "50.0% zero"
     assert details["wide/kernel"] == "is depthwise: few weights, each one matters"
-    assert details["last/kernel"] == "is of the output layer"
+    assert details["last/kernel"] == "is in the output layer"
     assert details["last/bias"] == "is no kernel or embedding table"
     named = in_place(Prune(0.5, include=["wide/k", "last"]), make())
     zero = {"wide/kernel": "48.1% zero", "last/kernel": "50.0% zero"}
@@ -106,9 +106,7 @@ def test_a_weight_of_which_nothing_goes_is_left_alone_with_a_reason():
     pruned = in_place(Prune(0.5, pattern="2:4", include="kernel"), model)
     (first,) = (change for change in pruned if change.weight == "first/kernel")
     assert not first.changed
-    assert first.detail == (
-        "has too few entries in a row, or too large ones, for any to go"
-    )
+    assert first.detail == "has too few entries, or entries too large, to remove any"
 
 
 def test_ram_is_not_claimed_to_shrink():

@@ -15,7 +15,11 @@ L = keras.layers
 @pytest.mark.parametrize(
     ("layer", "shape", "reason"),
     [
-        (L.ConvLSTM2D(2, 3), (4, 2, 6, 6, 1), "ConvLSTM2D '[a-z_0-9]*' is not known"),
+        (
+            L.ConvLSTM2D(2, 3),
+            (4, 2, 6, 6, 1),
+            "ConvLSTM2D '[a-z_0-9]*' is not supported",
+        ),
         (L.LSTM(4, stateful=True), (4, 2, 3), "'[a-z_0-9]*' is stateful"),
         (
             L.Bidirectional(L.GRU(4, stateful=True)),

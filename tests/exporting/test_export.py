@@ -278,7 +278,9 @@ def test_what_cannot_be_converted_is_told_with_its_cause(tmp_path, monkeypatch):
 @pytest.mark.one_backend
 def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path):
     path, model = tmp_path / "m.tflite", chain((None, 4), L.Dense(2))
-    with pytest.raises(ConfigError, match=r"place of every None: \(None, 4\)\. Rec"):
+    with pytest.raises(
+        ConfigError, match=r"\(None, 4\) with a length for every None\. Rec"
+    ):
         export(model, path, input_shape=(3, 5))
     with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):
         export(model, path, input_shape=(3, 4), samples=np.zeros((2, 6, 4)))

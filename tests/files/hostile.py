@@ -530,7 +530,7 @@ def hostile(scale=1):
         ),
         "a group of 10^9": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "A pattern of Prune is",
+            "Invalid pattern of Prune",
             text(
                 "bad.yaml",
                 "- {technique: prune, sparsity: 0.5, pattern: 2:1000000000}",

@@ -158,10 +158,10 @@ def test_measurements_of_a_model_that_are_none_are_one_line(kind, text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sparsities": [0.9, 0.5]}, r"rise, and lie .* Received: \(0.9, 0.5\)"),
+        ({"sparsities": [0.9, 0.5]}, r"ascending .* Received: \(0.9, 0.5\)"),
         ({"sparsities": [0.5, 1.0]}, "between 0 and 1"),
         ({"sparsities": [0.5]}, "1 sparsities, and weights with 2 values"),
-        ({"weights": []}, "tells of weights"),
+        ({"weights": []}, "weights of a Sensitivity that are not empty"),
     ],
 )
 def test_measurements_that_no_ratio_follows_from_are_refused(change, message):

@@ -180,9 +180,9 @@ def test_without_registration_nothing_is_known_of_such_a_layer():
 @pytest.mark.parametrize(
     ("cls", "like", "columns", "match"),
     [
-        (Affine, L.Dense, {"colour": "red"}, "columns of the layer table.*colour"),
+        (Affine, L.Dense, {"colour": "red"}, "Invalid layer class or columns.*colour"),
         (int, None, {}, "Received: cls=.*int"),
-        (Affine, Affine, {}, "like one that the layer table has.*Affine"),
+        (Affine, Affine, {}, "to be a class in the layer table.*Affine"),
     ],
 )
 def test_what_cannot_be_registered_is_told(cls, like, columns, match):

@@ -495,7 +495,7 @@ def test_bad_data_and_bad_choices_are_errors():
     x[3, 2] = np.nan
     for corrected in (False, True):
         # As it is, though it leaves a call of Keras, which makes a page of others.
-        with pytest.raises(DataError, match=r"^The layer 'first' makes NaN or .*\.$"):
+        with pytest.raises(DataError, match=r"^The layer 'first' outputs NaN or .*\.$"):
             in_place(Quantize(bias_correction=corrected), dense_net(), x)
     with pytest.raises(DataError):
         in_place(Quantize(), dense_net(), data((7,)))

@@ -93,7 +93,7 @@ def test_what_it_cannot_do_is_an_error():
     x = data((4,))
     x[0, 0] = np.inf
     before = [to_numpy(w) for w in model.weights]
-    with pytest.raises(DataError, match="layer 'norm' makes NaN or infinity"):
+    with pytest.raises(DataError, match="layer 'norm' outputs NaN or infinity"):
         in_place(ReestimateBatchNorm(), model, x)
     for old, new in zip(before, model.weights, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
