@@ -17,7 +17,7 @@ from kerasmem.graph.kernels import is_depthwise, is_kernel
 from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
 
-NO_KERNEL = "is no kernel or embedding table"
+NO_KERNEL = "is not a kernel or embedding table"
 _NOTABLE = 0.01
 """Fraction of the bytes of all weights above which an unchanged weight is notable."""
 
@@ -34,15 +34,10 @@ def account(
     after_bytes: int | None = None,
     sqnr_db: float | None = None,
 ) -> WeightChange:
-    """Returns the record of a changed or unchanged weight.
+    """Returns the record of a weight.
 
-    Args:
-        weight: The weight before the change.
-        technique: Name of the technique.
-        detail: The change, or the reason why there is none.
-        changed: Whether the weight changed.
-        after_bytes: Bytes in RAM after the change. `None` if unchanged.
-        sqnr_db: Signal-to-quantization-noise ratio in dB, or `None`.
+    `detail` describes the change, or the reason why there is none. `after_bytes`
+    defaults to the bytes before the change.
     """
     return WeightChange(
         layer=weight.block.name,
@@ -120,10 +115,7 @@ def check_every_pattern_matches(
 ) -> None:
     """Raises `ConfigError` if a regular expression matches no weight.
 
-    Args:
-        name: Model name for the message.
-        all_weights: All weights of the model.
-        by_field: Regular expressions by argument name.
+    `by_field` contains the regular expressions by argument name.
     """
     for field, patterns in by_field.items():
         for pattern in patterns:
@@ -147,12 +139,8 @@ def select(
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
     """Splits weights into selected ones and others with the reason.
 
-    Args:
-        name: Model name for the message.
-        all_weights: All weights of the model.
-        by_field: Regular expressions by argument name.
-        why_not: Function that returns why a weight is not selected, or `None`.
-        nothing: End of the message if no weight is selected, with `{count}`.
+    `why_not` returns why a weight is not selected, or `None`. `nothing` ends the
+    message if no weight is selected, and can contain `{count}`.
 
     Raises:
         ModelError: If no weight is selected.

@@ -56,13 +56,7 @@ class _Moments:
 def reestimate(model: Model, data: Dataset, samples: int) -> list[WeightChange]:
     """Re-estimates the statistics of every BatchNormalization, in place.
 
-    Args:
-        model: A built model.
-        data: Samples in any form that `kerasmem.files.data` supports.
-        samples: Maximum number of samples to use.
-
-    Returns:
-        A list with one `WeightChange` per weight.
+    Uses at most `samples` samples. Returns one `WeightChange` per weight.
 
     Raises:
         DataError: If the input of a layer is not finite.
@@ -87,22 +81,14 @@ def reestimate(model: Model, data: Dataset, samples: int) -> list[WeightChange]:
 def reestimate_if_better(
     model: Model, data: Dataset, loss: Loss, batch_size: int = BATCH_SIZE
 ) -> list[WeightChange]:
-    """Re-estimates the statistics in place if the loss does not increase.
+    """Re-estimates the statistics in place if `loss` does not increase.
 
     Estimation uses up to 512 samples and evaluation up to 256 others. Samples are drawn
     from all data, but from an iterator the first ones are used. Frozen
     BatchNormalization layers (`trainable=False`) are not changed.
 
-    Args:
-        model: A built model.
-        data: Samples in any form that `kerasmem.files.data` supports.
-        loss: Loss function of the current model.
-        batch_size: Maximum number of samples per batch, at most 32. Only for arrays.
-
-    Returns:
-        A list with one `WeightChange` per statistic, empty without trainable
-        BatchNormalization. An error in the model only causes a warning, so that a
-        costly compression is not lost. The statistics are then restored.
+    Returns one `WeightChange` per statistic. An error in the model only causes a
+    warning and restores the statistics, so that a costly compression is not lost.
     """
     norms = [norm for norm in batch_norms(model) if norm.trainable]
     if not norms:

@@ -35,11 +35,7 @@ from kerasmem.types import Dataset, Model, Tensor
 class Outcome:
     """Result of a chain or a search.
 
-    Args:
-        model: The new model.
-        steps: The applied techniques.
-        changes: A list of `WeightChange`.
-        search: Report of the search, or `None` without a search.
+    `search` is the report of the search, or `None` for a chain.
     """
 
     model: Any
@@ -51,11 +47,8 @@ class Outcome:
 class Chain:
     """Techniques to apply in sequence.
 
-    Args:
-        steps: Techniques, a recipe or a preset.
-        max_drop: Maximum allowed drop of the first metric. `None` allows any drop.
-        folder: Checkpoint folder or `None`.
-        batch_size: Batch size, which is part of the checkpoint key.
+    `steps` are techniques, a recipe or a preset. `folder` is the checkpoint folder or
+    `None`. The batch size is part of the checkpoint key.
 
     Raises:
         ConfigError: If `steps` is invalid.
@@ -162,13 +155,8 @@ def run_steps(
     """Applies steps to a copy of `original` and returns the copy and its changes.
 
     The model is copied once. Each step then changes the result of the previous step.
-    The result is compiled like `original`.
-
-    Args:
-        original: The model. It must be compiled if a step trains.
-        steps: The techniques.
-        context: Data and settings for them.
-        checkpoints: Checkpoints to resume from and to write.
+    The result is compiled like `original`. With `checkpoints`, finished steps are
+    loaded and new ones written.
     """
     context = replace(
         context, original=original, owned=True, preserve=preserve_technique

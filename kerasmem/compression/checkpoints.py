@@ -41,12 +41,7 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class StepAccount:
-    """Content of the `.json` file of a step.
-
-    Args:
-        key: Key of the compression, see `key_of`.
-        changes: All `WeightChange` records so far.
-    """
+    """Content of the `.json` file of a step: key and changes so far."""
 
     key: str
     changes: tuple[WeightChange, ...]
@@ -54,12 +49,7 @@ class StepAccount:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints of one compression.
-
-    Args:
-        folder: Checkpoint folder. Created if missing.
-        key: Key of the compression, see `key_of`.
-    """
+    """Checkpoints of one compression, identified by a key of `key_of`."""
 
     folder: Path
     key: str
@@ -96,9 +86,9 @@ class Checkpoints:
         return max(numbers)
 
     def read(self, step: int, like: Any) -> tuple[Any, list[WeightChange]]:
-        """Returns the uncompiled model after a step (0 for the original) and its changes.
+        """Returns the uncompiled model after a step and its changes.
 
-        `like` is the original model, whose custom layer classes are used for loading.
+        Step 0 is the original. `like` provides the custom layer classes.
 
         Raises:
             ModelFileError: If the model cannot be loaded.
@@ -152,11 +142,8 @@ def key_of(
 ) -> str:
     """Returns a digest that identifies a compression.
 
-    Args:
-        model: The original model.
-        steps: The techniques, including their teachers.
-        data: Samples. Of a dataset, only its class name is used.
-        **others: Other plain values that affect the result.
+    Teachers are part of the digest. Datasets count only by class name. `others`
+    are plain values that affect the result.
 
     Raises:
         ConfigError: If a distillation uses a plain function as a schedule.

@@ -117,7 +117,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             are measured. A search does not use them before its final choice.
         fine_tune_epochs: Integer. Epochs of training on `data` after each technique
             that leaves the model trainable. Optimizer settings, loss and metrics are
-            taken from the model; each technique starts with a new optimizer. Removed
+            taken from the model; each technique starts with a new optimizer. Pruned
             weights stay zero. Defaults to the epochs of the preset, 2 in a search, and
             0 otherwise.
         target: Dict of upper limits for a search, in place of `steps`. Keys are
@@ -333,9 +333,8 @@ def _check_no_search(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
-                f"`{name}` is an option of a search and cannot be combined with steps. "
-                f"Received: {name}={value!r}. Next: give target or max_drop instead of "
-                "steps."
+                f"`{name}` is only available in a search. Received: {name}={value!r}. "
+                "Next: give target or max_drop, and no steps."
             )
 
 

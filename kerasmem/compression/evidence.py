@@ -34,12 +34,9 @@ _ADDED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class GradientEvidence:
-    """Accumulates a gradient statistic per weight entry over training steps, in float32.
+    """Accumulates a float32 gradient statistic per weight entry over training steps.
 
-    Args:
-        optimizer: Optimizer of the trained model.
-        variables: Variables to observe.
-        kind: `"taylor"`, `"movement"` or `"gradient"`.
+    `kind` is `"taylor"`, `"movement"` or `"gradient"`.
     """
 
     def __init__(
@@ -95,12 +92,6 @@ def sums_over_samples(
 
     The model is not changed. The sums of frozen weights are zero.
 
-    Args:
-        model: A built model, compiled with a loss.
-        variables: Variables to observe.
-        kind: Statistic, see `GradientEvidence`.
-        data: Labeled samples in any form that `kerasmem.files.data` supports.
-
     Raises:
         ConfigError: If the data or its labels are missing.
         ModelError: If the model has no loss.
@@ -149,14 +140,8 @@ def observe_samples(
 ) -> int:
     """Passes layer inputs on the first samples to `see`; returns the sample count.
 
-    Args:
-        model: A built model.
-        layers: Layers anywhere in the model.
-        see: Function that receives every call of these layers.
-        data: Samples in any form that `kerasmem.files.data` supports. Of batched data,
-            only the first batch is used.
-        samples: Maximum number of samples.
-        criterion: Name of the criterion for the message.
+    With batched data, only the first batch is used. `criterion` is the name for the
+    message.
 
     Raises:
         ConfigError: If there are no samples.

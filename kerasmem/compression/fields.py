@@ -93,9 +93,6 @@ def built(cls: type, arguments: Mapping[str, Any], what: str) -> Any:
     """Creates an object of a dataclass from plain data.
 
     `what` names the object in messages, such as `"'prune'"`.
-
-    Raises:
-        ConfigError: If an argument or a value is invalid.
     """
     names = [field.name for field in fields(cls) if field.init]
     if unknown := sorted(set(arguments) - set(names)):
@@ -115,11 +112,7 @@ def built(cls: type, arguments: Mapping[str, Any], what: str) -> Any:
 def nested(owner: str, field: str, cls: type, value: Any) -> Any:
     """Returns a nested config, created from a dict if necessary.
 
-    Args:
-        owner: Class name of the outer config, for messages.
-        field: Field name.
-        cls: Class of the nested config.
-        value: An object of `cls`, a dict of its fields, or `None`, which is kept.
+    `None` is kept. `owner` and `field` name the config in messages.
 
     Raises:
         ConfigError: If `value` has another type.

@@ -101,11 +101,6 @@ def far_worse(
     Accuracy is much worse if it lost more than half of its margin above chance. Loss is
     much worse if it more than doubled. Metrics of only one model are ignored.
 
-    Args:
-        before: Metrics of the original model by name.
-        after: Metrics of the compressed model by name.
-        chance: Accuracy of constant guessing, see `chance_of`, or `None`.
-
     Example:
         >>> far_worse({"loss": 0.4}, {"loss": 1.0}, None)
         'far worse: loss 0.4 to 1, more than twice as much'

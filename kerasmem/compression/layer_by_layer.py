@@ -30,10 +30,7 @@ def evaluate_by_layers(
 ) -> dict[str, float]:
     """Returns the losses and metrics of a model, like `model.evaluate`.
 
-    Args:
-        model: A compiled model with the standard evaluation of Keras.
-        data: Labeled samples in any form that `kerasmem.files.data` supports.
-        batch_size: Samples per batch. Batched data keeps its batch size.
+    The model must use the standard evaluation of Keras.
     """
     model.reset_metrics()
     total, count, forward = 0.0, 0, _forward(model)

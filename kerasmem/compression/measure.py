@@ -51,10 +51,7 @@ def measure(
 ) -> ModelFigures:
     """Returns all figures of `model`, with the file size in deflate coding.
 
-    Args:
-        model: A built model. Metrics need a compiled model.
-        validation_data: Labeled samples, or `None` for no metrics.
-        batch_size: Samples per batch, for metrics and latency.
+    Metrics need a compiled model and validation data.
     """
     (latency,) = latencies([model], validation_data, batch_size)
     own_figures = figures(model, validation_data, batch_size, size_of(model))
@@ -70,12 +67,8 @@ def figures(
 ) -> ModelFigures:
     """Returns the figures of `model` except for its latency.
 
-    Args:
-        model: A built model.
-        validation_data: As in `measure`.
-        batch_size: Samples per batch, for the metrics.
-        size: Size of the model file, or `None` if not measured.
-        measured: Names from `FIGURES`. All other figures are `None`.
+    Figures that are not in `measured` are `None`, as is a file size that was not
+    measured.
     """
     values = {} if size is None else size._asdict()
     if WEIGHTS in measured:
@@ -122,12 +115,8 @@ def latencies(
     The models alternate, so that changes in machine speed affect all of them. A latency
     is empty if the input has dynamic axes and there is no data.
 
-    Args:
-        models: Models to time.
-        data: Samples for the batch. `None` uses zeros.
-        batch_size: Number of samples per batch.
-        limit: Time budget for all models in seconds, see `in_turns`. A model that needs
-            longer for two batches is timed once, without percentiles.
+    `limit` is the time budget for all models in seconds, see `in_turns`. A model that
+    needs longer for two batches is timed once, without percentiles.
     """
     inputs = batch_of(models[0], data, batch_size)
     if inputs is None:
@@ -194,10 +183,7 @@ def size_of(
 ) -> FileSize:
     """Returns the file size of `model` without optimizer state.
 
-    Args:
-        model: A built model.
-        stored: `True` for the uncompressed file that Keras writes.
-        coding: Coding of the file otherwise, as in `km.save_model`.
+    `stored` selects the uncompressed file that Keras writes.
 
     Raises:
         OutputError: If a temporary file cannot be written.

@@ -44,12 +44,8 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
     """Writes a task or a backbone as a preset.
 
     Only the backbone keeps quantized weights. KerasHub builds the other layers of a
-    task, so their weights are dequantized.
-
-    Args:
-        model: The model, compressed or not.
-        folder: An empty folder. Its parent folder holds a temporary file.
-        coding: Coding of the weights, as in `km.save_model`.
+    task, so their weights are dequantized. The parent of `folder` holds a temporary
+    file.
 
     Raises:
         ConfigError: If a layer outside of the backbone is factorized.
@@ -59,8 +55,8 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
     beside = _layers_beside(model, backbone)
     if layers := [layer for layer in beside if has_factors(layer)]:
         raise ConfigError(
-            f"The factorized layer {layers[0].name!r} is outside of the backbone, where "
-            "KerasHub builds layers with full kernels. Next: exclude it with "
+            f"The factorized layer {layers[0].name!r} is outside of the backbone, "
+            "where KerasHub supports only full kernels. Next: exclude the layer with "
             "km.Factorize(exclude=...), or save a .keras file."
         )
     model.save_to_preset(str(folder))
@@ -79,11 +75,7 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
 def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -> None:
     """Writes a preset with another backbone than `source`, and copies all other files.
 
-    Args:
-        model: The backbone.
-        folder: An empty folder. Its parent folder holds a temporary file.
-        coding: Coding of the weights, as in `km.save_model`.
-        source: The preset of the original backbone.
+    The parent of `folder` holds a temporary file.
 
     Raises:
         ModelFileError: If a file of the preset is missing or damaged.

@@ -84,15 +84,9 @@ TECHNIQUES: dict[str, type[Technique]] = {row.config.name: row.config for row in
 def apply_technique(
     technique: Technique, model: Model, context: Context | None = None
 ) -> tuple[Any, list[WeightChange]]:
-    """Applies a technique to a model.
+    """Applies a technique; returns the new model and one `WeightChange` per weight.
 
-    Args:
-        technique: The technique.
-        model: A built model. It is not changed unless `context.owned` is `True`.
-        context: Data and settings. Defaults to an empty context.
-
-    Returns:
-        A tuple of the new model and a list of `WeightChange`, one for each weight.
+    The input model is not changed unless `context.owned` is `True`.
 
     Raises:
         ConfigError: If the context lacks a requirement of the technique, such as data.
@@ -148,7 +142,7 @@ _MOST_BYTES, _MOST_STEPS = 1 << 18, 1000
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases, because a short text with them can expand to any size."""
+    """Reads YAML without aliases, which could expand a short file to any size."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -180,9 +174,8 @@ _READERS = {
 def as_steps(steps: Any) -> tuple[Technique, ...]:
     """Returns `steps` as a tuple of techniques.
 
-    Args:
-        steps: A technique, a dict from `Technique.to_json`, a list of these, or the
-            path of a recipe.
+    `steps` is a technique, a dict from `Technique.to_json`, a list of these, or the
+    path of a recipe.
 
     Raises:
         ConfigError: If `steps` is empty or has another type.
@@ -223,7 +216,8 @@ def read_recipe(path: str | Path) -> tuple[Technique, ...]:
         content = content["steps"]
     if not isinstance(content, Sequence) or isinstance(content, str) or not content:
         raise ConfigError(
-            "A recipe is a list of steps, such as {technique: prune, sparsity: 0.8}. "
+            "Expected a list of steps in a recipe, such as "
+            "{technique: prune, sparsity: 0.8}. "
             f"Received: {str(path)!r} with {reprlib.repr(content)}."
         )
     if len(content) > _MOST_STEPS:
@@ -237,7 +231,7 @@ def read_recipe(path: str | Path) -> tuple[Technique, ...]:
 def _content(path: Path) -> Any:
     if path.suffix.lower() not in _READERS:
         raise ConfigError(
-            f"A recipe is a file that ends in {', '.join(_READERS)}. "
+            f"Expected a recipe file that ends in {', '.join(_READERS)}. "
             f"Received: {str(path)!r}."
         )
     read, most_bytes = _READERS[path.suffix.lower()]
@@ -269,13 +263,7 @@ def _step(path: Any, number: int, step: Any) -> Technique:
 
 @dataclass(frozen=True)
 class Preset:
-    """Steps with default settings.
-
-    Args:
-        steps: Tuple of techniques, in order.
-        coding: Coding of the file, as in `km.save_model`.
-        epochs: Epochs of fine-tuning after each technique that allows it.
-    """
+    """Steps with default coding and default epochs of fine-tuning."""
 
     steps: tuple[Technique, ...]
     coding: Coding = "deflate"

@@ -31,11 +31,7 @@ FORMATS = ("kerasmem", "keras")
 class ResultFile:
     """File or preset that contains the model of a result.
 
-    Args:
-        path: Path of the file or folder.
-        name: Name of the model.
-        custom_objects: Custom layers and functions by name.
-        identity: Identity of the file after writing, see `regular.identity`.
+    `identity` is the identity of the file after writing, see `regular.identity`.
     """
 
     path: Path
@@ -47,8 +43,8 @@ class ResultFile:
         """Raises `OutputError` if the file has changed since it was written."""
         if self.identity != identity(self.path):
             raise OutputError(
-                f"The file of this result has changed: {str(self.path)!r} was rewritten, "
-                "moved or removed. Next: compress again."
+                f"The file of this result has changed: {str(self.path)!r} was "
+                "rewritten, moved or removed. Next: compress again."
             )
 
     def open(self) -> Any:
@@ -177,7 +173,7 @@ class CompressionResult:
                 of Dense, EinsumDense and Embedding. Defaults to `"kerasmem"`.
 
         Raises:
-            ConfigError: If `path` has the wrong form, or Keras has no form for a weight.
+            ConfigError: If `path` is invalid, or Keras has no form for a weight.
             OutputError: If the file cannot be written.
         """
         path = Path(path)

@@ -48,9 +48,7 @@ _SHARE = 1 / 6
 class Loaded:
     """A model that was loaded only for `compress`, so no copy is needed.
 
-    Args:
-        model: The `keras.Model`. `compress` recompiles it.
-        path: Path of the model file, used for the reported file size.
+    `path` is used for the reported file size.
     """
 
     model: Any
@@ -61,10 +59,8 @@ class Loaded:
 class InMemory:
     """A model in memory, or a file that is loaded into memory.
 
-    Args:
-        given: A `keras.Model`, a `Loaded` or a path.
-        custom_objects: Custom layers and functions by name.
-        is_evaluated: Whether the model is recompiled or evaluated.
+    `given` is a `keras.Model`, a `Loaded` or a path. `is_evaluated` is `True` if the
+    model is recompiled or evaluated.
     """
 
     given: Any
@@ -73,10 +69,7 @@ class InMemory:
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Yields a model to copy.
-
-        A model that is recompiled or evaluated is yielded as a copy, so that the
-        caller's model does not change.
+        """Yields a model to copy, which is itself a copy if `is_evaluated`.
 
         Raises:
             ConfigError: If the input is neither a model nor a path.
@@ -120,8 +113,8 @@ class InFiles:
     """A model whose weights stay on disk.
 
     Args:
-        path: Path of the model file or preset folder. Of a preset, only the backbone is
-            used.
+        path: Path of the model file or preset folder. A preset only provides its
+            backbone.
         output: Output path. Its parent folder also holds the temporary files.
         custom_objects: Custom layers and functions by name.
         is_judged: Whether the model is evaluated, layer by layer.
@@ -217,9 +210,6 @@ def source_of(
     """Returns the source for the input of `compress`.
 
     `asks` contains the caller's arguments by name, `None` for missing ones.
-
-    Raises:
-        ConfigError: If `low_memory` is `True`, but the weights cannot stay on disk.
     """
     if offloads(low_memory, model_or_path, output, steps, asks):
         return InFiles(
@@ -242,12 +232,8 @@ def offloads(
 ) -> bool:
     """Returns whether the weights stay on disk during the compression.
 
-    Args:
-        low_memory: `True`, `False`, or `None` to decide by size.
-        model_or_path: The input of `compress`.
-        output: Path of the output file or `None`.
-        steps: The techniques; `None` for a search.
-        asks: The caller's arguments by name, `None` for missing ones.
+    `low_memory=None` decides by size. `steps` is `None` for a search. `asks` contains
+    the caller's arguments by name, `None` for missing ones.
 
     Raises:
         ConfigError: If `low_memory` is `True`, but the weights cannot stay on disk.
@@ -285,8 +271,8 @@ def _why_not_by_layers(model: Model) -> str | None:
     if not model.compiled or (is_plain and takes_loss(model)):
         return None
     return (
-        f"The model {model.name!r} of class {kind.__name__} overrides the evaluation of "
-        "Keras, so its weights must be in memory."
+        f"The model {model.name!r} of class {kind.__name__} overrides the evaluation "
+        "of Keras, so its weights must be in memory."
     )
 
 

@@ -104,8 +104,8 @@ def _less_deep(teacher: Model, depth: float) -> Any:
 def _with_fewer_layers(teacher: Model, depth: float) -> Any:
     """Returns `teacher` with fewer blocks in its config, and their weights.
 
-    The kept blocks are evenly spaced. A block moves only to a position of its own kind,
-    such as sliding-window attention.
+    The kept blocks are evenly spaced. A block only moves to the position of a block of
+    the same kind, such as sliding-window attention.
     """
     counts = {
         place: value

@@ -49,9 +49,8 @@ class KerasFile:
 class PresetFolder:
     """Writes a KerasHub preset to a new folder.
 
-    Args:
-        path: Path of the new folder.
-        source: Preset of the original backbone. `None` if the model is the full preset.
+    `source` is the preset of the original backbone, or `None` if the model is the full
+    preset.
     """
 
     path: Path

@@ -261,7 +261,7 @@ def test_every_way_of_choosing_reaches_its_sparsity_and_leaves_nothing(arguments
     assert len(model.optimizer.variables) == len(untouched.optimizer.variables)
     assert all(v.constraint is None for v in model.trainable_variables)
     reasons = [change.detail for change in pruning.changes if not change.changed]
-    assert sorted(reasons) == [*["is no kernel or embedding table"] * 3, reasons[-2]]
+    assert sorted(reasons) == [*["is not a kernel or embedding table"] * 3, reasons[-2]]
     assert reasons[-2] == "is of the output layer"
 
 
@@ -350,7 +350,7 @@ def test_wanda_without_samples_is_an_error():
         km.callbacks.Pruning(km.Prune(0.5, criterion="wanda"))
     with pytest.raises(ConfigError, match="'wanda' looks at what goes.*data=None"):
         km.compress(network(), km.Prune(0.5, criterion="wanda"))
-    with pytest.raises(ConfigError, match="'taylor' looks at gradients.*data=None"):
+    with pytest.raises(ConfigError, match="'taylor' needs gradients.*data=None"):
         km.compress(network(), km.Prune(0.5, criterion="taylor"))
 
 

@@ -63,12 +63,9 @@ def cluster_weights(
 
 
 def few_values(values: np.ndarray, config: Cluster, axis: int | None) -> np.ndarray:
-    """Returns a weight whose entries are rounded to the nearest cluster center.
+    """Rounds the entries of a finite weight to their nearest cluster centers.
 
-    Args:
-        values: The weight; all entries must be finite.
-        config: Number of values and initialization of k-means.
-        axis: Channel axis for separate values per channel, or `None`.
+    `axis` is the channel axis for separate values per channel, or `None`.
     """
     rng = np.random.default_rng(config.seed)
     if axis is None:

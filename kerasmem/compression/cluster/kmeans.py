@@ -3,7 +3,7 @@
 The members of a centroid are a contiguous range of sorted values, and cumulative sums
 give their mean. An iteration therefore needs k binary searches instead of a pass over
 the values. Large weights are reduced to a histogram with a relative bin width of 0.1 %.
-Each bin counts as the mean of its members, so few distinct values stay exact.
+Each bin counts as the mean of its members, so bins with one distinct value are exact.
 
 S. P. Lloyd: Least squares quantization in PCM, 1982. David Arthur, Sergei
 Vassilvitskii: k-means++: The Advantages of Careful Seeding, 2007.
@@ -23,12 +23,7 @@ _BIN_BITS = 19
 
 @dataclass(frozen=True)
 class Line:
-    """Sorted distinct numbers with counts.
-
-    Args:
-        values: Distinct numbers, ascending, float64.
-        counts: Number of occurrences, at least 1.
-    """
+    """Sorted distinct float64 numbers with their counts."""
 
     values: np.ndarray
     counts: np.ndarray
@@ -55,13 +50,7 @@ class Line:
 
 
 def line_of_bins(zeros: int, counts: np.ndarray, sums: np.ndarray) -> Line:
-    """Creates a line from a histogram, with one number per bin.
-
-    Args:
-        zeros: Number of zeros.
-        counts: Number of other values per bin, see `tables_of`.
-        sums: Sum of the values per bin.
-    """
+    """Creates a line from the output of `tables_of`, with one number per bin."""
     come = np.flatnonzero(counts)
     values, counts = sums[come] / counts[come], counts[come]
     if zeros:
@@ -95,15 +84,9 @@ def centroids(
     *,
     with_zero: bool = False,
 ) -> np.ndarray:
-    """Returns the cluster centers, ascending, float64, at most `count`.
+    """Returns at most `count` cluster centers, ascending, float64.
 
-    Args:
-        line: The numbers, at least one.
-        count: Maximum number of centers, from 1; with zero from 2.
-        start: Initialization: `"kmeans++"`, `"linear"` for even steps between minimum
-            and maximum, or `"density"` for quantiles.
-        rng: Random generator for k-means++.
-        with_zero: Whether zero is a fixed center. The line must then contain zero.
+    With `with_zero`, zero is a fixed center. The line must then contain zero.
     """
     if len(line.values) <= count:
         return line.values

@@ -24,13 +24,7 @@ from kerasmem.types import Model, Optimizer
 
 @contextmanager
 def preserve_clusters(config: Cluster, model: Model, trainer: Model) -> Iterator[None]:
-    """Keeps the entries of each cluster equal while `trainer` trains `model`.
-
-    Args:
-        config: Config of the clustering.
-        model: The clustered model.
-        trainer: The compiled model whose `fit` is called.
-    """
+    """Keeps the entries of each cluster equal while `trainer` trains `model`."""
     selection, _ = chosen(model, config)
     with ExitStack() as scopes:
         scopes.callback(setattr, trainer, "train_function", None)
@@ -75,7 +69,7 @@ class _Tied:
         codes += ops.convert_to_tensor(self._offsets, "int32")
         codes = ops.reshape(codes, (-1,))
         flat = ops.cast(ops.reshape(value, (-1,)), "float32")
-        # Sum differences to one entry, because float32 sums of all entries lose digits.
+        # Sums of differences to one entry stay accurate in float32.
         one = ops.take(flat, ops.convert_to_tensor(self._first, "int32"))
         away = ops.segment_sum(
             flat - ops.take(one, codes), codes, num_segments=len(self._sizes)
@@ -85,7 +79,7 @@ class _Tied:
         return ops.reshape(ops.take(ops.cast(means, value.dtype), codes), value.shape)
 
     def enforce(self) -> None:
-        """Moves all clusters to their means, for weights that were assigned directly."""
+        """Moves all clusters to their means after a direct assignment of the weight."""
         codes = (self._codes.read().astype(int) + self._offsets).ravel()
         value = to_numpy(self._variable)
         sums = np.bincount(codes, value.ravel(), minlength=len(self._sizes))
@@ -101,11 +95,9 @@ class _Tied:
 def _numbered(
     value: np.ndarray, axis: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assigns each entry of a clustered weight to its value.
+    """Returns the index of each entry in its row of values, row offsets, and all rows.
 
-    Returns:
-        The index of each entry within its row of values, an offset per row that
-        broadcasts against the indices, and the concatenated rows.
+    The offsets broadcast against the indices.
     """
     if axis is None:
         values, codes = np.unique(value, return_inverse=True)

@@ -147,13 +147,7 @@ _ABOUT, _KEYS = "cache.json", "keys.bin"
 
 @dataclass(frozen=True)
 class Column:
-    """A stored array.
-
-    Args:
-        name: File name.
-        dtype: NumPy dtype name.
-        shape: Shape of one row.
-    """
+    """A stored array: file name, NumPy dtype name and shape of one row."""
 
     name: str
     dtype: str
@@ -168,10 +162,7 @@ class Column:
 class AnswerStore:
     """Stores teacher outputs by sample key.
 
-    Args:
-        folder: Path of the store.
-        teacher: Digest of the teacher.
-        columns: Arrays to store for every sample.
+    `teacher` is a digest of the teacher.
 
     Raises:
         DataError: If the folder contains outputs of another teacher or form.

@@ -29,18 +29,13 @@ def check_models(teachers: Sequence[Any], student: Model) -> None:
             )
     if any(teacher is student for teacher in teachers):
         raise ModelError(
-            "Teacher and student are the same model, so the teacher would change during "
+            "Teacher and student are the same model, so the teacher would change in "
             f"training. Received: {student.name!r} twice. Next: pass a clone."
         )
 
 
 def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
-    """Returns the normalized weight of each teacher.
-
-    Args:
-        teachers: The teachers.
-        weights: List of non-negative numbers, `None` for equal weights, or
-            `"confidence"` for weights per sample, which returns `None`.
+    """Returns the normalized weight of each teacher, `None` for `"confidence"`.
 
     Raises:
         ConfigError: If the list has another length or an invalid number.
@@ -60,7 +55,7 @@ def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
 
 
 def check_outputs(answers: Any, predictions: Any) -> None:
-    """Raises `ModelError` unless outputs of teacher and student match in name and shape.
+    """Raises `ModelError` unless all outputs of both models match in name and shape.
 
     Both arguments are tensors, dicts or lists for the same batch.
     """
@@ -92,12 +87,6 @@ class Comparison(keras.layers.Layer):
 
     Its weights are the projections, which are trained with the student and discarded
     with the distiller.
-
-    Args:
-        loss: The loss.
-        refs: References of the teacher and the student feature.
-        shapes: Shapes of both features without the batch axis.
-        dtype: Dtype policy of the projections.
 
     Raises:
         ModelError: If the loss does not support these shapes.
@@ -136,7 +125,7 @@ def _check(
 ) -> None:
     why = loss.mismatch(*shapes)
     if not all(shapes):
-        why = "a feature has at least one axis after that of the batch"
+        why = "a feature needs at least one axis after the batch axis"
     if why:
         raise ModelError(
             f"{type(loss).__name__} cannot compare these layers: {why}. Received: "
@@ -158,13 +147,7 @@ _BINARY_MARGIN = 1e-7  # float32 cannot resolve smaller distances to 1
 
 @dataclass(frozen=True)
 class Comparable:
-    """Conversion of one output of teacher and student to comparable values.
-
-    Args:
-        task: Task of the output.
-        teacher: Form of the teacher output.
-        student: Form of the student output.
-    """
+    """Conversion of one output of teacher and student to comparable values."""
 
     task: OutputTask
     teacher: OutputForm
@@ -239,11 +222,7 @@ class Reduced(keras.losses.Loss):
     """Reduces a distance function to a scalar loss.
 
     The base class implements sample weights, masks, mixed precision and scaling over
-    replicas.
-
-    Args:
-        distances: Function of teacher and student values in float32. Returns one value
-            per sample or entry.
+    replicas. `distances` returns one value per sample or entry, in float32.
     """
 
     def __init__(self, distances: Callable[[Any, Any], Any]) -> None:

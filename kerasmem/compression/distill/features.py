@@ -46,11 +46,8 @@ def _collect(layer: Layer, prefix: str, layers: dict[str, Any], seen: set[int]) 
 def find_layers(model: Model, name: str, role: str) -> list[tuple[str, int]]:
     """Returns the paths of matching layers and the index of the output tensor.
 
-    Args:
-        model: The model to search.
-        name: Path, layer name or regular expression. An ending such as `":1"` selects
-            the second output tensor.
-        role: `"teacher"` or `"student"`, for the message.
+    `name` is a path, layer name or regular expression. An ending such as `":1"` selects
+    the second output tensor.
 
     Raises:
         ModelError: If no layer matches, or a layer name is ambiguous.
@@ -87,9 +84,6 @@ def layer_outputs(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
     """Yields a dict that records layer outputs by name within the scope.
 
     Entries are in call order. For a layer with several calls, the last call counts.
-
-    Args:
-        layers: Layers by the names for the dict.
     """
     outputs: dict[str, list[Any]] = {}
 
@@ -105,12 +99,7 @@ def layer_outputs(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
 
 @dataclass(frozen=True)
 class FeatureRef:
-    """Reference to one output tensor of a layer.
-
-    Args:
-        path: Path of the layer in its model.
-        index: Index of the tensor. Defaults to 0.
-    """
+    """Reference to one output tensor of a layer, by layer path and index."""
 
     path: str
     index: int = 0
@@ -146,7 +135,7 @@ class LastPass(threading.local):
         self._last = (outputs, features) if features else None
 
     def take(self, outputs: Tensors) -> dict[FeatureRef, Any] | None:
-        """Returns and clears the features, or `None` if `outputs` are of another pass."""
+        """Returns and clears the features; `None` if `outputs` differ."""
         last_pass, self._last = self._last, None
         if last_pass is None:
             return None
@@ -170,10 +159,6 @@ class FrozenTeacher:
 
     Its weights stay out of the optimizer, the gradients and saved files, and its
     `trainable` flag does not change.
-
-    Args:
-        model: A built `keras.Model`.
-        refs: Features to read.
 
     Raises:
         ModelError: If the model has no weights yet.

@@ -66,12 +66,8 @@ class Batch:
 class Objective(keras.layers.Layer):
     """One teacher and its comparisons with the student.
 
-    Args:
-        teacher: A built model.
-        student: The model to train.
-        losses: The distillation losses.
-        probes: Layer shapes of both models, or `None` without feature losses.
-        factors: Current values of scheduled loss arguments.
+    `probes` contains the layer shapes of both models, or is `None` without feature
+    losses.
     """
 
     def __init__(
@@ -105,10 +101,7 @@ class Objective(keras.layers.Layer):
     ) -> tuple[Batch, dict[FeatureRef, Any]]:
         """Returns the batch with teacher outputs, and the teacher features.
 
-        Args:
-            x: Inputs of the teacher.
-            batch: The batch without teacher outputs.
-            cached: Cached teacher outputs, or `None` to run the teacher.
+        The teacher runs only if there are no cached outputs.
         """
         if cached is None:
             answers, teacher_features = self.frozen.answer(x, self.state)
@@ -237,12 +230,7 @@ def _comparisons(
 def _soft(
     loss: OutputLoss, way: Comparable, labels: Tensor, temperature: Any
 ) -> Callable[..., Any]:
-    """Returns the reduced loss for one pair of outputs.
-
-    Raises:
-        ModelError: If the loss does not support the task of the output.
-        ConfigError: If the loss needs labels.
-    """
+    """Returns the reduced loss for one pair of outputs."""
     if way.task not in loss.tasks:
         raise ModelError(
             f"{type(loss).__name__} needs the class outputs of a classifier. Received: "
@@ -292,14 +280,7 @@ class TeacherMetrics(keras.callbacks.Callback):
 
 
 def teacher_answers(objective: Objective, x: Tensor, batch: Batch, cached: Any) -> Any:
-    """Returns the outputs of a teacher in the form of the student outputs.
-
-    Args:
-        objective: The teacher.
-        x: Inputs.
-        batch: The batch with the student outputs.
-        cached: Cached teacher outputs, or `None` to run the teacher.
-    """
+    """Returns the outputs of a teacher in the form of the student outputs."""
     teacher_batch, _ = objective.teacher_batch(x, batch, cached)
     ways = objective.comparables(teacher_batch)
     of_student, of_teacher = map(

@@ -22,13 +22,9 @@ from kerasmem.types import Model, Tensors
 
 @dataclass(frozen=True)
 class Probe:
-    """Layer output shapes of a model.
+    """Layer output shapes of a model, and the paths of its output layers.
 
-    Args:
-        model: Name of the model, for messages.
-        tensors: Output shapes by layer path, in call order. Shapes are channels-last
-            without the batch axis.
-        final: Paths of the layers that return an output of the model.
+    Shapes are channels-last without the batch axis, by layer path in call order.
     """
 
     model: str
@@ -36,11 +32,7 @@ class Probe:
     final: frozenset[str]
 
     def shape(self, ref: FeatureRef) -> tuple[int, ...]:
-        """Returns the shape of a feature.
-
-        Raises:
-            ModelError: If the layer did not run, or has no such tensor.
-        """
+        """Returns the shape of a feature. Raises `ModelError` if it does not exist."""
         shapes = self.tensors.get(ref.path)
         if shapes is None:
             raise ModelError(
@@ -56,11 +48,7 @@ class Probe:
 
 
 def probe_models(teacher: Model, student: Model, sample: Any) -> tuple[Probe, Probe]:
-    """Returns the layer output shapes of both models, on samples or zeros.
-
-    Raises:
-        ModelError: If there is no sample and the input shape of a model is unknown.
-    """
+    """Returns the layer output shapes of both models, on samples or zeros."""
     return (
         probe(teacher, sample_for(teacher, sample, "teacher")),
         probe(student, sample_for(student, sample, "student")),
@@ -118,11 +106,6 @@ def pair_layers(
     loss: FeatureLoss, models: tuple[Any, Any], probes: tuple[Probe, Probe]
 ) -> list[tuple[FeatureRef, FeatureRef]]:
     """Returns pairs of a teacher feature and a student feature.
-
-    Args:
-        loss: The feature loss with its `layers`.
-        models: Teacher and student.
-        probes: Layer output shapes of both.
 
     Raises:
         ModelError: If a name matches no layer, or no layers fit each other.

@@ -18,8 +18,8 @@ from kerasmem.types import Tensor, Tensors
 _KEY = "padding_mask"
 
 Masks = dict[str, Any]
-"""Boolean masks of shape (batch, length) by the prefix of the input name: "", "encoder_"
-or "decoder_"."""
+"""Boolean masks of shape (batch, length) by prefix of the input name: "", "encoder_" or
+"decoder_"."""
 
 
 def padding_masks(x: Tensor) -> Masks:
@@ -53,10 +53,8 @@ def padding_weights(masks: Masks, outputs: Tensors) -> Any:
 def without_padding(masks: Masks, path: str, feature: Any) -> Any:
     """Returns a feature of shape (batch, length, ...) with zeros at padding.
 
-    Args:
-        masks: Result of `padding_masks`.
-        path: Path of the layer. Selects between encoder and decoder masks.
-        feature: Feature. A feature of another length is returned unchanged.
+    The layer path selects between encoder and decoder masks. A feature of another
+    length is returned unchanged.
     """
     mask = _mask(masks, path, feature)
     if mask is None:
@@ -86,12 +84,7 @@ BY_CONFIDENCE = "confidence"
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Any:
-    """Returns the cross-entropy per sample, shape (batch,).
-
-    Args:
-        logits: Tensor of shape (batch, ..., classes).
-        labels: Integer or one-hot labels.
-    """
+    """Returns the cross-entropy per sample, for integer or one-hot labels."""
     each = -ops.sum(one_hot(labels, logits) * ops.log_softmax(logits), axis=-1)
     return ops.mean(flat(ops.expand_dims(each, -1)), axis=-1)
 

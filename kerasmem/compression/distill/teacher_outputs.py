@@ -32,12 +32,8 @@ from kerasmem.types import Dataset, Tensor, Tensors
 class CachedAnswers:
     """Cached outputs of one teacher for all samples of a dataset.
 
-    Args:
-        objective: The teacher and the comparisons.
-        batch: Student outputs for the first sample.
-        data: Arrays or a `keras.utils.PyDataset`.
-        cache: Cache config.
-        part: Subfolder of the cache folder.
+    `batch` contains the student outputs for the first sample. `part` is a subfolder of
+    the cache folder.
 
     Raises:
         ModelError: If the outputs of teacher and student are incompatible.
@@ -72,11 +68,7 @@ class CachedAnswers:
         self._arrays = self._store.arrays()
 
     def rows(self, x: Tensor) -> list[Any]:
-        """Returns the teacher outputs for a batch of inputs.
-
-        Raises:
-            DataError: If a sample is not in the cache.
-        """
+        """Returns the outputs for a batch. Raises `DataError` for unknown samples."""
         keys = sample_keys(x)
         unknown = [key for key in keys if key not in self._store.rows]
         if unknown:
@@ -172,13 +164,6 @@ def with_cached_answers(
     part: str = "",
 ) -> Any:
     """Returns data whose inputs include the teacher outputs.
-
-    Args:
-        data: Arrays, or a `keras.utils.PyDataset`.
-        objectives: One per teacher.
-        batch: Student outputs for the first sample.
-        cache: Cache config.
-        part: Subfolder of the cache folder. Defaults to the folder itself.
 
     Raises:
         DataError: If the cache belongs to another teacher or other data.

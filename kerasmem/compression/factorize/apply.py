@@ -26,7 +26,7 @@ from kerasmem.records import WeightChange
 from kerasmem.types import Model, Node
 
 NAME = "factorize"
-_NO_KERNEL = "is no kernel"
+_NO_KERNEL = "is not a kernel"
 _TOO_LARGE = "would not have fewer weights"
 _ADVICE = " Next: reduce the rank."
 
@@ -67,8 +67,8 @@ def factorize(
         ((commonest, _),) = Counter(of_kernels or [_NO_KERNEL]).most_common(1)
         raise ModelError(
             f"The model {model.name!r} has nothing to factorize: none of its "
-            f"{len(everything)} weights is a kernel that becomes smaller. Most frequent "
-            f"reason: {commonest}. Received: "
+            f"{len(everything)} weights is a kernel that becomes smaller. Most "
+            f"frequent reason: {commonest}. Received: "
             f"{config!r}.{_ADVICE * (_TOO_LARGE in reasons.values())}"
         )
     changes = [_change(weight, chains, reasons) for weight in everything]

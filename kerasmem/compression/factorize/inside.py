@@ -40,11 +40,7 @@ Forms = list[dict[str, Any]]
 class FactorizedKernel(ComputedVariable):
     """A kernel that is computed as the product of its factors.
 
-    Args:
-        origin: The replaced kernel.
-        owner: Layer of the kernel.
-        factors: Built factor layers.
-        forms: Serialized factor layers.
+    `forms` contains the serialized factor layers.
     """
 
     def __init__(
@@ -207,10 +203,6 @@ def factorized_part(block: Layer, part: Any) -> Iterator[None]:
     """Allows saving a sublayer of a factorized model on its own within the scope.
 
     Does nothing if `block` is not a `FactorizedBlock`.
-
-    Args:
-        block: A model.
-        part: One of its sublayers, such as the backbone of a task.
     """
     if part is block or not (isinstance(block, FactorizedBlock) and has_factors(part)):
         yield

@@ -25,11 +25,7 @@ def factors(
     """Returns two factors of shapes (m, rank) and (rank, n) by truncated SVD.
 
     Both factors have equal norms per rank component, so training updates are balanced.
-
-    Args:
-        matrix: Array of shape (m, n).
-        ratio: Fraction of the full rank to keep, or `None`.
-        energy: Fraction of the sum of squares to keep if `ratio` is `None`.
+    `energy` applies if `ratio` is `None`.
     """
     left, sizes, right = _truncated(matrix, ratio, energy)
     root = np.sqrt(sizes)
@@ -64,13 +60,10 @@ _POINTWISE = {
 
 @dataclass(frozen=True)
 class FactorChain:
-    """Layers that replace one layer.
+    """Layers that replace one layer, with their kernels.
 
-    Args:
-        kind: Class of the new layers.
-        configs: Configs in call order. The last one has the bias and the activation.
-        kernels: One kernel per layer.
-        energy: Fraction of the kernel's sum of squares that the factors keep.
+    The last config has the bias and the activation. `energy` is the fraction of the
+    kernel's sum of squares that the factors keep.
     """
 
     kind: type

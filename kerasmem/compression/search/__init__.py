@@ -39,14 +39,8 @@ _EPOCHS = 2
 class SearchRequest:
     """Settings of a search.
 
-    Args:
-        target: Limits on the costs of the model.
-        max_drop: Maximum allowed drop of the first metric, or `None`.
-        until: `time.monotonic()` deadline of the trials.
-        verbose: 0 or 1. 1 prints each trial to stderr.
-        parallel: Where trials run. `None` uses this process.
-        epochs: Default number of fine-tuning epochs.
-        coding: Default coding of the file.
+    `until` is the `time.monotonic()` deadline of the trials. `epochs` and `coding` are
+    defaults that the caller can override.
     """
 
     target: Target
@@ -66,11 +60,7 @@ class SearchRequest:
         verbose: int,
         parallel: Any,
     ) -> "SearchRequest":
-        """Creates a request from arguments of `compress`.
-
-        Raises:
-            ConfigError: If the target, the time budget or `parallel` is invalid.
-        """
+        """Creates a request from arguments of `compress`."""
         seconds = math.inf if time_budget is None else time_budget
         if seconds != math.inf:
             Real(least=0).check("compress", "time_budget", time_budget)
@@ -98,8 +88,8 @@ class SearchRequest:
         if _first_array(data) is _first_array(validation_data):
             raise ConfigError(
                 "A search evaluates its trials on data and its result on "
-                "validation_data, so they must be different samples. Received: the same "
-                "samples in both."
+                "validation_data, so these must be different samples. Received: the "
+                "same samples in both."
             )
         if (
             self.max_drop is not None
@@ -107,7 +97,8 @@ class SearchRequest:
         ):
             raise ConfigError(
                 "max_drop is evaluated on validation_data, which needs labels. "
-                f"Received: max_drop={self.max_drop}. Next: give validation_data=(x, y)."
+                f"Received: max_drop={self.max_drop}. Next: give validation_data="
+                "(x, y)."
             )
 
     def run(
@@ -117,7 +108,7 @@ class SearchRequest:
         coding: Coding,
         validation_data: Dataset,
     ) -> Outcome:
-        """Runs the search. Of `validation_data`, only the number of samples is used.
+        """Runs the search. It only uses the number of samples in `validation_data`.
 
         Raises:
             ConfigError: If the model has no comparable loss or metric, or one of its
@@ -160,8 +151,8 @@ class SearchRequest:
             names = ", ".join(name for name, is_given in own.items() if is_given)
             raise ConfigError(
                 "Processes that train together must make equal decisions, but each has "
-                f"separate clocks and workers. Received: {names}, {processes} processes. "
-                "Next: leave out time_budget, latency_ms and parallel."
+                f"separate clocks and workers. Received: {names}, {processes} "
+                "processes. Next: leave out time_budget, latency_ms and parallel."
             )
 
     def _search(self, task: SearchTask) -> tuple[Candidate, SearchReport]:
@@ -251,6 +242,6 @@ def nothing_smaller(report: SearchReport) -> str:
     return (
         "No smaller model stays within "
         f"max_drop={report.max_drop:g} with certainty, so the model is unchanged "
-        f"({report.stopped}). The samples resolve a drop of {finest:.4f} at best. Next: "
-        "give more samples, or increase max_drop."
+        f"({report.stopped}). The samples resolve a drop of {finest:.4f} at best. "
+        "Next: give more samples, or increase max_drop."
     )

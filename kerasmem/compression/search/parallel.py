@@ -89,13 +89,8 @@ _GRACE = 10.0
 class SharedSetup:
     """Data that all remote trials of a search need, sent once.
 
-    Args:
-        model: The packed model.
-        task: The search without the model.
-        backend: Keras backend.
-        floats: `floatx` of Keras.
-        policy: Global dtype policy of Keras, for custom layers.
-        images: `image_data_format` of Keras.
+    `floats`, `policy` and `images` are the Keras settings `floatx`, `dtype_policy` and
+    `image_data_format`.
     """
 
     model: PackedModel
@@ -118,10 +113,7 @@ class SharedSetup:
         )
 
     def unpacked(self, until: float) -> SearchTask:
-        """Returns the task in this process.
-
-        Args:
-            until: `time.time()` deadline of the trials.
+        """Returns the task in this process, with a `time.time()` deadline.
 
         Raises:
             ConfigError: If the process was forked or uses another backend.
@@ -135,8 +127,8 @@ class SharedSetup:
         if keras.backend.backend() != self.backend:
             raise ConfigError(
                 "All processes of a search must use the same backend. Expected: "
-                f"KERAS_BACKEND={self.backend} in each process. Received: KERAS_BACKEND="
-                f"{keras.backend.backend()}."
+                f"KERAS_BACKEND={self.backend} in each process. Received: "
+                f"KERAS_BACKEND={keras.backend.backend()}."
             )
         keras.config.set_floatx(self.floats)
         keras.config.set_dtype_policy(self.policy)
@@ -153,10 +145,7 @@ class SharedSetup:
 class Answer:
     """Result of a remote branch.
 
-    Args:
-        value: Return value of the branch, `None` if time ran out.
-        findings: Findings after the branch. A better model is packed.
-        time_is_up: Whether time ran out.
+    `value` is `None` if time ran out. A better model in `findings` is packed.
     """
 
     value: Any
@@ -169,12 +158,8 @@ def run_remotely(
 ) -> Answer:
     """Runs a branch of the search in the current process.
 
-    Args:
-        setup: Setup of the search.
-        branch: The branch.
-        setting: The family to run.
-        known: Earlier findings without a model.
-        until: `time.time()` deadline of the trials.
+    `known` contains earlier findings without a model. `until` is a `time.time()`
+    deadline.
     """
     trials = Trials(setup.unpacked(until), known)
     value, time_is_up = None, False
@@ -193,11 +178,7 @@ class ParallelTrials:
     """Runs a branch for every setting on an executor.
 
     Results are merged in the order of the settings, so the outcome does not depend on
-    the order of completion.
-
-    Args:
-        executor: Executor of processes that can import kerasmem.
-        setup: Setup of the search.
+    the order of completion. The processes must be able to import kerasmem.
     """
 
     executor: Executor

@@ -22,13 +22,9 @@ _SHARE, _MOST = 0.2, 20_000
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out samples for evaluating trials, in parts of equal size.
+    """Held-out samples for evaluating trials, in parts of `part` samples each.
 
-    Args:
-        data: The samples, `(x, y)` or `(x, y, sample_weight)`.
-        samples: Number of samples.
-        part: Samples per part.
-        batch_size: Samples per batch; divides `part`.
+    `batch_size` divides `part`.
     """
 
     data: tuple[Any, ...]
@@ -41,11 +37,6 @@ def split(
     data: Dataset, batch_size: int, seed: int | None
 ) -> tuple[tuple[Any, ...], HeldOut]:
     """Splits samples at random into training and held-out samples.
-
-    Args:
-        data: Labeled samples in arrays.
-        batch_size: Maximum number of samples per batch.
-        seed: Random seed, or `None`.
 
     Raises:
         DataError: If the samples are not arrays, have no labels, or are too few.
@@ -85,12 +76,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop of a metric.
-
-    Args:
-        mean: Mean over all samples.
-        error: Standard error of the prediction for other samples.
-    """
+    """Mean drop of a metric, and the standard error for other samples."""
 
     mean: float
     error: float
@@ -101,10 +87,6 @@ def metrics_by_part(model: Model, held: HeldOut) -> list[dict[str, float]]:
 
     For a mean over samples, this is the mean of the part. For other metrics, the mean
     of all contributions is the metric on all samples.
-
-    Args:
-        model: A compiled model.
-        held: The samples.
     """
     # Several steps per execution could cross the end of a part.
     model.steps_per_execution = 1
@@ -141,12 +123,8 @@ def drop(
     imply zero error. If a metric is NaN or infinite, the drop is NaN and the error is
     infinite.
 
-    Args:
-        before: Metrics of the original model per part.
-        after: Metrics of the compressed model per part.
-        samples: Number of samples in all parts.
-        final_samples: Number of validation samples, which increase the error. `None`
-            assumes as many as `samples`.
+    `final_samples` is the number of validation samples, which increase the error.
+    `None` assumes as many as `samples`.
     """
     name = first_metric(before[0])
     sign = 1 if is_better_if_higher(name) else -1

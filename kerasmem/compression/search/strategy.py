@@ -25,13 +25,7 @@ from kerasmem.stats.pareto import front
 
 @dataclass(frozen=True)
 class Setting:
-    """A family with a strength.
-
-    Args:
-        family: Name of the family.
-        strength: Strength to apply. Defaults to 0.
-        most: Maximum strength that can be applied. Defaults to 1.
-    """
+    """A family, its strength, and the maximum strength that can be applied."""
 
     family: str
     strength: float = 0.0
@@ -67,11 +61,7 @@ def search(
 ) -> tuple[Candidate, SearchReport]:
     """Runs the search and returns the best candidate and a report.
 
-    Families do not depend on each other, so they can run in other processes.
-
-    Args:
-        task: The search.
-        spread: Function that runs a branch for several settings.
+    Families do not depend on each other, so `spread` can run them in other processes.
 
     Raises:
         InputError: If a cost of the model cannot be computed.

@@ -27,8 +27,7 @@ COSTS = ("file_bytes", "weight_bytes", "activation_bytes", "latency_ms", "flops"
 class Target:
     """Upper limits on the costs of a model.
 
-    Args:
-        limits: Positive limits by name from `COSTS`. An empty dict minimizes the file.
+    Without limits, a search minimizes the file size.
     """
 
     limits: dict[str, float]
@@ -36,10 +35,6 @@ class Target:
     @classmethod
     def of(cls, limits: Any) -> "Target":
         """Creates a target from the argument of `compress`.
-
-        Args:
-            limits: Limits by name. Sizes can be text such as `"200KiB"`. `None` sets no
-                limit.
 
         Raises:
             ConfigError: If a name is unknown, or a limit is not a positive number.
@@ -106,12 +101,8 @@ def costs(
 ) -> dict[str, float]:
     """Returns costs of a model by name.
 
-    Args:
-        names: Names of the costs.
-        model: A built model.
-        as_floats: The model before quantization, for its FLOPs.
-        coding: Coding of the file.
-        batch: Samples and batch size, for the latency.
+    `as_floats` is the model before quantization, for its FLOPs. `batch` contains
+    samples and the batch size, for the latency.
 
     Raises:
         ConfigError: If a cost cannot be computed.
@@ -146,11 +137,9 @@ _OF = {
 class AdjustableTechnique:
     """A technique with an adjustable strength.
 
-    Args:
-        name: Display name.
-        make: Function of the kept fraction of the model. Returns the technique.
-        least: Kept fraction at full strength. `None` for a fixed strength.
-        most: Kept fraction at zero strength.
+    `make` creates the technique from the fraction of the model to keep. This fraction
+    is `least` at full strength (`None` for a fixed strength) and `most` at zero
+    strength.
     """
 
     name: str

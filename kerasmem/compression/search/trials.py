@@ -78,14 +78,7 @@ class SearchTask:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial with its model.
-
-    Args:
-        trial: Costs and drop.
-        steps: The techniques.
-        model: The compressed model.
-        changes: A list of `WeightChange`.
-    """
+    """A trial with its techniques, its model and the changes of all weights."""
 
     trial: SearchTrial
     steps: tuple[Technique, ...]
@@ -151,11 +144,7 @@ class Trials:
     """Runs compression trials on one model and caches the results.
 
     Random draws depend only on the seed, so a trial gives the same result in every
-    process and order.
-
-    Args:
-        task: The search.
-        findings: Earlier findings. `None` starts with the unchanged model.
+    process and order. Without `findings`, the first trial is the unchanged model.
     """
 
     def __init__(self, task: SearchTask, findings: Findings | None = None) -> None:
@@ -193,13 +182,7 @@ class Trials:
     def judge(
         self, family: TechniqueFamily, strength: float, *, trained: bool = False
     ) -> SearchTrial | None:
-        """Returns the trial of a family, `None` if the techniques are inapplicable.
-
-        Args:
-            family: The techniques.
-            strength: Strength in [0, 1].
-            trained: Whether to fine-tune the model.
-        """
+        """Returns the trial of a family, `None` if the techniques are inapplicable."""
         steps = family.at(strength)
         trained = trained and family.trains and self.task.context.epochs > 0
         if (steps, trained) not in self.findings.tried:

@@ -35,7 +35,7 @@ def categorical_divergence(teacher: Model, student: Model, temperature: Any) -> 
 
 
 def binary_divergence(teacher: Model, student: Model, temperature: Any) -> Any:
-    """Returns T^2 KL(teacher || student) of binary logits, averaged over the last axis."""
+    """Returns T^2 KL(teacher || student) of binary logits, mean of the last axis."""
     teacher, student = teacher / temperature, student / temperature
     yes = ops.log_sigmoid(teacher) - ops.log_sigmoid(student)
     no = ops.log_sigmoid(-teacher) - ops.log_sigmoid(-student)
@@ -76,7 +76,7 @@ class Logits(OutputLoss):
     )
 
     def distances(self, answers: Answers) -> Any:
-        """Returns the distance for every position of the output except its last axis."""
+        """Returns the distance for every position of the output."""
         values = answers.teacher, answers.student
         if answers.task is OutputTask.REGRESSION:
             return ops.mean(ops.square(values[0] - values[1]), axis=-1)

@@ -51,7 +51,7 @@ def distances_between(features: Tensor) -> Any:
 
 
 def angles_at(features: Tensor) -> Any:
-    """Returns the cosine of the angle at every sample between two others, (batch,) * 3."""
+    """Returns the cosine of all angles between samples, shape (batch,) * 3."""
     edges = unit(_differences(flat(features)))
     return ops.matmul(edges, ops.transpose(edges, (0, 2, 1)))
 
@@ -63,10 +63,8 @@ def _differences(vectors: Tensor) -> Any:
 def correlations(features: Tensor, gamma: float, order: int) -> Any:
     """Returns the Gaussian kernel of all pairs as a Taylor series, (batch, batch).
 
-    Args:
-        features: Features of shape (batch, ...), which are scaled to length 1.
-        gamma: Factor of the kernel exp(-gamma |x - y|^2).
-        order: Highest power of the dot product in the series.
+    The kernel is exp(-gamma |x - y|^2) of features scaled to length 1. `order` is the
+    highest power of the dot product in the series.
     """
     dots = products(unit(flat(features)))
     series = ops.ones_like(dots)
@@ -188,13 +186,7 @@ class Relational(FeatureLoss):
 
 
 def contrast(teacher: Model, student: Model, temperature: float) -> Any:
-    """Returns the InfoNCE loss per sample, with in-batch negatives.
-
-    Args:
-        teacher: Embeddings of shape (batch, dimension).
-        student: Embeddings of shape (batch, dimension).
-        temperature: Positive temperature of the softmax over the batch.
-    """
+    """Returns the InfoNCE loss of embeddings per sample, with in-batch negatives."""
     teacher, student = unit(flat(teacher)), unit(flat(student))
     alike = ops.matmul(student, ops.transpose(teacher)) / temperature
     own = ops.sum(alike * (1.0 - off_diagonal(student)), axis=-1)
