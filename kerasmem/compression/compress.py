@@ -343,8 +343,7 @@ def _check_no_folder(checkpoint_dir: Any) -> None:
         raise ConfigError(
             "A search does not support checkpoint_dir. Received: "
             f"checkpoint_dir={str(checkpoint_dir)!r}. Next: leave out checkpoint_dir "
-            "(--checkpoint-dir on the command line), or run the steps of a search with "
-            "it."
+            "(--checkpoint-dir on the command line)."
         )
 
 

@@ -109,7 +109,12 @@ class CompressionResult:
         self._file: ResultFile | None = None
 
     def open_from(self, path: Path, custom_objects: Any) -> None:
-        """Releases the model. `model` then loads it from `path` on first access."""
+        """Releases the model. `model` then loads it from a file on first access.
+
+        Args:
+            path: Path of the file or preset folder.
+            custom_objects: Custom layers and functions by name.
+        """
         name, model_file = self._model.name, identity(path)
         self._file = ResultFile(path, name, custom_objects, model_file)
         self._model = None

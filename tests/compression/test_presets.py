@@ -77,7 +77,7 @@ def test_a_preset_trains_unless_told_not_to(model, name):
         ("int8", r"Next: steps=km.Quantize\('int8'\)"),
         ("prune", r"Next: steps=km.Prune\("),
         ("zzz", "no preset 'zzz'. Presets are .*; a recipe is a file that ends in"),
-        ("a.txt", "A recipe is a file that ends in"),
+        ("a.txt", "Expected a recipe file that ends in"),
     ],
 )
 def test_a_name_that_is_no_preset_is_one_clear_error(model, name, text):

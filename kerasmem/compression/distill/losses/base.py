@@ -199,7 +199,14 @@ class FeatureLoss(DistillationLoss):
         return None
 
     def width(self, teacher: tuple[Any, ...]) -> int:
-        """Returns the width of a projection for a teacher feature of this shape."""
+        """Returns the width of the projection for a teacher feature.
+
+        Args:
+            teacher: Shape of the teacher feature, channels last, without batch axis.
+
+        Returns:
+            Positive integer. Number of channels.
+        """
         return teacher[-1]
 
 
