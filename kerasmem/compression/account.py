@@ -1,8 +1,8 @@
 """Selects the weights of a technique and records the change of each weight.
 
 A regular expression matches a weight if it occurs in the path of the weight, such as
-`"dense_1/kernel"` or `"block3/"`. It also matches if it equals the class name of a
-layer around the weight, such as `"Embedding"` or `"Conv.D"`. Base classes count too.
+`"dense_1/kernel"` or `"block3/"`. It can also match the full class name of a layer
+around the weight, such as `"Embedding"` or `"Conv.D"`. Base classes count too.
 """
 
 import math
@@ -158,7 +158,7 @@ def select(
 def why_left_alone(
     weight: Weight, include: Iterable[str], exclude: Iterable[str]
 ) -> str | None:
-    """Returns why a weight is not selected, `None` for float kernels and `include`."""
+    """Returns why a weight is not selected, or `None` if it is selected."""
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if not keras.backend.is_float_dtype(dtype):
         return f"is {dtype} already"

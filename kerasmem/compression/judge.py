@@ -59,8 +59,8 @@ def check_metric(model: Model) -> None:
         raise ConfigError(
             f"The loss of the model {model.name!r} includes weight penalties, which "
             "decrease when weights are removed, so the loss of a worse model can be "
-            "lower. Next: give metrics=, such as the loss (--metric on the command "
-            f"line). Received: no metrics, and a regularizer on {paths[0]!r}."
+            "lower. Received: no metrics, and a regularizer on "
+            f"{paths[0]!r}. Next: give metrics= (--metric on the command line)."
         )
 
 

@@ -116,8 +116,8 @@ def check_output_of(
     check_new_folder(output)
     if coding == "entropy":
         raise ConfigError(
-            "KerasHub cannot read presets with entropy coding. Next: coding='deflate' "
-            f"(--coding deflate). Received: coding={coding!r}."
+            "KerasHub cannot read presets with entropy coding. Received: "
+            f"coding={coding!r}. Next: give coding='deflate' (--coding deflate)."
         )
 
 

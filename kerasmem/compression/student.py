@@ -95,8 +95,8 @@ def _less_deep(teacher: Model, depth: float) -> Any:
     if not left_out:
         count = sum(map(len, stages))
         raise ModelError(
-            f"The model {teacher.name!r} has {count} removable repeated blocks, so no "
-            f"block can be removed. Received: depth={depth!r}."
+            f"Cannot remove a block of the model {teacher.name!r}: it has {count} "
+            f"removable repeated blocks. Received: depth={depth!r}."
         )
     return without(teacher, left_out)
 

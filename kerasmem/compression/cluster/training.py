@@ -1,9 +1,10 @@
 """Keeps clustered weights equal during training, inside the compiled step.
 
 After each update, every cluster moves to the mean of its updated entries. This is
-equivalent to one shared weight with the mean gradient (Han, Mao, Dally: Deep
-Compression: Compressing Deep Neural Networks with Pruning, Trained Quantization and
-Huffman Coding, 2016).
+equivalent to one shared weight with the mean gradient.
+
+Source: Han, Mao, Dally: Deep Compression: Compressing Deep Neural Networks with
+Pruning, Trained Quantization and Huffman Coding, 2016.
 """
 
 from collections.abc import Iterator

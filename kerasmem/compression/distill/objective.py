@@ -184,7 +184,7 @@ class Objective(keras.layers.Layer):
         weights = keras.tree.flatten(batch.weight)
         if len(weights) != len(predictions):
             weights = [batch.weight] * len(predictions)
-        if batch.places is not None:  # the data has no sample weights, only teachers do
+        if batch.places is not None:  # then `weights` only contains teacher confidences
             places = keras.tree.flatten(batch.places)
             weights = [
                 one if share is None else weighted(one, share)

@@ -3,7 +3,7 @@
 For each family of techniques, the search first finds the lowest strength that meets the
 target, without training. It then trains the families with the smallest drop. If no
 result is acceptable, or without a target, it increases the strength of every family up
-to the maximum drop: first without training, then with training for the best ones.
+to the maximum drop. Only the best families are then trained.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,11 +71,11 @@ def search(
     reason = "all planned trials were run"
     try:
         if task.target.limits and not trials.is_done:
-            # Phase 1: meet the target exactly, train the smallest drops.
+            # Find the lowest strengths that meet the target; train the smallest drops.
             fitting = spread(trials, _just_fitting, every)
             spread(trials, _train_to_fit, _promising(trials, fitting))
         if not trials.is_done:
-            # Phase 2: go to the maximum drop, train the strongest families.
+            # Find the highest strengths within the drop; train the smallest models.
             furthest = spread(trials, _furthest_untrained, every)
             spread(trials, _furthest_trained, _promising(trials, furthest))
     except TimeIsUpError:

@@ -31,8 +31,9 @@ def mean_squared_distance(teacher: Model, student: Model) -> Any:
 class Features(FeatureLoss):
     """Hint learning (FitNets): mean squared error of intermediate features.
 
-    If the numbers of channels differ, training also learns a projection of the student
-    channels to the teacher channels: a dense layer, or a 1x1 convolution for images.
+    If the numbers of channels differ, training also learns a projection from the
+    student channels to the teacher channels. It is a dense layer, or a 1x1 convolution
+    for images.
 
     Source: Romero, Ballas, Kahou, Chassang, Gatta and Bengio, "FitNets: Hints for Thin
     Deep Nets", 2015.

@@ -117,8 +117,9 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
 class Relational(FeatureLoss):
     """Relational distillation: transfers the relations between samples.
 
-    The relations of all samples of a batch are computed from the features of one layer
-    of each model, and compared:
+    Compares relations between all samples of a batch, based on the features of one
+    layer per model. The relations are:
+
     - `"distance"`: pairwise distance divided by the mean distance, with Huber loss.
     - `"angle"`: cosine of the angle at each sample between two others, with Huber
       loss. A batch of n samples has n^3 angles.
@@ -197,9 +198,9 @@ def contrast(teacher: Model, student: Model, temperature: float) -> Any:
 class Contrastive(FeatureLoss):
     """Contrastive representation distillation (CRD) with in-batch negatives.
 
-    Trained dense layers project both features to a common space, where the InfoNCE loss
-    compares them, a variant in the paper. The negatives are the other samples of the
-    batch. There is no memory bank of negatives, so large batches help.
+    Trained dense layers project both features to a common space. The InfoNCE loss, a
+    variant in the paper, compares them there. The negatives are the other samples of
+    the batch. There is no memory bank of negatives, so large batches help.
 
     Source: Tian, Krishnan and Isola, "Contrastive Representation Distillation", 2020.
 
