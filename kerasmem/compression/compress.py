@@ -109,7 +109,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         steps: A technique, a list of techniques, the path of a recipe or the name of a
             preset. A recipe is a JSON or YAML file with a list of steps. Presets are
             `"size"`, `"latency"`, `"balanced"` and `"lossless"`. `None` starts a
-            search. Defaults to `None`.
+            search, which needs `target` or `max_drop`. Defaults to `None`.
         data: Training samples: `(x, y)`, `(x, y, sample_weight)`, a `tf.data.Dataset`
             or a `keras.utils.PyDataset`. A search needs arrays with at least 100
             samples, and holds out one fifth of them to evaluate its trials.
@@ -123,7 +123,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         target: Dict of upper limits for a search, in place of `steps`. Keys are
             `"file_bytes"`, `"weight_bytes"`, `"activation_bytes"` per sample,
             `"latency_ms"` per batch and `"flops"` per sample. Sizes can be text, such
-            as `"2 MB"`.
+            as `"200KiB"`.
         max_drop: Float. Maximum allowed drop of the first compiled metric (or increase
             of the loss if there is none). 0.005 is half a point of accuracy. Needs
             `validation_data`. Trials of a search must stay within it by a margin of 2.5

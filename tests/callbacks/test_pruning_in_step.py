@@ -348,7 +348,7 @@ def test_models_of_every_kind_are_pruned_as_they_train(name):
 def test_wanda_without_samples_is_an_error():
     with pytest.raises(ConfigError, match="give samples as data="):
         km.callbacks.Pruning(km.Prune(0.5, criterion="wanda"))
-    with pytest.raises(ConfigError, match="'wanda' looks at what goes.*data=None"):
+    with pytest.raises(ConfigError, match="'wanda' needs layer inputs.*data=None"):
         km.compress(network(), km.Prune(0.5, criterion="wanda"))
     with pytest.raises(ConfigError, match="'taylor' needs gradients.*data=None"):
         km.compress(network(), km.Prune(0.5, criterion="taylor"))

@@ -32,7 +32,7 @@ def test_a_search_without_time_writes_the_model_as_it_was(folder, kerasmem):
     assert search["stopped"] == "time ran out"
     assert [trial["name"] for trial in search["trials"]] == ["unchanged"]
     assert "tried unchanged (not trained): file_bytes" in call.err
-    assert "the model is as it was" in call.err
+    assert "the model is unchanged" in call.err
     assert "What was tried" in (folder / "page.html").read_text()
     one, two = (
         keras.models.load_model(f"{name}.keras", compile=False)

@@ -148,7 +148,7 @@ def test_unknown_techniques_and_arguments_are_errors():
     ):
         from_json({"technique": "melt"})
     with pytest.raises(
-        ConfigError, match="takes no 'sparsty'. Did you mean 'sparsity'[?] It takes sp"
+        ConfigError, match="argument 'sparsty'.*Did you mean 'sparsity'[?] Expected: sp"
     ):
         from_json({"technique": "prune", "sparsty": 0.3})
     with pytest.raises(ConfigError, match="Invalid arguments for 'prune'.*missing"):

@@ -131,7 +131,9 @@ def test_a_teacher_is_asked_once_for_several_students(data, tmp_path, monkeypatc
 def test_a_file_is_no_cache(data, tmp_path):
     path = tmp_path / "teacher.keras"
     path.touch()
-    with pytest.raises(OutputError, match=r"is a folder.*teacher\.keras': File exists"):
+    with pytest.raises(
+        OutputError, match=r"the cache folder.*teacher\.keras': File exists"
+    ):
         run(classifier(8), classifier(4), data, cache=path)
 
 

@@ -594,7 +594,7 @@ def test_a_subclassed_teacher_without_weights_is_built_from_the_data(data):
 
 @pytest.mark.one_backend
 def test_outputs_of_another_size_are_refused(data):
-    with pytest.raises(ModelError, match=r"teacher gives shape \(batch, 4\), the stud"):
+    with pytest.raises(ModelError, match=r"shape \(batch, 4\) of the teacher, shape"):
         distill(classifier(classes=4), classifier(), data, verbose=0)
 
 

@@ -407,7 +407,7 @@ def test_teachers_that_are_wrong_about_a_sample_count_less_for_it():
         (
             {"losses": Features(layers=[("conv_.", "conv_0")])},
             ModelError,
-            "means 2 layers of the teacher, 'conv_0' means 1 of the student",
+            "with 2 layers of the teacher, 'conv_0' with 1 of the student",
         ),
         (
             {"losses": Features(layers="conv_0:1")},

@@ -225,7 +225,7 @@ def test_losses_come_as_objects_names_and_plain_data():
         (lambda: as_losses("kd"), "one of logits, dkd, dist, .*loss='kd'"),
         (
             lambda: loss_from_json({"loss": "dkd", "gamma": 1}),
-            "takes no .gamma.. It takes",
+            "Unknown argument .gamma. of 'dkd'. Expected: weight",
         ),
         (
             lambda: loss_from_json({"loss": "dkd", "weight": {"schedule": "x"}}),

@@ -251,7 +251,7 @@ def test_models_without_anything_to_gain_are_refused():
     with pytest.raises(ModelError, match=r"nothing to fac.*Next: reduce the rank"):
         km.compress(model, km.Factorize(0.9))
     with pytest.raises(
-        ModelError, match="commonest reason: is excl.*exclude=\\('[.]',\\)\\)[.]$"
+        ModelError, match="Most frequent reason: is excl.*exclude=\\('[.]',\\)\\)[.]$"
     ):
         km.compress(model, km.Factorize(0.9, exclude="."))
     without = Subclassed()
