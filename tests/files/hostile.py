@@ -464,7 +464,7 @@ def hostile(scale=1):
             f"{COMPRESS} --recipe bad.yaml", "is not valid YAML", text("bad.yaml", DEEP)
         ),
         "a deep recipe of JSON": Hostile(
-            f"{COMPRESS} --recipe bad.json", "is no JSON", text("bad.json", DEEP)
+            f"{COMPRESS} --recipe bad.json", "is not valid JSON", text("bad.json", DEEP)
         ),
         "a recipe without an end": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
