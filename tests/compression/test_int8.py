@@ -194,11 +194,11 @@ def test_every_weight_is_accounted_for():
     changes = in_place(Quantize("int8"), model)
     assert [(c.weight.split("/")[-1], c.changed, c.detail) for c in changes] == [
         ("kernel", True, "int8 with 4 scales"),
-        ("bias", False, "is no kernel or embedding table"),
-        ("gamma", False, "is no kernel or embedding table"),
-        ("beta", False, "is no kernel or embedding table"),
-        ("moving_mean", False, "is no kernel or embedding table"),
-        ("moving_variance", False, "is no kernel or embedding table"),
+        ("bias", False, "is not a kernel or embedding table"),
+        ("gamma", False, "is not a kernel or embedding table"),
+        ("beta", False, "is not a kernel or embedding table"),
+        ("moving_mean", False, "is not a kernel or embedding table"),
+        ("moving_variance", False, "is not a kernel or embedding table"),
     ]
     assert (changes[0].before_bytes, changes[0].after_bytes) == (432, 108 + 16)
     (parameters,) = {measure(model).parameters, inspected(model)}

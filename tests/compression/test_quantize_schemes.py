@@ -332,7 +332,7 @@ def test_weights_are_chosen_by_path_and_by_class():
     assert left_alone(exclude="Conv2D.*|BaseConv.*") == [*["first"] * 2, *["up"] * 2]
     assert left_alone(exclude="Dense") == ["head"] * 2
     with pytest.raises(
-        ConfigError, match="path that matches, or a layer of this class"
+        ConfigError, match="No weight path or layer class of the model .* matches"
     ):
         left_alone(exclude="LSTM")
 

@@ -457,14 +457,14 @@ def hostile(scale=1):
         ),
         "a recipe with aliases": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "has an alias",
+            "aliases are not supported",
             text("bad.yaml", aliases(9)),
         ),
         "a deep recipe": Hostile(
-            f"{COMPRESS} --recipe bad.yaml", "is no YAML", text("bad.yaml", DEEP)
+            f"{COMPRESS} --recipe bad.yaml", "is not valid YAML", text("bad.yaml", DEEP)
         ),
         "a deep recipe of JSON": Hostile(
-            f"{COMPRESS} --recipe bad.json", "is no JSON", text("bad.json", DEEP)
+            f"{COMPRESS} --recipe bad.json", "is not valid JSON", text("bad.json", DEEP)
         ),
         "a recipe without an end": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
@@ -478,22 +478,22 @@ def hostile(scale=1):
         ),
         "an integer of 100,000 digits": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", f"- {{technique: prune, sparsity: {'9' * 100_000}}}"),
         ),
         "a hexadecimal integer of 100,000 digits": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", f"- {{technique: prune, sparsity: 0x{'9' * 100_000}}}"),
         ),
         "a date that there is not": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", "- {technique: prune, sparsity: 2001-99-99}"),
         ),
         "a date": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", "- {technique: prune, sparsity: 2001-01-01}"),
         ),
         "token ids of 14.6 TiB in their header alone": Hostile(
@@ -582,7 +582,7 @@ def hostile(scale=1):
         **{
             f"an account that is {content[:9]}": Hostile(
                 f"{COMPRESS} --prune 0.5 --checkpoint-dir bad",
-                "take an empty folder",
+                "use an empty folder",
                 account(content),
             )
             for content in ("[]", "null", "3", '{"key": 3, "changes": []}', DEEP)

@@ -97,5 +97,5 @@ def test_what_it_cannot_do_is_an_error():
         in_place(ReestimateBatchNorm(), model, x)
     for old, new in zip(before, model.weights, strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
-    with pytest.raises(ModelError, match="has no BatchNormalization to estimate"):
+    with pytest.raises(ModelError, match="has no BatchNormalization to re-estimate"):
         in_place(ReestimateBatchNorm(), chain((4,), L.Dense(5)), data((4,)))

@@ -123,7 +123,7 @@ def bidirectional(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def time_distributed(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """TimeDistributed: the time steps are treated as samples."""
+    """TimeDistributed: time steps are part of the batch axis."""
     steps = t.view(xs[0], _flat(xs[0].shape))
     return t.view(s.inner(s.layer.layer, [steps], _flat(s.shape)), s.shape)
 
