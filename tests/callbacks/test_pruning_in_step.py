@@ -261,13 +261,8 @@ def test_every_way_of_choosing_reaches_its_sparsity_and_leaves_nothing(arguments
     assert len(model.optimizer.variables) == len(untouched.optimizer.variables)
     assert all(v.constraint is None for v in model.trainable_variables)
     reasons = [change.detail for change in pruning.changes if not change.changed]
-<<<<<<< HEAD
-    assert sorted(reasons) == [*["is no kernel or embedding table"] * 3, reasons[-2]]
-    assert reasons[-2] == "is in the output layer"
-=======
     assert sorted(reasons) == [*["is not a kernel or embedding table"] * 3, reasons[-2]]
-    assert reasons[-2] == "is of the output layer"
->>>>>>> prose2
+    assert reasons[-2] == "is in the output layer"
 
 
 def sgd_kernels(schedule, steps):

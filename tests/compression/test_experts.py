@@ -125,13 +125,8 @@ def test_a_large_share_that_stays_float_is_named():
     (text,) = [str(w.message) for w in ours]
     assert "88% of the model's bytes stay float: hidden/bank (1.00 KiB). " in text
     detail = {c.weight: c.detail for c in result.changes}
-<<<<<<< HEAD
     assert detail["hidden/bank"].startswith("has two or more axes, but is not known")
-    assert detail["hidden/shift"] == "is no kernel or embedding table"
-=======
-    assert detail["hidden/bank"].startswith("has two axes or more, and nothing shows")
     assert detail["hidden/shift"] == "is not a kernel or embedding table"
->>>>>>> prose2
 
 
 @pytest.mark.parametrize("choice", [{"exclude": ("bank",)}, {"include": ("bank",)}])

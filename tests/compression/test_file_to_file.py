@@ -287,19 +287,13 @@ def test_a_model_that_is_large_against_memory_goes_by_file(
             "ranks entries by .*, pattern='2:4'",
         ),
         (km.Prune(0.5, criterion="random"), {}, "ranks entries by criterion='random'"),
-<<<<<<< HEAD
         (Q("int8", rounding="adaptive"), {}, "at once: it rounds on samples"),
         (Q("int8-static"), {}, "samples to calibrate activation ranges.*pass data=x"),
-        (Q("int8"), {"callbacks": [keras.callbacks.Callback()]}, "callbacks takes one"),
-=======
-        (Q("int8", rounding="adaptive"), {}, "at once: its rounding needs samples"),
-        (Q("int8-static"), {}, "ranges of activations from samples: give data=x"),
         (
             Q("int8"),
             {"callbacks": [keras.callbacks.Callback()]},
             "callbacks needs the model in memory",
         ),
->>>>>>> prose2
         (Q("int8"), {"output": None}, "there is no file to write: give output="),
         (None, {"target": {"file_bytes": 9}}, "data"),
     ],

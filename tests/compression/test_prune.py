@@ -91,13 +91,8 @@ def test_depthwise_output_and_excluded_weights_are_left_alone_and_that_is_said()
     details = {c.weight: c.detail for c in in_place(Prune(0.5), make())}
     assert details["middle/kernel"] == "50.0% zero"
     assert details["wide/kernel"] == "is depthwise: few weights, each one matters"
-<<<<<<< HEAD
     assert details["last/kernel"] == "is in the output layer"
-    assert details["last/bias"] == "is no kernel or embedding table"
-=======
-    assert details["last/kernel"] == "is of the output layer"
     assert details["last/bias"] == "is not a kernel or embedding table"
->>>>>>> prose2
     named = in_place(Prune(0.5, include=["wide/k", "last"]), make())
     zero = {"wide/kernel": "48.1% zero", "last/kernel": "50.0% zero"}
     assert {c.weight: c.detail for c in named if c.weight in zero} == zero
