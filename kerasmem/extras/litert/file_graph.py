@@ -106,8 +106,8 @@ class Seen:
         """
         if not np.isfinite(values).all():
             raise DataError(
-                "Expected: finite samples for calibration. Received: NaN or infinity in "
-                f"the tensor {name!r}. Next: check the samples."
+                "Expected: finite samples for calibration. Received: NaN or infinity "
+                f"in the tensor {name!r}. Next: check the samples."
             )
         self.histogram.add(values)
         self.squares += float(np.square(values, dtype=np.float64).sum())
