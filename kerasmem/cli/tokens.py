@@ -1,4 +1,4 @@
-"""Texts and token ids as data: a language model is rounded on and judged by them."""
+"""Text and token ids as data of language models, for calibration and evaluation."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -9,10 +9,10 @@ from kerasmem.errors import ConfigError
 
 
 def check_tokens_suffice(options: Namespace, job: Job) -> None:
-    """Raise unless what `kerasmem compress` is to do takes no labels.
+    """Raise an error if the task needs labels.
 
     Raises:
-        ConfigError: if something is to be trained, searched or judged by a metric.
+        ConfigError: If the task needs training, a search or a metric.
     """
     requests = {
         "--fine-tune-epochs": job.trains,
@@ -24,28 +24,28 @@ def check_tokens_suffice(options: Namespace, job: Job) -> None:
     for name, value in requests.items():
         if value:
             raise ConfigError(
-                "Texts and token ids are what a language model is rounded on and "
-                f"judged by, with its perplexity. Received: {name} with --data "
-                f"{options.data}. Next: give samples with labels, or leave {name} out."
+                "Text and token ids are only used for calibration and for perplexity. "
+                f"Received: {name} with --data {options.data}. Next: pass samples with "
+                f"labels, or omit {name}."
             )
 
 
 def check_length(options: Namespace) -> None:
-    """Raise `ConfigError` if rows of tokens get a length, and there are none."""
+    """Raise `ConfigError` if `--length` is passed without text or token ids."""
     from kerasmem.files.data.tokens import is_token_file
 
     if options.length and not (options.data and is_token_file(options.data)):
         raise ConfigError(
-            "--length is that of a row of a text or of token ids. Received: "
+            "--length is only valid for text or token ids. Received: "
             f"--data {options.data}."
         )
 
 
 def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
-    """Return rows to round on and rows to judge by, each with the ids behind them.
+    """Return rows for calibration and rows for evaluation, each with the next ids.
 
     Raises:
-        DataError: if the file does not fit the model, or is a single row.
+        DataError: If the file does not fit the model or has only one row.
     """
     from kerasmem.cli.evaluation import split_to_judge
     from kerasmem.files.data.tokens import token_samples
@@ -56,16 +56,16 @@ def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
 def judged_by_tokens(
     report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
 ) -> Any:
-    """Return a report with the figures of language models, before and after.
+    """Return the report with the figures of language models before and after.
 
     Args:
-        report: a `CompressionReport`.
-        models: the original and the result.
-        rows: as `split_tokens` returns them.
-        batch_size: most rows in a batch.
+        report: A `CompressionReport`.
+        models: Original and compressed model.
+        rows: Evaluation rows from `split_tokens`.
+        batch_size: Maximum number of rows per batch.
 
     Raises:
-        DataError: if the models are no language models.
+        DataError: If a model is not a language model.
     """
     from kerasmem.extras.language.metrics import language_figures
     from kerasmem.graph.outputs import without_preprocessor

@@ -1,4 +1,4 @@
-"""The whole job, once: watch a training, shrink the model, teach a student."""
+"""The demo: monitor a training, compress the model, distill a student."""
 
 import time
 from collections.abc import Iterator
@@ -40,14 +40,14 @@ _LATENCY_BATCH = 32
 
 @dataclass(frozen=True)
 class Workshop:
-    """What every stage needs.
+    """Context of all stages.
 
     Args:
-        out: folder for the files.
-        images: what to train on and to judge by.
-        recipe: settings of the trainings.
-        console: where progress goes.
-        seconds: wall time of each stage so far.
+        out: Output folder.
+        images: Training and test images.
+        recipe: Settings of the trainings.
+        console: Console for progress.
+        seconds: Wall time of each stage in seconds.
     """
 
     out: Path
@@ -58,7 +58,7 @@ class Workshop:
 
     @contextmanager
     def stage(self, title: str) -> Iterator[FitProgress]:
-        """Time a stage and give it a progress bar."""
+        """Time a stage and show its progress bar."""
         start = time.perf_counter()
         with FitProgress(title, self.console) as progress:
             yield progress
@@ -66,7 +66,7 @@ class Workshop:
 
 
 def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
-    """Train the network under both monitors; write `original.keras`, `epochs.csv`."""
+    """Train the network with both monitors and write its files."""
     recipe, images = shop.recipe, shop.images
     model = residual_network(
         images.shape, images.classes, recipe.widths, recipe.dropout
@@ -93,7 +93,7 @@ def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
 
 
 def shrink(shop: Workshop) -> CompressionResult:
-    """Compress the saved file: prune 80 %, fine-tune, int8."""
+    """Compress the saved file: prune 80 %, fine-tune, quantize to int8."""
     recipe, images = shop.recipe, shop.images
     rate = falling_rate(recipe.fine_tune_learning_rate, recipe.fine_tune_epochs)
     with shop.stage("fine-tuning") as progress:
@@ -119,7 +119,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
     """Distill the network into a student with less than a tenth of its parameters."""
     recipe, images = shop.recipe, shop.images
     student = residual_network(images.shape, images.classes, recipe.student_widths)
-    # The teacher is asked about each image once, not once an epoch.
+    # The cache lets the teacher run once per image, not once per epoch.
     with TemporaryDirectory() as cache, shop.stage("distilling") as progress:
         new_student = distill(
             teacher,
@@ -144,7 +144,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
 def compare(
     shop: Workshop, original: Model, compressed: CompressionResult, student: Model
 ) -> dict[str, ModelFigures]:
-    """Return the figures of the models; those of a compression are its own."""
+    """Return the figures of the three models."""
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
     size = file_size(shop.out / "student.keras")
@@ -154,7 +154,7 @@ def compare(
         "compressed": report.after,
         "student": figures(student, test, _LATENCY_BATCH, size),
     }
-    # All three in turns, so that they are timed alike.
+    # Timed in turns, so that all models have the same conditions.
     times = latencies([original, compressed.model, student], test, _LATENCY_BATCH)
     return {
         name: replace(each, **time)
@@ -168,13 +168,13 @@ _PAGE = "report.html"
 
 @dataclass(frozen=True)
 class DemoRecord:
-    """What the demo measured.
+    """Results of the demo.
 
     Args:
-        models: figures of `original`, `compressed` and `student`, in this order.
-        files: paths of the files that were written.
-        seconds: wall time of each training.
-        samples: number of test images behind the accuracies.
+        models: Figures of `original`, `compressed` and `student`, in this order.
+        files: Paths of the written files.
+        seconds: Wall time of each training in seconds.
+        samples: Number of test images for the accuracies.
     """
 
     models: dict[str, ModelFigures]
@@ -190,20 +190,20 @@ def run_demo(
     recipe: Recipe | None = None,
     console: Console | None = None,
 ) -> DemoRecord:
-    """Train, compress and distill, and return what was measured.
+    """Train, compress and distill, and return the results.
 
-    Into `out` go `original.keras` (as Keras itself saves it, without optimizer state),
+    The files in `out` are `original.keras` (saved by Keras without optimizer state),
     `compressed.keras`, `student.keras`, `epochs.csv` and `report.html`.
 
     Args:
-        out: folder for the files, made if it is missing.
-        data: an `.npz` file of images instead of the demo's own.
-        recipe: settings of the trainings.
-        console: where progress goes; by default stderr.
+        out: Output folder, created if missing.
+        data: `.npz` file of images. Defaults to the demo's images.
+        recipe: Settings of the trainings. Defaults to `Recipe()`.
+        console: Console for progress. Defaults to stderr.
 
     Raises:
-        DataError: if the file does not hold labeled images.
-        OutputError: if a file cannot be written.
+        DataError: If the file does not contain labeled images.
+        OutputError: If a file cannot be written.
     """
     shop = Workshop(
         Path(out),
