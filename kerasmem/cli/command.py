@@ -55,10 +55,7 @@ def grouped(title: str, *options: Option) -> tuple[Option, ...]:
 class CommandResult:
     """Result of a command as data and as tables.
 
-    Args:
-        data: Plain data for `--json`.
-        tables: Rich renderables and lines of text for the terminal.
-        exit_code: Exit code of the command.
+    `data` is for `--json`, and `tables` are for the terminal.
     """
 
     data: Mapping[str, Any]
@@ -88,15 +85,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
-
-    Args:
-        name: Name of the command.
-        summary: One line for `--help`.
-        options: Options except `--json`, which all commands have.
-        run: Function of the parsed options.
-        starts_keras: Whether to import Keras before `run`.
-    """
+    """One command."""
 
     name: str
     summary: str
@@ -155,10 +144,7 @@ def checked(
 ) -> Callable[[str], Value]:
     """Return an argparse type with a specific error message.
 
-    Args:
-        parse: Function that converts a string or raises `ValueError`.
-        expected: Description of valid strings.
-        is_valid: Function that checks the converted value.
+    `expected` describes valid strings in the message.
     """
 
     def value_of(text: str) -> Value:

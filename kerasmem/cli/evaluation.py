@@ -51,11 +51,7 @@ def compile_for(model: Model, loss: str | None, metrics: Sequence[str]) -> None:
 
 
 def check_names(loss: str | None, metrics: Sequence[str]) -> Any:
-    """Return the loss for `compile`, after checking all names.
-
-    Raises:
-        ConfigError: If Keras does not know a name.
-    """
+    """Return the loss for `compile`, after checking all names."""
     loss_object = as_loss(loss)
     _check_names(
         "loss", keras.losses.get, [loss] if loss and loss_object is loss else []

@@ -192,13 +192,7 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 
 def _check_handed_in(options: Namespace) -> None:
-    """Raise an error unless all model files exist and the output differs from them.
-
-    Raises:
-        ModelFileError: If a model file is missing.
-        ConfigError: If the output is a model file, also through a link, or inside a
-            model folder.
-    """
+    """Raise an error unless all model files exist and the output differs from them."""
     output: Path | None = vars(options).get("output")
     for model in (vars(options).get(role) for role in _ROLES):
         if model is None:
@@ -217,11 +211,7 @@ def _check_handed_in(options: Namespace) -> None:
 
 
 def start_keras() -> None:
-    """Import Keras and the classes that kerasmem registers.
-
-    Raises:
-        ConfigError: If Keras cannot start with the selected backend.
-    """
+    """Import Keras and the classes that kerasmem registers."""
     # TensorFlow reads the level only once, on import. 3 shows only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
@@ -230,11 +220,7 @@ def start_keras() -> None:
 
 
 def _imported_objects(modules: Sequence[str]) -> dict[str, Any]:
-    """Return the classes and functions defined in modules, by name.
-
-    Raises:
-        ConfigError: If a module cannot be imported.
-    """
+    """Return the classes and functions defined in modules, by name."""
     objects: dict[str, Any] = {}
     for name in modules:
         try:

@@ -169,10 +169,7 @@ def techniques_of(options: Namespace) -> list[Technique]:
 class Job:
     """Task of the command.
 
-    Args:
-        steps: Techniques or the name of a preset. None for a search.
-        target: Limits of the search. None for the smallest file.
-        trains: Whether samples are used for training.
+    `steps` is None for a search. `target` is None for the smallest file.
     """
 
     steps: Any

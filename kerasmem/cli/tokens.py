@@ -9,11 +9,7 @@ from kerasmem.errors import ConfigError
 
 
 def check_tokens_suffice(options: Namespace, job: Job) -> None:
-    """Raise an error if the task needs labels.
-
-    Raises:
-        ConfigError: If the task needs training, a search or a metric.
-    """
+    """Raise `ConfigError` if the task needs labels."""
     requests = {
         "--fine-tune-epochs": job.trains,
         "a search": job.steps is None,
@@ -42,11 +38,7 @@ def check_length(options: Namespace) -> None:
 
 
 def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
-    """Return rows for calibration and rows for evaluation, each with the next ids.
-
-    Raises:
-        DataError: If the file does not fit the model or has only one row.
-    """
+    """Return rows for calibration and rows for evaluation, each with the next ids."""
     from kerasmem.cli.evaluation import split_to_judge
     from kerasmem.files.data.tokens import token_samples
 
@@ -56,17 +48,7 @@ def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
 def judged_by_tokens(
     report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
 ) -> Any:
-    """Return the report with the figures of language models before and after.
-
-    Args:
-        report: A `CompressionReport`.
-        models: Original and compressed model.
-        rows: Evaluation rows from `split_tokens`.
-        batch_size: Maximum number of rows per batch.
-
-    Raises:
-        DataError: If a model is not a language model.
-    """
+    """Return the report with the figures of language models before and after."""
     from kerasmem.extras.language.metrics import language_figures
     from kerasmem.graph.outputs import without_preprocessor
 

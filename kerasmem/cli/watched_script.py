@@ -51,11 +51,9 @@ class _KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: Any) -> ModuleType | None:
-        """Create the module with the original loader of Keras."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """Execute the module with the original loader, then patch its models."""
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         _watch(module, self._log_dir, with_timeline=self._with_timeline)

@@ -36,12 +36,8 @@ def residual_network(
 
     The model scales the images and adds a channel axis if needed.
 
-    Args:
-        image_shape: Height, width and optionally channels. Values are 0 to 255.
-        classes: Number of classes.
-        widths: Channels of the stem and of each residual block. Each halves height and
-            width.
-        dropout: Dropout rate before the output layer.
+    The stem and each residual block have one of the `widths` as channels, and halve
+    height and width.
     """
     images = keras.Input(image_shape, name="images")
     x = layers.Rescaling(1 / 255)(images)
@@ -72,20 +68,7 @@ def _convolution(x: Tensor, width: int, *, size: int = 3, strides: int = 1) -> A
 class Recipe:
     """Settings of the demo's three trainings.
 
-    Args:
-        widths: Channels of the network's stages.
-        dropout: Dropout rate of the network. The student has no dropout.
-        epochs: Training epochs of the network.
-        fine_tune_epochs: Epochs after pruning.
-        student_widths: Channels of the student's stages.
-        student_epochs: Distillation epochs.
-        batch_size: Samples per step of the network.
-        student_batch_size: Samples per step of the student.
-        learning_rate: Initial learning rate of Adam.
-        fine_tune_learning_rate: Initial learning rate after pruning.
-        temperature: Temperature of the teacher's outputs.
-        hard_weight: Weight of the labels in the student's loss.
-        seed: Random seed.
+    The student has no dropout, because it is small.
     """
 
     widths: tuple[int, ...] = TEACHER_WIDTHS
@@ -153,11 +136,8 @@ _SMALLEST_SIDE = 8  # the network halves height and width three times
 class Images:
     """Labeled images.
 
-    Args:
-        train: `(x, y)` with images of shape (n, height, width) or (n, height, width,
-            channels), values 0 to 255, and class numbers of shape (n,).
-        test: Test data in the format of `train`.
-        name: Name of the images in a report.
+    `train` and `test` are `(x, y)`: images of shape (n, height, width) or (n, height,
+    width, channels), values 0 to 255, and class numbers.
     """
 
     train: Any

@@ -40,15 +40,7 @@ _LATENCY_BATCH = 32
 
 @dataclass(frozen=True)
 class Workshop:
-    """Context of all stages.
-
-    Args:
-        out: Output folder.
-        images: Training and test images.
-        recipe: Settings of the trainings.
-        console: Console for progress.
-        seconds: Wall time of each stage in seconds.
-    """
+    """Context of all stages."""
 
     out: Path
     images: Images
@@ -168,14 +160,7 @@ _PAGE = "report.html"
 
 @dataclass(frozen=True)
 class DemoRecord:
-    """Results of the demo.
-
-    Args:
-        models: Figures of `original`, `compressed` and `student`, in this order.
-        files: Paths of the written files.
-        seconds: Wall time of each training in seconds.
-        samples: Number of test images for the accuracies.
-    """
+    """Results of the demo."""
 
     models: dict[str, ModelFigures]
     files: tuple[str, ...]
@@ -194,12 +179,6 @@ def run_demo(
 
     The files in `out` are `original.keras` (saved by Keras without optimizer state),
     `compressed.keras`, `student.keras`, `epochs.csv` and `report.html`.
-
-    Args:
-        out: Output folder, created if missing.
-        data: `.npz` file of images. Defaults to the demo's images.
-        recipe: Settings of the trainings. Defaults to `Recipe()`.
-        console: Console for progress. Defaults to stderr.
 
     Raises:
         DataError: If the file does not contain labeled images.

@@ -24,11 +24,7 @@ _AXES = {True: "kerasmem/batch", False: "kerasmem/epoch"}
 
 
 def check_trackers(targets: Mapping[str, Any]) -> None:
-    """Raise an error unless the packages of the trackers are installed.
-
-    Raises:
-        ConfigError: If a package is missing.
-    """
+    """Raise `ConfigError` unless the packages of the trackers are installed."""
     for name in sorted(targets.keys() - {"tensorboard"}):
         spec = importlib.util.find_spec(name)
         # Python takes W&B's output folder `wandb` for a package.
@@ -40,14 +36,7 @@ def check_trackers(targets: Mapping[str, Any]) -> None:
 
 
 def logged(run: Run, page: Path, name: str, target: str | Path) -> int:
-    """Log a run and its page to one tracker. Returns the number of scalars.
-
-    Args:
-        run: Recorded run.
-        page: HTML file of the run.
-        name: Key of `TRACKERS`.
-        target: Folder, experiment or project.
-    """
+    """Log a run and its page to one tracker. Returns the number of scalars."""
     scalars = run_scalars(run)
     TRACKERS[name](scalars, page, str(target), run.name)
     return sum(map(len, scalars.values()))

@@ -172,12 +172,7 @@ def run_script(
 ) -> str:
     """Return the stdout of a script in a new process on the CPU.
 
-    Args:
-        script: Path of a script that does not import kerasmem, which imports Keras.
-        *arguments: Arguments of the script.
-        doing: Step for messages, such as `"Measuring the exported file"`. Defaults to
-            the script name.
-        environment: Additional environment variables.
+    The script must not import kerasmem, which imports Keras.
 
     Raises:
         ChildDiedError: If the script failed.
@@ -213,13 +208,7 @@ def work(order: Path, answer: Path) -> None:
 
 
 def cannot_go(what: str, value: object, error: Exception) -> ConfigError:
-    """Return the error for a value that cannot be pickled.
-
-    Args:
-        what: Role of the value.
-        value: The value.
-        error: Cause of the failure.
-    """
+    """Return the error for a value that cannot be pickled."""
     return ConfigError(
         f"The {what} cannot be sent to another process: {first_line(str(error))} "
         f"Expected: a value that can be pickled. Received: {type(value).__name__}. "
@@ -249,10 +238,7 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
 def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
     """Return the error for a child that ended without an answer.
 
-    Args:
-        name: Step, such as `"Measuring batch size 256"`.
-        returncode: Exit code, negative for a signal.
-        stderr: Captured stderr, empty if it was shown to the user.
+    A negative `returncode` is a signal.
     """
     stderr = text_of(RuntimeError(stderr))  # without terminal codes
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]

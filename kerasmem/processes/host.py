@@ -29,9 +29,8 @@ def resident_bytes() -> int:
 def host_peak(is_needed: Callable[[], bool]) -> "HostPeak":
     """Return the kernel's peak if it can be reset, otherwise a sampled peak.
 
-    Args:
-        is_needed: Function that the sampling thread calls every second. The thread ends
-            if it returns False, so an interrupted run leaves no thread.
+    The sampling thread calls `is_needed` every second and ends if the result is False.
+    An interrupted run therefore leaves no thread.
     """
     return KernelPeak() if kernel_peak_works() else SampledPeak(is_needed)
 

@@ -73,12 +73,7 @@ def isolated(
 
 
 def work(order: str, answer: str) -> None:
-    """Run the pickled function of a file in the child and write its result.
-
-    Args:
-        order: Path of the file.
-        answer: Path of the result.
-    """
+    """Run the pickled function of a file in the child and write its result."""
     # Safe to unpickle: the parent wrote the file in its temporary folder.
     function, args, kwargs = cloudpickle.loads(Path(order).read_bytes())
     trace = ""

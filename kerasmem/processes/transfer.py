@@ -42,11 +42,7 @@ def pack(
 ) -> dict[str, Any]:
     """Return a description from which `unpack` creates an equal model with new weights.
 
-    Args:
-        model: Built model.
-        optimizer: Optimizer to compile with, or None.
-        dtype_policy: Policy for each layer that has the model's policy. None keeps the
-            policies.
+    A `dtype_policy` replaces the model's own policy in its layers.
 
     Raises:
         ModelError: If the config does not describe the model.
@@ -82,11 +78,7 @@ def pack(
 
 
 def _config_of(model: Model) -> dict[str, Any] | None:
-    """Return the config of a model, or None if it must be created from its arguments.
-
-    Raises:
-        ModelError: If the config does not describe the model.
-    """
+    """Return the config of a model, or None if its arguments describe the model."""
     try:
         with (
             ObjectSharingScope(),
@@ -123,10 +115,6 @@ def _arguments_of(model: Model) -> dict[str, Any]:
 
 def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     """Create the model described by `pack`. Compiles it if an optimizer was packed.
-
-    Args:
-        sent: Result of `pack`.
-        jit_compile: Whether XLA compiles the step.
 
     Raises:
         ModelError: If the config does not describe the model.
@@ -195,11 +183,7 @@ def send(model: Model, path: Path) -> dict[str, Any]:
 
 
 def receive(sent: Mapping[str, Any]) -> Any:
-    """Load the model that `send` saved, without compiling.
-
-    Args:
-        sent: Result of `send`. Other keys are ignored.
-    """
+    """Load the model that `send` saved, without compiling."""
     objects = _with_modules(sent["objects"])
     # Safe mode is not needed: the parent just wrote the file from a live model.
     return keras.models.load_model(

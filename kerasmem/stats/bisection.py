@@ -8,11 +8,7 @@ def bisect(
 ) -> float:
     """Return the number nearest to `bad` for which the condition holds.
 
-    Args:
-        holds: Condition, called once per halving.
-        good: Number for which the condition holds.
-        bad: Number for which the condition does not hold.
-        halvings: Number of halvings of the interval.
+    `holds` is called once per halving.
 
     Example:
         >>> bisect(lambda x: x >= 0.3, good=1.0, bad=0.0, halvings=3)

@@ -14,10 +14,7 @@ def difference(
 
     Each output is compared separately, and the largest result counts.
 
-    Args:
-        outputs: Outputs of the file.
-        expected: Outputs of the model, with the same shapes.
-        least: Minimum of the reference magnitude.
+    `least` is the minimum of the reference magnitude.
 
     Raises:
         ModelError: If the number or shapes of outputs differ.

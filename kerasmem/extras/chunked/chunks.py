@@ -96,13 +96,7 @@ class VocabularyTable:
     def slopes(
         self, states: Any, by_logits: Any, by_parts: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        """Return the gradient by states, and updated gradients by parts of the weights.
-
-        Args:
-            states: Tensor of shape `(rows, width)`.
-            by_logits: Gradient by the logits.
-            by_parts: Sums so far, one per part. Empty if not trained.
-        """
+        """Return the gradients by states and by parts of the weights."""
         by_logits = ops.cast(by_logits, self.dtype)
         by_states = self._by_states(by_logits)
         last = by_states

@@ -66,9 +66,7 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
     References are followed breadth first, so that names are short. The search starts at
     local variables and the program's own modules, then continues at all other modules.
 
-    Args:
-        objects: Objects to name. Objects that are not reached in time are left out.
-        seconds: Maximum CPU time of the search in seconds. Defaults to 2.
+    Objects that are not found within `seconds` of CPU time are left out.
 
     Example:
         >>> def search():

@@ -205,9 +205,8 @@ class _Snapshot:
     A snapshot takes about 0.2 seconds, and Python's garbage collection another 0.2
     seconds.
 
-    Args:
-        collected: Whether to collect all garbage first. If False, only the youngest
-            objects are collected. Garbage that is freed later then counts as present.
+    With `collected=False`, only the youngest garbage is collected first. Other garbage
+    counts as present.
     """
 
     def __init__(self, *, collected: bool) -> None:

@@ -80,11 +80,7 @@ def language_metrics(
 ) -> dict[str, float]:
     """Return the perplexity of a model, and its distance from a reference.
 
-    Args:
-        model: Model that returns logits or probabilities `(batch, length, tokens)`.
-        data: Rows of token ids and their next ids. See `files.data.tokens`.
-        batch_size: Rows per batch.
-        reference: Reference model, or None.
+    The models return logits or probabilities `(batch, length, tokens)`.
     """
     sums, total = np.zeros(3), 0.0
     with current().inference():
@@ -123,11 +119,7 @@ def _of_tokens(own: Any, other: Any, ids: Any) -> tuple[Any, Any, Any]:
 
 
 def _rows_within(model: Model, data: Dataset, batch_size: int) -> int:
-    """Return the number of rows per batch.
-
-    Raises:
-        DataError: If the model is not a causal language model.
-    """
+    """Return the number of rows per batch."""
     x = sample_inputs(data, 1)
     flat = keras.tree.flatten(x)
     length = flat[0].shape[1]

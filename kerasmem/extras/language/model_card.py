@@ -23,14 +23,7 @@ def model_card(
     changes: Sequence[WeightChange],
     metadata: dict[str, str],
 ) -> str:
-    """Return the card as Markdown with YAML metadata.
-
-    Args:
-        name: Name of the model.
-        report: Figures of the original and the compressed model.
-        changes: Change of each weight by each technique.
-        metadata: Additional YAML entries, such as `license`.
-    """
+    """Return the card as Markdown with YAML metadata."""
     techniques = [str(step.get("technique")) for step in report.steps]
     tags = dict.fromkeys(["compression", *(_TAGS.get(t, t) for t in techniques)])
     head = {"library_name": "keras", "tags": list(tags), **metadata}

@@ -30,10 +30,6 @@ def compare(path: Path, converted: ConvertedLayer) -> float:
     The result is the largest difference of an output entry. It is relative to the
     largest output if that exceeds 1.
 
-    Args:
-        path: Keras 2 file.
-        converted: Converted model.
-
     Raises:
         ModelError: If the models cannot be compared.
         ModelFileError: If the difference exceeds the tolerance.
@@ -71,11 +67,6 @@ def answers_of_keras_2(
     """Return the outputs of a tf_keras model, computed by tf_keras.
 
     It takes about ten seconds to start a TensorFlow process on the CPU.
-
-    Args:
-        path: `.h5` or `.keras` file.
-        inputs: One array per input.
-        with_tfmot: Whether the model contains tfmot wrappers.
 
     Raises:
         ModelError: If tf_keras is not installed, or cannot load or call the model.

@@ -68,10 +68,8 @@ def clustered(
     If tfmot preserves zeros, one centroid is zero. Its entries stay zero, even if
     training moved the weight.
 
-    Args:
-        weight: Trained weight of shape `(..., channels)`.
-        centroids: Array of shape `(n,)` or `(channels, n)`.
-        indices: Last centroid index of each entry, with the shape of `weight`.
+    The shapes are `(..., channels)` for `weight` and `indices` (last centroid of each
+    entry), and `(n,)` or `(channels, n)` for `centroids`.
 
     Example:
         >>> clustered(np.array([0.9, 2.2]), np.array([1.0, 2.0]), np.array([0, 0]))
@@ -95,9 +93,7 @@ def masked(
 ) -> list[np.ndarray]:
     """Multiply the weights by their masks, if any.
 
-    Args:
-        weights: Weights in the order of the layer.
-        masks: Masks of some weights in the same order, matched by shape.
+    Masks are in the order of the weights and matched by shape.
     """
     waiting = list(masks)
     new_weights = []
@@ -118,9 +114,8 @@ _RANGES = ("_min", "_max")
 def without_wrappers(entries: Sequence[Named]) -> list[Named]:
     """Return the weights of a layer, with tfmot's own weights applied and removed.
 
-    Args:
-        entries: `(name, array)` pairs in tfmot's order: each clustered weight is
-            followed by its centroids, and all indices come last.
+    In tfmot's order, each clustered weight is followed by its centroids, and all
+    indices come last.
     """
     entries = _with_masks(_with_centroids(entries))
     return [(name, array) for name, array in entries if not _is_of_tfmot(name)]
@@ -213,11 +208,7 @@ class Assignment:
         self._done: set[int] = set()
 
     def put(self, variable: Variable, array: np.ndarray, layer: str) -> None:
-        """Assign an array to a variable.
-
-        Raises:
-            ModelFileError: If the shapes differ.
-        """
+        """Assign an array of the same shape to a variable."""
         shape = tuple(variable.shape)
         if array.shape != shape:
             raise ModelFileError(
@@ -229,11 +220,7 @@ class Assignment:
         self._done.add(id(variable))
 
     def check_complete(self, model: Model) -> None:
-        """Raise an error if a weight of the model was not assigned.
-
-        Raises:
-            ModelFileError: If a weight is missing, with its path.
-        """
+        """Raise `ModelFileError` if a weight of the model was not assigned."""
         for weight in weights(model):
             if id(weight.variable) not in self._done:
                 raise ModelFileError(
@@ -253,13 +240,7 @@ Raises `ModelFileError` for an unexpected weight or shape.
 
 @dataclass(frozen=True)
 class LegacyFile:
-    """Keras 2 model as stored in its file.
-
-    Args:
-        config: `class_name` and `config` of the model.
-        training: Loss, metrics and optimizer, or None if the model was not compiled.
-        fill: Function that assigns the weights to the converted model.
-    """
+    """Keras 2 model as stored in its file."""
 
     config: dict[str, Any]
     training: dict[str, Any] | None

@@ -39,14 +39,7 @@ def fill_by_layer(
 ) -> None:
     """Assign the weights of a file to the layers of a model.
 
-    Args:
-        layers: `(name, array)` pairs by layer name. A nested model has such pairs or
-            another mapping.
-        model: Converted model.
-        assignment: Assigns and records the variables.
-
-    Raises:
-        ModelFileError: If a weight is unexpected or has another shape.
+    `layers` contains `(name, array)` pairs by layer name, nested for nested models.
     """
     for layer in model.layers:
         entries = layers.get(layer.name, ())

@@ -108,12 +108,7 @@ def _set_trainable(model: Model, config: Config) -> None:
 
 
 class Functional:
-    """Builds a functional model by calling layers as soon as their inputs exist.
-
-    Args:
-        stored: Model in the file.
-        layers: Converted layers by name.
-    """
+    """Builds a functional model by calling layers as soon as their inputs exist."""
 
     def __init__(self, stored: Config, layers: dict[str, ConvertedLayer]) -> None:
         self._stored = stored

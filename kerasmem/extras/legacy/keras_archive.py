@@ -54,9 +54,8 @@ def read_archive(path: Path) -> LegacyFile:
 class ArchiveObject:
     """Arrays of an object and its child objects.
 
-    Args:
-        arrays: Arrays by name, or by number if the file has no names.
-        parts: Child objects by attribute name. Items of a list by class or number.
+    Children have the names of attributes. Items of a list have the class name or a
+    number.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -125,11 +124,8 @@ def _fill(
 ) -> None:
     """Assign the variables of a layer and its sublayers.
 
-    Args:
-        layer: Keras 3 layer.
-        part: Stored arrays of the layer.
-        waiting: Weights that tfmot took from the layer, in order. Emptied.
-        assignment: Assigns and records the variables.
+    `waiting` contains weights that tfmot took from the layer, in order. Assigned
+    weights are removed from it.
     """
     variables, arrays = own_variables(layer), list(part.arrays.values())
     if len(arrays) > len(variables):

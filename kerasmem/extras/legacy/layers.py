@@ -61,8 +61,7 @@ _OF_TENSORFLOW_ONLY = ("name", "conjugate")
 def operator(symbol: str) -> Callable[..., Any] | None:
     """Return a function with the arguments of a TensorFlow function, or None.
 
-    Args:
-        symbol: Name in a `TFOpLambda` layer, such as `"math.add"`.
+    `symbol` is the name in a `TFOpLambda` layer, such as `"math.add"`.
 
     Example:
         >>> float(operator("math.add")(1.0, y=2.0, name=None))
@@ -140,10 +139,6 @@ def is_graph(layer: Config) -> bool:
 def make_layer(layer: Config, custom_objects: Mapping[str, Any]) -> Any:
     """Create the Keras 3 layer for a layer in a Keras 2 file.
 
-    Args:
-        layer: Dict with `class_name`, `config` and optionally `registered_name`.
-        custom_objects: Custom classes by name.
-
     Raises:
         ModelFileError: If Keras 3 has no such layer, with its name and the reason.
     """
@@ -157,11 +152,7 @@ def make_layer(layer: Config, custom_objects: Mapping[str, Any]) -> Any:
 
 
 def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
-    """Translate a serialized Keras 2 layer to the Keras 3 format.
-
-    Raises:
-        ModelFileError: If Keras 3 has no such layer.
-    """
+    """Translate a serialized Keras 2 layer to the Keras 3 format."""
     class_name: str = layer["class_name"]
     if class_name.rpartition(">")[2] == "Lambda":
         raise refusal(layer, "a Python lambda is code, and code in files is never run")
@@ -283,10 +274,6 @@ _WITHOUT_EFFECT_ENDINGS = ("_initializer", "_regularizer", "_constraint")
 
 def accepted(layer_class: type, config: Config) -> Config:
     """Return the arguments that a Keras 3 class accepts, with translated values.
-
-    Args:
-        layer_class: Class of the layer.
-        config: Keras 2 config.
 
     Raises:
         ValueError: If an unsupported argument does not have its default value.

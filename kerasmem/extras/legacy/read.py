@@ -30,11 +30,6 @@ def load_legacy(
 ) -> ConvertedLayer:
     """Convert a Keras 2 file. Returns the model and its stored description.
 
-    Args:
-        path: File or folder accepted by `check_model_file`.
-        custom_objects: Custom layers and functions by name.
-        compile: Whether to restore loss, metrics and optimizer.
-
     Raises:
         ModelFileError: If the conversion fails, with the layer and the reason.
     """
@@ -57,9 +52,6 @@ def load_legacy(
 
 def load_converted(path: str | Path) -> ConvertedLayer:
     """Convert a Keras 2 file. Returns the model and its stored description.
-
-    Args:
-        path: Path as in `kerasmem.load_model`.
 
     Raises:
         ModelFileError: If `kerasmem.load_model` cannot load the file, or Keras 3 wrote
@@ -144,10 +136,6 @@ def compile_arguments(
     training: Mapping[str, Any], custom_objects: Mapping[str, Any]
 ) -> Config:
     """Return the arguments for `compile`. The optimizer state is not restored.
-
-    Args:
-        training: Stored config in the format of `.keras` or older files.
-        custom_objects: Custom losses, metrics and optimizers by name.
 
     Raises:
         ValueError: If Keras 3 has no such loss, metric or optimizer.

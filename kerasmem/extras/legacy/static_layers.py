@@ -117,13 +117,7 @@ def _encoded(x: Tensor, codes: Tensor, *, even: bool) -> Any:
 
 
 def _in_parts(x: Tensor, step: float, exponent: Any) -> Any:
-    """Round to a fraction of a step, because the integer code rounded twice.
-
-    Args:
-        x: Float tensor.
-        step: Scale of the output.
-        exponent: Exponent of the factor between input and output scale.
-    """
+    """Round to a fraction of a step, because the integer code rounded twice."""
     parts = 2.0 ** _ops.maximum(-_ops.cast(exponent, "float32"), 0.0)
     return _ops.round(x * (parts / step)) * (step / parts)
 

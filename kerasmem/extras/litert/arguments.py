@@ -61,10 +61,7 @@ def arguments_of(
 def with_named_inputs(model: Model, samples: Dataset) -> Any:
     """Return the model, or a functional wrapper with named inputs around a copy.
 
-    Args:
-        model: Built `keras.Model`.
-        samples: Dataset in a form of `kerasmem.files.data`, or None. A subclassed model
-            with dict inputs gets its input names from the samples.
+    A subclassed model with dict inputs gets its input names from the samples.
 
     Raises:
         DataError: If the model cannot be called on the samples.
@@ -120,10 +117,7 @@ def outputs_in_keras(
 ) -> list[np.ndarray]:
     """Return the outputs of a model on samples.
 
-    Args:
-        model: The model.
-        arrays: One array per input.
-        batch_size: Samples per batch. Defaults to the model's fixed batch size, or 32.
+    The batch size defaults to the model's fixed batch size, or 32.
     """
     tensors = getattr(model, "inputs", None)
     own = tensors[0].shape[0] if tensors else None
@@ -145,11 +139,7 @@ def in_batches(
 ) -> list[np.ndarray]:
     """Call a function on batches of a fixed size and concatenate the outputs.
 
-    Args:
-        call: Function from a dict of arrays to the outputs in order.
-        names: Name of each array.
-        arrays: One array per input.
-        size: Samples per batch. The last batch is padded with its last sample.
+    The last batch is padded with its last sample.
     """
     names = list(names)
     parts = [

@@ -28,10 +28,7 @@ _CONVERTERS = {LITERT: to_litert, ONNX: to_onnx}
 def convert(model: Model, arguments: Sequence[Argument], kind: str) -> bytes:
     """Convert a model to a float file.
 
-    Args:
-        model: Built `keras.Model` that may be modified.
-        arguments: Inputs of the file.
-        kind: `LITERT` or `ONNX`.
+    The model may be modified.
 
     Raises:
         ModelError: If the runtime does not support an operation of the model, or the
@@ -65,8 +62,7 @@ def convert(model: Model, arguments: Sequence[Argument], kind: str) -> bytes:
 def convert_file(job: dict[str, Any]) -> dict[str, Any]:
     """Convert a saved model. Runs in the TensorFlow process.
 
-    Args:
-        job: Result of `send`, plus `target` (path), `arguments` and `kind`.
+    `job` contains the result of `send`, `target` (path), `arguments` and `kind`.
     """
     arguments = [
         Argument(name, tuple(shape), dtype) for name, shape, dtype in job["arguments"]

@@ -86,24 +86,14 @@ class FileGraph:
 
 @dataclass
 class Seen:
-    """Statistics of a tensor on samples.
-
-    Args:
-        shape: Shape of one batch.
-        histogram: Histogram of all values.
-        squares: Sum of squares.
-    """
+    """Statistics of a tensor on samples."""
 
     shape: tuple[int, ...]
     histogram: Histogram = field(default_factory=Histogram)
     squares: float = 0.0
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """Add the values of a batch.
-
-        Raises:
-            DataError: If a value is not finite.
-        """
+        """Add the values of a batch."""
         if not np.isfinite(values).all():
             raise DataError(
                 "Expected: finite samples for calibration. Received: NaN or infinity "
@@ -136,10 +126,6 @@ def observe(
     read: ReadTensors, batches: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, Seen]:
     """Collect statistics of each float tensor of a file on samples.
-
-    Args:
-        read: Function that reads the tensors of the file.
-        batches: Input arrays by name, one dict per batch.
 
     Raises:
         DataError: If a tensor contains NaN or infinity.

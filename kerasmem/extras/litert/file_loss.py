@@ -43,12 +43,6 @@ class Judge:
     With labels, the loss is the drop in accuracy, but at least a quarter of that
     fraction, which is more sensitive on few samples. For other models, the loss is the
     relative L2 error. The output with the largest loss counts.
-
-    Args:
-        expected: Outputs of the model.
-        classifies: Whether each output is a classifier output.
-        labels: Class labels, one array or None per output. None without labels.
-        tolerance: Maximum loss. Defaults to the value in `TOLERANCES`.
     """
 
     expected: Sequence[np.ndarray]
@@ -152,10 +146,6 @@ def classifiers(loss: Any, expected: Sequence[np.ndarray]) -> list[bool]:
     An output is a classifier output in three cases: its probabilities add up to 1, the
     loss is a categorical crossentropy, or it is one probability with a binary
     crossentropy loss.
-
-    Args:
-        loss: Compiled loss of the model, or None.
-        expected: Outputs of the model.
     """
     if isinstance(loss, list | tuple) and len(loss) == 1:
         (loss,) = loss

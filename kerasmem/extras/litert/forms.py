@@ -31,16 +31,7 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Setup:
-    """Inputs of the comparison.
-
-    Args:
-        model: Original model, not modified.
-        data: Samples for calibration and comparison, or None.
-        batch: Largest measured batch.
-        batch_sizes: All measured batch sizes.
-        threads: Number of LiteRT threads.
-        files: Further arguments of `export`.
-    """
+    """Inputs of the comparison."""
 
     model: Any
     data: Any
@@ -128,14 +119,7 @@ Runnable = InKeras | InLiteRT
 
 @dataclass(frozen=True)
 class OperationForm:
-    """One form of a model.
-
-    Args:
-        name: Name in tables.
-        how: Code that creates the form.
-        make: Function that creates the form or raises an error.
-        needs_keras: Whether the form runs only in Keras.
-    """
+    """One form of a model."""
 
     name: str
     how: str
@@ -211,13 +195,6 @@ def resident_in_keras(model: Model, arrays: Sequence[np.ndarray]) -> Resident:
 
     The process uses the current backend. It first runs a model with one weight, so that
     the backend's own start-up memory does not count.
-
-    Args:
-        model: Built model.
-        arrays: Batch with one array per input.
-
-    Raises:
-        ChildDiedError: If the process died.
     """
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         job = send(model, Path(folder, "model.keras"))
@@ -236,16 +213,7 @@ def resident_in_keras(model: Model, arrays: Sequence[np.ndarray]) -> Resident:
 def resident_in_litert(
     content: bytes, arrays: Mapping[str, np.ndarray], threads: int
 ) -> Resident:
-    """Measure the resident memory of a process without Keras that runs a LiteRT file.
-
-    Args:
-        content: Bytes of the file.
-        arrays: Batch with one array per input name.
-        threads: Number of LiteRT threads.
-
-    Raises:
-        ChildDiedError: If the process died.
-    """
+    """Measure the resident memory of a LiteRT file in a process without Keras."""
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         file = Path(folder, "model.tflite")
         file.write_bytes(content)
@@ -259,8 +227,7 @@ def resident_in_litert(
 def predict(job: Mapping[str, Any]) -> dict[str, Any]:
     """Measure resident bytes before loading a model and at the peak, in the child.
 
-    Args:
-        job: Result of `send`, plus `inputs`, the path of the input arrays.
+    `job` contains the result of `send` and `inputs`, the path of the input arrays.
     """
     if not kernel_peak_works():
         return {"before": None, "peak": None}

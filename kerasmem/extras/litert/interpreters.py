@@ -87,11 +87,7 @@ class LiteRT:
                 yield detail["name"], self._interpreter.get_tensor(detail["index"])
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs in order.
-
-        Raises:
-            ModelError: If the interpreter cannot run the file on these inputs.
-        """
+        """Return the outputs in order."""
         try:
             outputs = self._run(**arrays)
         except (RuntimeError, ValueError) as error:
@@ -103,11 +99,7 @@ class LiteRT:
 
 
 def constant_bytes(content: bytes) -> int:
-    """Return the bytes of all constants of a LiteRT file: weights and shapes.
-
-    Raises:
-        ConfigError: If `ai-edge-litert` is not installed.
-    """
+    """Return the bytes of all constants of a LiteRT file: weights and shapes."""
     model = litert_module("schema_py_generated").ModelT.InitFromPackedBuf(content, 0)
     numbers = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
     buffers = (model.buffers[number].data for number in numbers)
@@ -115,11 +107,7 @@ def constant_bytes(content: bytes) -> int:
 
 
 def litert_module(name: str) -> Any:
-    """Import a module of `ai_edge_litert`.
-
-    Raises:
-        ConfigError: If the package is not installed.
-    """
+    """Import a module of `ai_edge_litert`."""
     return module_of_extra(
         f"ai_edge_litert.{name}",
         "LiteRT runs the file before it is written. Expected: the package "
@@ -130,9 +118,7 @@ def litert_module(name: str) -> Any:
 def module_of_extra(name: str, reason: str) -> Any:
     """Import a module of a package of the extra `litert`.
 
-    Args:
-        name: Full name of the module.
-        reason: Start of the error message, with the purpose of the package.
+    `reason` is the start of the error message.
 
     Raises:
         ConfigError: If the package is not installed.
@@ -150,11 +136,7 @@ _PACKAGES = ("tf2onnx", "onnxruntime")
 
 
 def check_onnx() -> None:
-    """Raise an error unless tf2onnx and onnxruntime are installed.
-
-    Raises:
-        ConfigError: If a package is missing.
-    """
+    """Raise `ConfigError` unless tf2onnx and onnxruntime are installed."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -166,9 +148,6 @@ def check_onnx() -> None:
 
 class Onnx:
     """Runs an ONNX file on the CPU.
-
-    Args:
-        content: Bytes of the file.
 
     Raises:
         ConfigError: If `onnxruntime` is not installed.
@@ -190,11 +169,7 @@ class Onnx:
             ) from error
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs in order.
-
-        Raises:
-            ModelError: If onnxruntime cannot run the file on these inputs.
-        """
+        """Return the outputs in order."""
         names = [output.name for output in self._session.get_outputs()]
         # `output_10` comes after `output_9`.
         names.sort(key=lambda name: (len(name), name))
@@ -203,11 +178,7 @@ class Onnx:
     def run(
         self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
     ) -> list[np.ndarray]:
-        """Return outputs by name.
-
-        Raises:
-            ModelError: If onnxruntime cannot run the file on these inputs.
-        """
+        """Return outputs by name."""
         try:
             return list(self._session.run(names, arrays))
         except Exception as error:  # onnxruntime's errors have no common base class
@@ -255,12 +226,7 @@ def float_outputs(
 
 
 def encoded(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
-    """Quantize samples for an input with codes, or return them unchanged.
-
-    Args:
-        array: Samples.
-        detail: LiteRT's details of the input.
-    """
+    """Quantize samples for an input with codes, or return them unchanged."""
     scale, zero = detail["quantization"]
     if not scale or array.dtype == detail["dtype"]:
         return array

@@ -36,11 +36,7 @@ _BLOCKS = (128, 64, 32)
 
 
 def read_graph(content: bytes) -> FileGraph:
-    """Read the operations of a float LiteRT file.
-
-    Raises:
-        ConfigError: If `ai-edge-litert` is not installed.
-    """
+    """Read the operations of a float LiteRT file."""
     schema = litert_module("schema_py_generated")
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     content = _with_unique_names(model, content)
@@ -123,11 +119,7 @@ def tensor_reader(content: bytes) -> ReadTensors:
 
 
 def quantizer_module(name: str) -> Any:
-    """Import a module of `litert_quantizer`.
-
-    Raises:
-        ConfigError: If the package is not installed.
-    """
+    """Import a module of `litert_quantizer`."""
     return module_of_extra(
         f"litert_quantizer.{name}",
         "litert-quantizer writes int8 and int4 files. Expected: the package is "
@@ -137,12 +129,7 @@ def quantizer_module(name: str) -> Any:
 
 @cache
 def supports(kind: str, precision: str) -> bool:
-    """Return whether an operation type supports a precision.
-
-    Args:
-        kind: Operation type in LiteRT.
-        precision: One of the precisions in `file_graph`.
-    """
+    """Return whether an operation type supports a precision."""
     types = quantizer_module("qtyping")
     manager = quantizer_module("recipe_manager").RecipeManager()
     name = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}.get(kind, kind)
@@ -163,10 +150,7 @@ def supports(kind: str, precision: str) -> bool:
 class _Rule:
     """A rule of litert-quantizer.
 
-    Args:
-        pattern: Regular expression for operation scopes.
-        kind: A `TFLOperationName`.
-        block: Weights per scale, or 0 for one scale per channel.
+    `block` is the number of weights per scale, or 0 for one scale per channel.
     """
 
     pattern: str
@@ -174,11 +158,7 @@ class _Rule:
     block: int = 0
 
     def add(self, rules: Any, precision: str) -> None:
-        """Add the rule to a recipe.
-
-        Raises:
-            ValueError: If the operation does not support the precision.
-        """
+        """Add the rule to a recipe."""
         types = quantizer_module("qtyping")
         grain = f"BLOCKWISE_{self.block}" if self.block else "CHANNELWISE"
         bits = _BITS[precision]
@@ -202,12 +182,8 @@ _BITS = {INT8: 8, INT16: 8, DYNAMIC: 8, WEIGHT_ONLY: 8, DYNAMIC_INT4: 4, FLOAT: 
 class LitertWriter:
     """Rewrites a float file with a precision for each operation.
 
-    Args:
-        graph: Float file.
-        seen: Statistics of its tensors by name.
-        ranges: Ranges of the tensors by name.
-        has_codes: Whether the weights are dequantized int8 or int4 codes. The file then
-            contains the original codes.
+    With `has_codes`, the weights are dequantized int8 or int4 codes, and the file
+    contains the original codes.
     """
 
     def __init__(
@@ -233,11 +209,7 @@ class LitertWriter:
                 self.steps[operation] = steps
 
     def write(self, precisions: Precisions) -> bytes:
-        """Write the file. Operations without a precision stay float.
-
-        Raises:
-            ModelError: If litert-quantizer cannot write the file.
-        """
+        """Write the file. Operations without a precision stay float."""
         rules, ends = self._rules(precisions)
         if not rules:
             return self._graph.content
@@ -358,9 +330,7 @@ def _code_steps(operation: FileOperation, graph: FileGraph) -> CodeSteps | None:
 def steps_of(rows: np.ndarray, limit: int) -> np.ndarray | None:
     """Return the scale of each row whose values are integer multiples of the scale.
 
-    Args:
-        rows: Float32 array of shape `(rows, entries)`.
-        limit: Largest multiple.
+    `rows` is a float32 array of shape `(rows, entries)`.
 
     Returns:
         Float32 array of shape `(rows,)`, or None if a row has no scale.

@@ -146,11 +146,7 @@ def supports(kind: str, precision: str) -> bool:
 class OnnxWriter:
     """Rewrites a float file with a precision for each operation.
 
-    Args:
-        graph: Float file.
-        seen: Statistics of its tensors by name.
-        ranges: Ranges of the tensors by name.
-        has_codes: Not used. The scales of int8 codes follow from the largest weight.
+    `has_codes` is ignored: the scales of int8 codes follow from the largest weight.
     """
 
     def __init__(

@@ -108,12 +108,7 @@ def inputs_and_samples(
 ) -> tuple[list[Argument], list[np.ndarray]]:
     """Return the inputs of a file, and samples for each input.
 
-    Args:
-        model: Built model. The samples must have input names if the model has none.
-        samples: Dataset in a form of `kerasmem.files.data`, or None for random samples.
-        count: Number of samples, at least one batch.
-        batch_size: Length of the batch axis. See `arguments_of`.
-        input_shape: Shape that fixes open lengths. See `arguments_of`.
+    Samples are random if None are passed. There is at least one batch.
 
     Raises:
         ConfigError: If `arguments_of` rejects the model or the shapes.
@@ -142,11 +137,7 @@ def judged_samples(
 ) -> Judged:
     """Return the samples for comparing a file with its model.
 
-    Args:
-        model: The model.
-        arguments: Inputs of the file.
-        arrays: Calibration samples, used if there is no validation data.
-        validation_data: Samples with or without labels, or None.
+    Without validation data, the calibration samples are used.
 
     Raises:
         DataError: If the samples do not fit the model or the file.

@@ -42,11 +42,7 @@ Supports = Callable[[str, str], bool]
 class Choice:
     """Precision of one operation.
 
-    Args:
-        operation: The operation.
-        precision: One of the precisions in `file_graph`.
-        reason: Reason for another precision than requested, or `""`.
-        multiplications: Number of multiplications per batch.
+    `reason` explains a precision that differs from the requested one.
     """
 
     operation: FileOperation
@@ -57,15 +53,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Supported precisions of the operations of a file.
-
-    Args:
-        graph: Float file.
-        seen: Statistics of its tensors on samples.
-        ranges: Ranges of its tensors.
-        stays: Reason for each operation that must stay float.
-        supports: Function that checks whether the runtime supports a precision.
-    """
+    """Supported precisions of the operations of a file."""
 
     graph: FileGraph
     seen: Mapping[str, Seen]
@@ -74,12 +62,7 @@ class Candidates:
     supports: Supports
 
     def first(self, operation: FileOperation, precision: str) -> Choice:
-        """Return the precision of an operation before any fallback.
-
-        Args:
-            operation: The operation.
-            precision: Requested precision for all operations.
-        """
+        """Return the precision of an operation before any fallback."""
         count = multiplications(operation, self.graph, self.seen)
         choice = Choice(operation, FLOAT, multiplications=count)
         if not operation.has_floats:
@@ -151,13 +134,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate file and its loss.
-
-    Args:
-        content: Bytes of the file.
-        outputs: Outputs on the comparison samples.
-        loss: Loss of the outputs.
-    """
+    """A candidate file and its loss."""
 
     content: bytes
     outputs: Sequence[np.ndarray]
@@ -183,11 +160,6 @@ class PrecisionSearch:
 
     All operations start with one precision if supported. If the loss is too large, the
     operations with the most rounding noise get safer precisions, as few as possible.
-
-    Args:
-        candidates: Supported precisions.
-        attempt: Function that writes and measures a file.
-        judge: Judge with the allowed loss.
     """
 
     candidates: Candidates

@@ -55,14 +55,7 @@ _OF_FIXED_RANGE = {"LOGISTIC", "SOFTMAX", "TANH", "Sigmoid", "Softmax", "Tanh"}
 class FileJob:
     """A file to write.
 
-    Args:
-        content: Bytes of the float file.
-        model: Original model, not modified.
-        scheme: Scheme of the file.
-        kind: `LITERT` or `ONNX`.
-        arguments: Inputs of the file.
-        arrays: Calibration samples, one array per input.
-        batch_size: Length of the batch axis, or None for an open axis.
+    `batch_size` is None for an open batch axis.
     """
 
     content: bytes
@@ -76,10 +69,6 @@ class FileJob:
 
 def quantized(job: FileJob, judged: Judged) -> Found:
     """Return the file with precisions within the allowed loss.
-
-    Args:
-        job: File to write.
-        judged: Samples for comparing the file with the model.
 
     Raises:
         ConfigError: If a package is missing.

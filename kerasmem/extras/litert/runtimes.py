@@ -231,9 +231,8 @@ class _Figure:
 def advise(runtimes: Sequence[RuntimeFigures]) -> tuple[RuntimeAdvice, ...]:
     """Return recommendations: the form with the lowest figure for each use.
 
-    Args:
-        runtimes: Forms, the original model first. Forms with a reason or without the
-            figure are ignored.
+    The original model comes first. Forms with a reason or without the figure are
+    ignored.
     """
     sizes = [time.batch_size for time in runtimes[0].times]
     best_choices = [

@@ -172,12 +172,7 @@ def _check_can_be_written(path: Path) -> None:
 class _Floats:
     """A float file to write.
 
-    Args:
-        model: Original model, not modified.
-        kind: `LITERT` or `ONNX`.
-        arguments: Inputs of the file.
-        arrays: Comparison samples, one array per input.
-        batch_size: Length of the batch axis, or None for an open axis.
+    `batch_size` is None for an open batch axis.
     """
 
     model: Any
@@ -187,12 +182,10 @@ class _Floats:
     batch_size: int | None
 
     def with_batch(self, size: int) -> "_Floats":
-        """Return the job with a fixed batch axis."""
         arguments = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
         return replace(self, arguments=arguments, batch_size=size)
 
     def with_lengths_of_samples(self) -> "_Floats":
-        """Return the job with the input lengths of the samples."""
         arguments = [
             replace(argument, shape=(argument.shape[0], *array.shape[1:]))
             for argument, array in zip(self.arguments, self.arrays, strict=True)
@@ -201,11 +194,7 @@ class _Floats:
 
 
 def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
-    """Convert to a float file, with batch size 1 if LiteRT needs a fixed one.
-
-    Raises:
-        ModelError: If the conversion fails, or only the open lengths prevent it.
-    """
+    """Convert to a float file, with batch size 1 if LiteRT needs a fixed one."""
     try:
         return job, _content(job)
     except ModelError as error:

@@ -35,10 +35,6 @@ def encode_signed(values: Any, offsets: Any) -> tuple[Any, Any]:
 
     Zero is exact. A non-finite entry only affects its own block.
 
-    Args:
-        values: Float32 tensor of shape `(blocks, entries)`.
-        offsets: Result of `rounding_offsets`, or 0.5 to round to the nearest code.
-
     Returns:
         A uint8 tensor of the same shape and a float32 tensor of shape `(blocks, 1)`.
     """
@@ -63,10 +59,6 @@ def encode_root(roots: Any, offsets: Any) -> tuple[Any, Any]:
     No code is zero: the smallest is 1 / 65536 of the block maximum. Adam divides by the
     root, so a zero would give an update of any size.
 
-    Args:
-        roots: Float32 tensor of shape `(blocks, entries)`, at least 0.
-        offsets: Result of `rounding_offsets`, or 0.5 to round to the nearest code.
-
     Returns:
         A uint8 tensor of the same shape and a float32 tensor of shape `(blocks, 1)`.
     """
@@ -88,10 +80,6 @@ def rounding_offsets(step: Any, entries: int) -> Any:
     Each position cycles through `_TURNS` evenly spaced offsets in golden ratio order,
     so any few consecutive offsets are well spread. Each position is one step ahead of
     the previous one.
-
-    Args:
-        step: Int >= 0. Index of the update.
-        entries: Number of entries per block.
 
     Returns:
         Float32 tensor of shape `(entries,)`, in (0, 1) with a margin for rounding

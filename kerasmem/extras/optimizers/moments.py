@@ -16,12 +16,7 @@ from kerasmem.types import Tensor, Variable
 
 
 class FullMoments:
-    """Float32 moments, for small variables.
-
-    Args:
-        variable: Variable of the model.
-        add_slot: Function that creates an optimizer variable.
-    """
+    """Float32 moments, for small variables."""
 
     def __init__(self, variable: Variable, add_slot: AddSlot) -> None:
         self._first = add_slot("momentum", variable.shape, "float32")
@@ -46,24 +41,14 @@ class FullMoments:
         root: Any,  # noqa: ARG002
         step: Any,  # noqa: ARG002
     ) -> Iterable[tuple[Any, Any]]:
-        """Return pairs of optimizer variable and new value.
-
-        Args:
-            first: New first moment.
-            second: New second moment.
-            root: Square root of the second moment.
-            step: Int >= 0. Index of the update.
-        """
+        """Return pairs of optimizer variable and new value."""
         return (self._first, first), (self._second, second)
 
 
 class CodedMoments:
     """Moments with an 8-bit code per entry and a scale per block.
 
-    Args:
-        variable: Variable of the model.
-        add_slot: Function that creates an optimizer variable.
-        block_size: Entries per block. The last block is padded with zeros.
+    The last block is padded with zeros.
     """
 
     def __init__(self, variable: Variable, add_slot: AddSlot, block_size: int) -> None:

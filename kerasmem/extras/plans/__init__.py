@@ -71,10 +71,7 @@ _LIBRARIES = ("keras", "keras_hub", "kerasmem")
 def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEstimate:
     """Return the estimate of a step from its plan.
 
-    Args:
-        request: Model, batch and options of the estimate.
-        content: Serialized `HloProto` with the scheduled program and its buffers.
-        batch: Bytes of each array of the batch.
+    `content` is a serialized `HloProto` with the scheduled program and its buffers.
     """
     proto = Message(content)
     program, buffers = read_program(proto.last(1)), read_buffers(proto.last(3))

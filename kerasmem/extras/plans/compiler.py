@@ -49,10 +49,7 @@ _PLAN = "*gpu_after_optimizations.hlo.pb"
 class StepProgram:
     """A step before XLA compiles it.
 
-    Args:
-        kind: `"hlo"` for a serialized `HloModuleProto`, `"stablehlo"` for bytecode.
-        content: Serialized program.
-        batch: Bytes of each array of the batch.
+    `kind` is `"hlo"` for a serialized `HloModuleProto`, or `"stablehlo"` for bytecode.
     """
 
     kind: str
@@ -147,11 +144,6 @@ def _traced(job: dict[str, Any]) -> dict[str, Any]:
 
 def compiled(program: StepProgram, target: str, devices: int = 1) -> bytes:
     """Return the `HloProto` of a program compiled for a GPU, cached if possible.
-
-    Args:
-        program: Traced step.
-        target: Description of the GPU.
-        devices: Number of GPUs that share the step. Defaults to 1.
 
     Raises:
         ConfigError: If the compiler is not installed.

@@ -25,11 +25,7 @@ class RayExecutor(Executor):
 
     @staticmethod
     def check() -> None:
-        """Raise an error if Ray is not installed.
-
-        Raises:
-            ConfigError: If Ray is not installed.
-        """
+        """Raise `ConfigError` if Ray is not installed."""
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "Parallel trials need Ray. Expected: the package ray is installed (pip "
@@ -71,10 +67,7 @@ class RayExecutor(Executor):
         The future raises the exception of the call, or `BrokenExecutor` if the process
         died.
 
-        Args:
-            fn: Function to call.
-            *args: Positional arguments. An object used in several calls is sent once.
-            **kwargs: Keyword arguments.
+        An argument used in several calls is sent once.
         """
         task = self._ray.remote(fn).options(**self._options)
         result = task.remote(*map(self._reference, args), **kwargs)

@@ -59,9 +59,8 @@ def fastest(
 
     A run that needs more memory is returned only if no faster run does without.
 
-    Args:
-        variants: Runs. The first one is the model as compiled.
-        noise: Relative time difference of two runs of the first variant, or None.
+    The first run is the model as compiled, and `noise` the relative time difference of
+    two such runs.
     """
     base, *others = variants
     if base.reason:
@@ -72,12 +71,7 @@ def fastest(
 
 
 def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> str:
-    """Return the recommended variant and its cost in one or two sentences.
-
-    Args:
-        variants: Runs. The first one is the model as compiled.
-        noise: Relative time difference of two runs of the first variant, or None.
-    """
+    """Return the recommended variant and its cost in one or two sentences."""
     base, *others = variants
     ran = [variant for variant in others if not variant.reason]
     if base.reason:

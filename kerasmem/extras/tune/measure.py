@@ -40,9 +40,7 @@ def measure(request: Request, every: int) -> dict[str, Any]:
 
     The model is trained on zeros for some steps, so pass a copy.
 
-    Args:
-        request: Model, batch and options. The batch size is per forward pass.
-        every: Number of batches per step.
+    One step has `every` batches.
     """
     watch = _Stopwatch(request.model, every)
     # Otherwise Keras counts several batches as one.
@@ -97,9 +95,8 @@ def _estimated(request: Request) -> MemoryEstimate | None:
 class _Stopwatch(keras.callbacks.Callback):
     """Measures time and peak memory of the steps of a `fit` and stops it.
 
-    Args:
-        model: The trained model. On JAX, `self.model` of a callback copies the state.
-        every: Number of batches per step.
+    The model is an argument, because `self.model` of a callback copies the state on
+    JAX.
     """
 
     def __init__(self, model: Model, every: int) -> None:
@@ -113,7 +110,6 @@ class _Stopwatch(keras.callbacks.Callback):
         self.is_reset = True
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras's hook
-        """Start timing the first step."""
         self._begin = time.perf_counter()
 
     def on_train_batch_end(
@@ -121,7 +117,6 @@ class _Stopwatch(keras.callbacks.Callback):
         batch: int,  # noqa: ARG002 - Keras's hook
         logs: Logs = None,  # noqa: ARG002 - numbers, so the step has finished
     ) -> None:
-        """Record a step and start timing the next one."""
         self._batches += 1
         if self._batches % self._every:
             return
@@ -146,13 +141,7 @@ _LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class VariantTrial:
-    """Result of one variant.
-
-    Args:
-        figures: Row of the variant in the table.
-        traced_steps: Steps with counted traces, if requested.
-        not_counted: Reason that traces were not counted, or `""`.
-    """
+    """Result of one variant."""
 
     figures: VariantFigures
     traced_steps: tuple[TracedStep, ...] = ()
@@ -162,13 +151,7 @@ class VariantTrial:
 def attempt(
     request: Request, variant: Variant, *, count_traces: bool = False
 ) -> VariantTrial:
-    """Return the figures of `variant`, or the reason that it failed.
-
-    Args:
-        request: Model as compiled, and its batch.
-        variant: Option to change.
-        count_traces: Whether to count retracing. Defaults to False.
-    """
+    """Return the figures of `variant`, or the reason that it failed."""
     answer_of_child: dict[str, Any]
     try:
         job = {

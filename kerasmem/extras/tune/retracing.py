@@ -104,10 +104,8 @@ def traced_steps(request: Request) -> list[TracedStep]:
 def retraces(steps: Sequence[TracedStep], *, compiled: bool) -> tuple[Retrace, ...]:
     """Return the steps after the first that were traced or compiled, and the cause.
 
-    Args:
-        steps: Two epochs of the same batches.
-        compiled: Whether the step is compiled. TensorFlow does not count XLA's
-            compilations of one trace, so the step time decides for a new size.
+    TensorFlow does not count XLA's compilations of one trace. For a new size, the step
+    time decides.
     """
     later = {step.batch: step.step_ms for step in steps if step.epoch > 0}
     sizes = {step.samples for step in steps[:1]}

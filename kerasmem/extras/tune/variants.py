@@ -52,12 +52,7 @@ AS_COMPILED = Variant("as compiled")
 
 
 def variants(request: Request, devices: int) -> tuple[Variant, ...]:
-    """Return the options to try in addition to `AS_COMPILED`.
-
-    Args:
-        request: Model as compiled, and its batch.
-        devices: Number of available devices.
-    """
+    """Return the options to try in addition to `AS_COMPILED`."""
     jit, size = not request.jit_compile, request.batch_size
     how = f"model.compile(..., jit_compile={jit})"
     options = [Variant(f"jit {'on' if jit else 'off'}", how, jit_compile=jit)]

@@ -29,13 +29,7 @@ _NAME = "compress_activations"
 
 @dataclass(frozen=True)
 class ActivationCompression(Checked):
-    """Arguments of `compress_activations`.
-
-    Args:
-        include: Layer names or regular expressions for full names. None for all layers.
-        exclude: Layer names or regular expressions of layers to leave unchanged.
-        seed: Int >= 0. Seed of the stochastic rounding.
-    """
+    """Arguments of `compress_activations`."""
 
     include: Annotated[Any, PATTERNS] | None
     exclude: Annotated[Any, PATTERNS]
@@ -152,11 +146,7 @@ def compress_in_place(model: Model, settings: ActivationCompression) -> None:
 
 
 def default_policy(model: Model) -> ActivationPolicy:
-    """Return the policy of `compress_activations(model)` without changing the model.
-
-    Raises:
-        ModelError: If no activation becomes smaller.
-    """
+    """Return the policy of `compress_activations(model)` without changing the model."""
     settings = ActivationCompression(None, (), 0)
     return _policy(_plans(model, settings), settings)
 

@@ -89,13 +89,7 @@ class _Group:
 def choose(
     nodes: Sequence[Any], outputs: Sequence[Any], chosen: Chosen
 ) -> list[tuple[Segment, Way]]:
-    """Return the segments of a graph in execution order.
-
-    Args:
-        nodes: Calls of the graph in execution order.
-        outputs: Output tensors of the graph.
-        chosen: Function that returns whether an operation may be changed.
-    """
+    """Return the segments of a graph in execution order."""
     groups: list[_Group] = []
     maker: dict[int, _Group] = {}
     for node, role in zip(nodes, roles_of(nodes), strict=True):
@@ -144,9 +138,7 @@ _PACKABLE = ("float16", "bfloat16", "float32")
 class StoredSegment:
     """A segment and the store of its inputs in training.
 
-    Args:
-        segment: Calls of the segment.
-        store: Store of the inputs, or None if the segment is unchanged.
+    `store` is None for an unchanged segment.
     """
 
     segment: Segment
@@ -155,25 +147,14 @@ class StoredSegment:
 
 @dataclass(frozen=True, eq=False)
 class GraphPlan:
-    """Segments of one model with a graph.
-
-    Args:
-        model: The model, possibly nested.
-        steps: Segments in execution order.
-    """
+    """Segments of one model with a graph."""
 
     model: Any
     steps: tuple[StoredSegment, ...]
 
 
 def plan(model: Model, chosen: Chosen, seed: int) -> list[GraphPlan]:
-    """Return the plans of a model and its nested models.
-
-    Args:
-        model: Model with a graph.
-        chosen: Function that returns whether an operation may be changed.
-        seed: Seed of the stochastic rounding.
-    """
+    """Return the plans of a model and its nested models."""
     plans: dict[int, GraphPlan] = {}
 
     def add(model: Model, data: set[int]) -> None:

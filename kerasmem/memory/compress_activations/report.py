@@ -106,13 +106,7 @@ _PACKED, _AS_IT_IS, _NOT_STORED = FATES
 def layer_bytes(
     model: Model, plans: Sequence[GraphPlan], x: Tensor
 ) -> tuple[LayerBytes, ...]:
-    """Return a record of each output in execution order.
-
-    Args:
-        model: The model.
-        plans: Plans of the model and its nested models.
-        x: Input with the batch shape: an array, or a list or dict of arrays.
-    """
+    """Return a record of each output in execution order."""
     symbols = own_graph(model).inputs
     inputs = [x[symbol.name] for symbol in symbols] if isinstance(x, dict) else x
     arrays = inputs if isinstance(inputs, list | tuple) else [inputs]
@@ -136,7 +130,6 @@ class _Value:
     whole: bool = False
 
     def store(self, number: int, step: StoredSegment) -> None:
-        """Count the storage of this input of a step."""
         if step.store is None:
             self.whole = True
         elif isinstance(step.store, EmptyStore):
@@ -147,7 +140,6 @@ class _Value:
             self.whole |= not packs
 
     def record(self) -> LayerBytes:
-        """Return the figures of the output."""
         size = nbytes(self.spec)
         code_bytes = self.packed * packed_bytes(self.spec.shape)
         fate = _AS_IT_IS if self.whole else _PACKED if self.packed else _NOT_STORED
@@ -160,7 +152,6 @@ class _ByteCount:
     outputs: list[_Value] = field(default_factory=list[_Value])
 
     def run(self, model: Model, inputs: Sequence[_Value]) -> list[_Value]:
-        """Return the outputs of a model and count their storage."""
         graph = own_graph(model)
         values = dict(zip(map(id, graph.inputs), inputs, strict=True))
         for step in self.plans[id(model)].steps:
@@ -216,9 +207,7 @@ class _Recorder(keras.optimizers.Optimizer):
 def gradients(model: Model, batch: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return the gradient of each trainable variable by path.
 
-    Args:
-        model: Compiled model. Compiled again, then run for one step without updates.
-        batch: `(x, y)` or `(x, y, sample_weight)`.
+    The model is compiled again and runs one step without updates.
     """
     recorder = _Recorder()
     settings = compile_settings(model) or {}

@@ -109,9 +109,7 @@ def rounding_noise(known: Any, seed: int) -> Any:
     for its position. Any two entries are therefore independent over all draws. Pairwise
     independence is enough for the variance of a sum of entries.
 
-    Args:
-        known: Finite float32 tensor of shape `(..., count, length)`.
-        seed: Seed of the constants.
+    `known` is a finite float32 tensor of shape `(..., count, length)`.
     """
     random = np.random.default_rng(seed)
     length = known.shape[-1]
@@ -153,11 +151,6 @@ def pack(tensor: Tensor, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
     Each finite entry is rounded to one of the two nearest multiples of its group's
     scale. The probabilities make the result unbiased. Zeros, groups of one value, NaN
     and infinities are exact.
-
-    Args:
-        tensor: Float tensor of at most 32 bits.
-        groups: Result of `grouping` for its shape.
-        seed: Seed of the stochastic rounding.
     """
     whole = _grouped(ops.cast(tensor, "float32"), groups)
     finite = ops.isfinite(whole)
@@ -205,9 +198,7 @@ def _grouped(tensor: Tensor, groups: Grouping) -> Any:
 class PackedStore:
     """Stores arguments in 8 bits per entry.
 
-    Args:
-        packed: Indices of the packed arguments.
-        seed: Seed of the stochastic rounding.
+    `packed` contains argument indices.
     """
 
     packed: frozenset[int]
@@ -231,11 +222,7 @@ class PackedStore:
 
 @dataclass(frozen=True)
 class EmptyStore:
-    """Stores no values, for a segment whose gradient needs none.
-
-    Args:
-        dropped: Indices of the arguments that are not stored.
-    """
+    """Stores no values, for a segment whose gradient needs none."""
 
     dropped: frozenset[int]
     residuals = Residuals.NO_FLOATS

@@ -42,9 +42,7 @@ Pieces = tuple[tuple[int, int], ...]
 class Simulation:
     """Estimate of a step with recomputed pieces.
 
-    Args:
-        peak_bytes: Estimated peak in bytes.
-        extra_time: Time of the recomputation relative to the plain step.
+    `extra_time` is relative to the plain step.
     """
 
     peak_bytes: int
@@ -53,15 +51,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """Step without recomputation, for a model and the part to be cut.
-
-    Args:
-        request: Model and batch.
-        path: Path of the part.
-        graph: Graph of the part.
-        record: Operations of the step, in order.
-        fixed_bytes: Bytes allocated before and after the step.
-    """
+    """Step without recomputation, for a model and the part to be cut."""
 
     request: Request
     path: Path
@@ -139,13 +129,7 @@ class RecordedStep:
 
 
 def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
-    """Record a training step of the request's model without recomputation.
-
-    Args:
-        request: Model and batch.
-        path: Path of the part to be cut.
-        graph: Graph of the part.
-    """
+    """Record a training step of the request's model without recomputation."""
     # XLA fuses operations across possible cuts. The plan ignores this.
     backend = "tensorflow" if request.backend == "jax" else request.backend
     eager_request = replace(request, backend=backend, jit_compile=False)

@@ -27,11 +27,7 @@ def main_part(model: Model, path: Sequence[int]) -> Any:
 
 
 def check_graph(model: Model) -> None:
-    """Raise an error unless the model has a graph.
-
-    Raises:
-        ModelError: If the model has no graph, with the nested models that have one.
-    """
+    """Raise `ModelError` unless the model has a graph."""
     if own_graph(model) is not None:
         return
     inner = [x.name for x in sublayers(model) if x is not model and has_graph(x)]

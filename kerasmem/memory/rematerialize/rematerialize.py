@@ -153,13 +153,7 @@ def _check(model: Model, memory_limit: Any, segments: Any, batch_size: Any) -> N
 
 
 def apply(model: Model, path: Path, pieces: Pieces) -> None:
-    """Apply a plan to a model in place.
-
-    Args:
-        model: The model.
-        path: Path of the nested model to cut.
-        pieces: Ranges of its calls, each recomputed as one segment.
-    """
+    """Apply a plan to a model in place."""
     part = main_part(model, path)
     run = partial(_recomputed, model)
     recompute(

@@ -33,12 +33,7 @@ class _Edge:
 
 
 def plans(calls: Sequence[CallCosts], fixed: frozenset[int]) -> list[Pieces]:
-    """Return candidate plans without duplicates.
-
-    Args:
-        calls: Costs of the calls.
-        fixed: Indices of calls that cannot be recomputed.
-    """
+    """Return candidate plans without duplicates."""
     edges = list(_edges(calls, fixed))
     sizes = sorted({edge.inside_bytes for edge in edges if edge.again})
     total_bytes = sum(call.kept_bytes for call in calls)
@@ -57,11 +52,6 @@ def even(calls: Sequence[CallCosts], fixed: frozenset[int], count: int) -> Piece
     """Return `count` pieces of similar size. The last piece saves its activations.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
-
-    Args:
-        calls: Costs of the calls.
-        fixed: Indices of calls that cannot be recomputed.
-        count: Int >= 2. Number of pieces.
     """
     sums = list(itertools.accumulate((c.kept_bytes for c in calls), initial=0))
     crossing = _crossing(calls)
