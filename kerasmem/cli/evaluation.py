@@ -34,8 +34,7 @@ def compile_for(model: Model, loss: str | None, metrics: Sequence[str]) -> None:
     """Compile `model` with the loss and metrics of the command line, if any.
 
     Raises:
-        ConfigError: If Keras does not know a name, or a metric is passed without a
-            loss.
+        ConfigError: If a name is unknown to Keras, or a metric has no loss.
     """
     loss_object = check_names(loss, metrics)
     if not loss and not metrics:

@@ -55,9 +55,9 @@ def _size(text: str) -> int:
     option(
         "--method",
         default="auto",
-        help="analytic, traced, plan (compiled step on a GPU, needs kerasmem[plans]), "
-        "measured (real steps of small batches on this CPU), or auto (default: auto, "
-        "which is analytic if the model has a graph).",
+        help="analytic, traced, plan, measured or auto (default: auto, which is "
+        "analytic if the model has a graph). plan compiles the step for a GPU and "
+        "needs kerasmem[plans]. measured runs real steps of small batches on this CPU.",
     ),
     option("--dtype-policy", help="Dtype policy to assume, such as mixed_bfloat16."),
     option(

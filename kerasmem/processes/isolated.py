@@ -81,7 +81,7 @@ def work(order: str, answer: str) -> None:
         value = function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the parent raises it
         trace = traceback.format_exc()
-        error.add_note("In a process of its own:\n" + trace)
+        error.add_note("In a child process:\n" + trace)
         value = error
     try:
         content = _dumps(trace, value)

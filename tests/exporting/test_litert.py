@@ -59,7 +59,7 @@ def test_random_samples_suit_the_inputs():
 
 
 def test_what_is_no_litert_file_is_told_in_one_line():
-    with pytest.raises(ModelError, match="LiteRT refuses the file"):
+    with pytest.raises(ModelError, match="LiteRT cannot load the file"):
         LiteRT(b"no file at all")
 
 

@@ -289,7 +289,7 @@ def test_labels_that_are_one_hot_and_a_head_of_best_words_are_refused_in_trainin
         chunked.train_on_batch(TOKENS, np.eye(WORDS)[LABELS])
     tokens, table, x = network("tied")
     best = keras.Model(tokens, ChunkedVocabulary(table, top_k=3)(x))
-    with pytest.raises(ConfigError, match="not trained. Received: top_k=3"):
+    with pytest.raises(ConfigError, match="cannot be trained. Received: top_k=3"):
         best(TOKENS, training=True)
 
 

@@ -143,9 +143,9 @@ def relative_error(output: np.ndarray, expected: np.ndarray) -> float:
 def classifiers(loss: Any, expected: Sequence[np.ndarray]) -> list[bool]:
     """Return whether each output is a classifier output.
 
-    An output is a classifier output in three cases: its probabilities add up to 1, the
-    loss is a categorical crossentropy, or it is one probability with a binary
-    crossentropy loss.
+    An output is a classifier output if its probabilities add up to 1, or if the loss is
+    a categorical crossentropy. A single probability also needs a binary crossentropy
+    loss.
     """
     if isinstance(loss, list | tuple) and len(loss) == 1:
         (loss,) = loss

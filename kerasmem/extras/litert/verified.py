@@ -107,8 +107,8 @@ def export(  # noqa: PLR0913 - the public entry point
         ConfigError: If an argument is invalid or a package is missing (`pip install
             kerasmem[litert]` or `kerasmem[onnx]`).
         DataError: If the samples do not fit the model.
-        ModelError: If the model has no weights yet, the runtime does not support an
-            operation or the open lengths, or the loss of the file is too large.
+        ModelError: If the model has no weights yet, or the loss is too large.
+            Also if the runtime does not support an operation or the open lengths.
         OutputError: If the file cannot be written.
 
     Example:

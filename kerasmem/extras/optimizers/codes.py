@@ -6,9 +6,10 @@ it. Adam needs only the square root of the second moment. Its code is linear in 
 square root of that root, which is again the fourth root of the moment.
 
 Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit Optimizers via Block-wise Quantization"
-(2022) use a piecewise linear code with a tree search, where half the code is a tenth of
-the value. Here half the code is a sixteenth of the value, and two square roots compute
-the code. The mean and the maximum error are smaller for values of every magnitude.
+(2022) use a piecewise linear code with a tree search. There, half the code is a tenth
+of the value. Here, half the code is a sixteenth of the value, and two square roots
+compute the code. The mean and the maximum error are smaller for values of every
+magnitude.
 
 Rounding to the nearest code would lose updates, because one step of a moving average
 changes less than half a code. Random rounding would cost more than the rest of the

@@ -1,9 +1,9 @@
 """Estimates the memory of a compiled step from the plan of XLA's GPU compiler.
 
 XLA plans the memory of a step before the step runs: one block for all temporary
-buffers. The compiler needs only the description of a GPU for this plan. Rules add two
-amounts that are not in the plan: the workspaces of cuDNN, and the bytes that the
-allocator adds when it rounds requests up.
+buffers. The compiler needs only the description of a GPU for this plan. Two
+amounts are not in the plan and are added by rules: the workspaces of cuDNN, and the
+rounding of requests by the allocator.
 """
 
 import json

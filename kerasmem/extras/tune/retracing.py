@@ -128,13 +128,12 @@ def retraces(steps: Sequence[TracedStep], *, compiled: bool) -> tuple[Retrace, .
 def _new_size(step: TracedStep, steps: Sequence[TracedStep], verb: str) -> str:
     return (
         f"{verb} again because the last batch has {step.samples} samples instead of "
-        f"{steps[0].samples}: leave it out (drop_remainder=True) or pad it"
+        f"{steps[0].samples}: drop that batch (drop_remainder=True) or pad it"
     )
 
 
 def _no_new_size(step: TracedStep) -> str:
     return (
-        f"traced again for {step.samples} samples, a size already traced: the cause is "
-        "not the shape but a value that the trace depends on, such as a Python value "
-        "in a layer"
+        f"traced again for {step.samples} samples, a size already traced: the trace "
+        "depends on more than the shape, such as a Python value in a layer"
     )

@@ -470,7 +470,7 @@ class TestErrors:
         with pytest.raises(ModelError, match="already.*Next: train it.*dequantize"):
             aware(aware(network()))
 
-    @pytest.mark.filterwarnings("ignore:To compute activations again hardly pays")
+    @pytest.mark.filterwarnings("ignore:Rematerialization saves little here")
     def test_a_model_that_computes_again(self):
         model = compiled(in_order(L.Flatten(), *(L.Dense(8) for _ in range(4))))
         with pytest.raises(ModelError, match="again.*hand in the model that it was"):

@@ -190,14 +190,14 @@ def test_the_plan_says_what_is_computed_again():
     # Each Dense(6) with ReLU keeps its own output of 8 x 6 float32.
     assert [piece.recomputed_bytes for piece in plan.pieces] == [384, 576, 0]
     assert [piece.kept_bytes for piece in plan.pieces] == [192, 192, 192]
-    assert str(plan).splitlines()[1].endswith("computes 384 B again, keeps 192 B")
+    assert str(plan).splitlines()[1].endswith("recomputes 384 B, saves 192 B")
 
 
 def test_a_limit_below_every_plan_is_one_clear_error():
     model = compiled(models.mlp())
     with pytest.raises(
         ConfigError,
-        match=r"No plan keeps the limit at batch size 32.*from [\d.]+ KiB, the lowest",
+        match=r"No plan is within the limit at batch size 32.*from [\d.]+ KiB, the lowest",
     ):
         rematerialize(model, memory_limit=1000)
 
@@ -210,7 +210,10 @@ def test_a_limit_below_every_plan_is_one_clear_error():
             {"segments": ["nothing"]},
             "names of layers of 'sequential': dense, .*segments=.'nothing'.",
         ),
-        ({"segments": 2, "memory_limit": "1GiB"}, "Either a limit or segments"),
+        (
+            {"segments": 2, "memory_limit": "1GiB"},
+            "Expected either memory_limit or segments",
+        ),
     ],
 )
 def test_wishes_that_cannot_be_met_are_told(arguments, text):

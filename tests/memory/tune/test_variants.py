@@ -63,8 +63,8 @@ def test_float16_scales_its_loss_and_bfloat16_does_not(deep, question):
 @pytest.mark.parametrize(
     ("variant", "text"),
     [
-        (Variant("a", steps_per_update=4), "batch of 6 does not divide into 4"),
-        (Variant("a", devices=4), "batch of 6 does not divide by 4 devices"),
+        (Variant("a", steps_per_update=4), "divisible by 4. Received: batch_size=6"),
+        (Variant("a", devices=4), "divisible by 4 devices. Received: batch_size=6"),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused(deep, question, variant, text):
