@@ -8,7 +8,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
@@ -28,12 +28,10 @@ class Option:
     Args:
         flags: Flags such as `("-o", "--output")`, or the name of a positional argument.
         settings: Arguments for argparse's `add_argument`.
-        group: Title of the argument group in `--help`. Empty for the main group.
     """
 
     flags: tuple[str, ...]
     settings: Mapping[str, Any]
-    group: str = ""
 
     @property
     def dest(self) -> str:
@@ -44,11 +42,6 @@ class Option:
 def option(*flags: str, **settings: Any) -> Option:
     """Create an option from the arguments of `add_argument`."""
     return Option(flags, settings)
-
-
-def grouped(title: str, *options: Option) -> tuple[Option, ...]:
-    """Return the options in an argument group of `--help`."""
-    return tuple(replace(each, group=title) for each in options)
 
 
 @dataclass(frozen=True)
@@ -89,13 +82,13 @@ class Command:
 
     name: str
     summary: str
-    options: tuple[Option, ...]
+    options: tuple[Option | str, ...]
     run: Callable[[Namespace], CommandResult]
     starts_keras: bool = True
 
 
 def command(
-    name: str, summary: str, *options: Option, starts_keras: bool = True
+    name: str, summary: str, *options: Option | str, starts_keras: bool = True
 ) -> Callable[[Callable[[Namespace], CommandResult]], Command]:
     """Return a decorator that creates a command from its function."""
     return lambda run: Command(name, summary, options, run, starts_keras)
@@ -107,13 +100,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
-    def add(self, options: Iterable[Option]) -> None:
-        """Add options in their argument groups."""
-        groups: dict[str, Any] = {"": self}
+    def add(self, options: Iterable[Option | str]) -> None:
+        """Add options. A string starts an argument group with this title."""
+        group: Any = self
         for each in options:
-            if each.group not in groups:
-                groups[each.group] = self.add_argument_group(each.group)
-            groups[each.group].add_argument(*each.flags, **each.settings)
+            if isinstance(each, str):
+                group = self.add_argument_group(each)
+            else:
+                group.add_argument(*each.flags, **each.settings)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line on stderr."""
@@ -203,11 +197,7 @@ LOSS = option(
 )
 
 METRIC = option(
-    "--metric",
-    dest="metrics",
-    action="append",
-    default=[],
-    help="Keras name of a metric. Repeatable.",
+    "--metric", dest="metrics", action="append", default=[], help="Metric. Repeatable."
 )
 
 SEED = option(

@@ -18,7 +18,6 @@ from kerasmem.cli.command import (
     at_least,
     batch_of,
     command,
-    grouped,
     not_negative,
     option,
     origin_of,
@@ -51,81 +50,73 @@ _FAR_WORSE = 0.02
         },
     ),
     *STEPS,
-    *grouped(
-        "data and fine-tuning",
-        DATA,
-        LENGTH,
-        LOSS,
-        METRIC,
-        option(
-            "--fine-tune-epochs",
-            type=at_least(0),
-            metavar="N",
-            help="Number of fine-tuning epochs on DATA (default: 0, with most presets "
-            "3, in a search 2).",
-        ),
-        option(
-            "--max-drop",
-            type=not_negative,
-            metavar="0.005",
-            help="Maximum allowed drop of the first metric (or increase of the loss if "
-            "there is none). Nothing is written if the drop is larger. Without steps: "
-            "the limit of a search for the smallest file.",
-        ),
-        batch_of(32),
-        SEED,
+    "data and fine-tuning",
+    DATA,
+    LENGTH,
+    LOSS,
+    METRIC,
+    option(
+        "--fine-tune-epochs",
+        type=at_least(0),
+        metavar="N",
+        help="Number of fine-tuning epochs on DATA (default: 0, with most presets "
+        "3, in a search 2).",
     ),
-    *grouped(
-        "output",
-        option(
-            "--coding",
-            choices=("deflate", "entropy", "stored"),
-            help="Coding of the file (default: deflate). entropy is smaller and needs "
-            "`import kerasmem` to load. stored can be memory-mapped by km.load_model.",
-        ),
-        option(
-            "--format",
-            choices=("kerasmem", "keras"),
-            default="kerasmem",
-            help="keras stores int8 weights of Dense, EinsumDense and Embedding in "
-            "Keras's own format, which loads without kerasmem (default: kerasmem).",
-        ),
-        option(
-            "--measure",
-            type=lambda text: tuple(text.replace(" ", "").split(",")),
-            default=("file", "weights", "metrics"),
-            metavar="NAMES",
-            help="Comma-separated figures to measure for both models: file, weights, "
-            "metrics, activations, latency (default: file,weights,metrics).",
-        ),
-        option(
-            "--report", type=Path, metavar="FILE.html", help="Write an HTML report."
-        ),
-        option(
-            "--sensitivity",
-            action="store_true",
-            help="Measure the metric while each weight is pruned separately, with five "
-            "evaluations per weight. Needs --report and --data.",
-        ),
+    option(
+        "--max-drop",
+        type=not_negative,
+        metavar="0.005",
+        help="Maximum allowed drop of the first metric (or increase of the loss if "
+        "there is none). Nothing is written if the drop is larger. Without steps: "
+        "the limit of a search for the smallest file.",
     ),
-    *grouped(
-        "advanced",
-        option(
-            "--checkpoint-dir",
-            type=Path,
-            metavar="DIR",
-            help="Folder to save each step in. The same command then resumes after an "
-            "interruption.",
-        ),
-        option(
-            "--low-memory",
-            action="store_true",
-            help="Keep weights on disk and load one at a time. Supports --prune, "
-            "--quantize and clustering. With --data, layers are processed one by one "
-            "(default: automatic for presets and large models).",
-        ),
-        IMPORT,
+    batch_of(32),
+    SEED,
+    "output",
+    option(
+        "--coding",
+        choices=("deflate", "entropy", "stored"),
+        help="Coding of the file (default: deflate). entropy is smaller and needs "
+        "`import kerasmem` to load. stored can be memory-mapped by km.load_model.",
     ),
+    option(
+        "--format",
+        choices=("kerasmem", "keras"),
+        default="kerasmem",
+        help="keras stores int8 weights of Dense, EinsumDense and Embedding in "
+        "Keras's own format, which loads without kerasmem (default: kerasmem).",
+    ),
+    option(
+        "--measure",
+        type=lambda text: tuple(text.replace(" ", "").split(",")),
+        default=("file", "weights", "metrics"),
+        metavar="NAMES",
+        help="Comma-separated figures to measure for both models: file, weights, "
+        "metrics, activations, latency (default: file,weights,metrics).",
+    ),
+    option("--report", type=Path, metavar="FILE.html", help="Write an HTML report."),
+    option(
+        "--sensitivity",
+        action="store_true",
+        help="Measure the metric while each weight is pruned separately, with five "
+        "evaluations per weight. Needs --report and --data.",
+    ),
+    "advanced",
+    option(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="Folder to save each step in. The same command then resumes after an "
+        "interruption.",
+    ),
+    option(
+        "--low-memory",
+        action="store_true",
+        help="Keep weights on disk and load one at a time. Supports --prune, "
+        "--quantize and clustering. With --data, layers are processed one by one "
+        "(default: automatic for presets and large models).",
+    ),
+    IMPORT,
 )
 def compress(options: Namespace) -> CommandResult:
     """Compress and save the model, and return figures before and after."""
@@ -220,7 +211,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             metrics=(list(options.metrics) or None) if by_file else None,
             seed=options.seed,
             batch_size=options.batch_size,
-            #             # A progress bar cannot be sent to other processes.
+            # A progress bar cannot be sent to other processes.
             callbacks=[] if options.parallel or by_file else [progress],
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,

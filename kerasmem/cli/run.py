@@ -83,7 +83,7 @@ def run(options: Namespace) -> CommandResult:
     child = subprocess.Popen(
         command,
         env={**(_COUNTING_ALLOCATOR if options.timeline else {}), **os.environ},
-        #         # With --json, stdout contains only the result.
+        # With --json, stdout contains only the result.
         stdout=sys.stderr.fileno() if options.json else None,
     )
     status = _wait_for(child)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kerasmem.checks import PATTERNS, OneOf, Whole, rules_of
-from kerasmem.cli.command import Option, at_least, checked, grouped, option, seconds
+from kerasmem.cli.command import Option, at_least, checked, option, seconds
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize.config import Quantize
@@ -50,8 +50,7 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
             words = f"{words} (default: {field.default})"
         settings["help"] = f"{words}.".replace("%", "%%")
         name = flag if not number else f"{flag}-{field.name.replace('_', '-')}"
-        group = f"options of {flag}" if number else ""
-        by_field[field.name] = Option((name,), settings, group)
+        by_field[field.name] = option(name, **settings)
     return by_field
 
 
@@ -91,8 +90,10 @@ def _limit(text: str) -> tuple[str, float | str]:
         return name, value
 
 
-STEPS: tuple[Option, ...] = (
-    *(each for technique in TECHNIQUES for each in options_of(technique).values()),
+_BY_TECHNIQUE = [[*options_of(technique).values()] for technique in TECHNIQUES]
+
+STEPS: tuple[Option | str, ...] = (
+    *(first for first, *_ in _BY_TECHNIQUE),
     option(
         "--recipe",
         type=Path,
@@ -105,31 +106,33 @@ STEPS: tuple[Option, ...] = (
         help="Named steps: size, latency, balanced or lossless. Replaces the options "
         "of steps.",
     ),
-    *grouped(
-        "search",
-        option(
-            "--target",
-            dest="targets",
-            type=checked(_limit, "COST=LIMIT, such as file_bytes=200KiB"),
-            action="append",
-            default=[],
-            metavar="COST=LIMIT",
-            help="Search for steps within this limit, such as file_bytes=200KiB or "
-            "flops=1e6. COST is file_bytes, weight_bytes, activation_bytes, flops or "
-            "latency_ms. Repeatable.",
-        ),
-        option(
-            "--time-budget",
-            type=seconds,
-            metavar="10m",
-            help="Maximum time of the search in seconds, minutes (10m) or hours (2h).",
-        ),
-        option(
-            "--parallel",
-            choices=("ray", "isolated"),
-            help="Run trials of the search in parallel on Ray (pip install "
-            "kerasmem[ray]), or one by one in isolated processes.",
-        ),
+    *(
+        each
+        for first, *others in _BY_TECHNIQUE
+        for each in (f"options of {first.flags[0]}", *others)
+    ),
+    "search",
+    option(
+        "--target",
+        dest="targets",
+        type=checked(_limit, "COST=LIMIT, such as file_bytes=200KiB"),
+        action="append",
+        default=[],
+        metavar="COST=LIMIT",
+        help="Search for steps within this limit, such as file_bytes=200KiB. COST is "
+        "file_bytes, weight_bytes, activation_bytes, flops or latency_ms. Repeatable.",
+    ),
+    option(
+        "--time-budget",
+        type=seconds,
+        metavar="10m",
+        help="Maximum time of the search in seconds, minutes (10m) or hours (2h).",
+    ),
+    option(
+        "--parallel",
+        choices=("ray", "isolated"),
+        help="Run trials in parallel on Ray (pip install kerasmem[ray]), or one by one "
+        "in isolated processes.",
     ),
 )
 """Options that select the steps."""

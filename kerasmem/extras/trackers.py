@@ -54,8 +54,7 @@ def _to_tensorboard(scalars: Scalars, page: Path, target: str, name: str) -> Non
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"Could not create the folder {str(folder)!r}: "
-                f"{error.strerror or error}."
+                f"Cannot create the folder {str(folder)!r}: {error.strerror or error}."
             ) from error
         file = folder / f"events.out.tfevents.{int(time.time())}.kerasmem"
         with replacing(file) as temporary:

@@ -82,8 +82,7 @@ def test_the_table_tells_what_ran_what_did_not_and_what_to_do(
         "As compiled ran twice; the times differ by 0.0 %.",
         "Retracing: not counted, ",
         "classes │ units │ 3 │ 8 │ 4",
-        "Keep the model as compiled: no option is faster beyond the spread of "
-        "the times.",
+        "Keep the current options: no other is faster beyond the spread of times.",
     ):
         assert text in lines
 

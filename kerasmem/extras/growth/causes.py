@@ -25,9 +25,8 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
         if number >= _MANY_TRACES:
             yield (
                 "retracing",
-                f"{name}() was traced {number} more times, and each trace stays in "
-                "memory. Next: pad batches to one shape (drop_remainder=True); pass "
-                "numbers as tensors.",
+                f"{name}() was traced {number} more times, and traces stay. Next: pad "
+                "batches to one shape (drop_remainder=True); pass numbers as tensors.",
             )
     if len(scope.graphs) >= _MANY:
         yield (
@@ -52,9 +51,8 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
     if helpers:
         yield (
             "workers",
-            f"Workers are still running: {', '.join(helpers[:_MANY])}. Workers of a "
-            "dataset run until all batches are read. Next: read all batches, or use "
-            "workers=1.",
+            f"Workers still run: {', '.join(helpers[:_MANY])}. Workers of a dataset "
+            "run until all batches are read. Next: read all batches, or use workers=1.",
         )
 
 

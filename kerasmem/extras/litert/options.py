@@ -53,10 +53,9 @@ def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
     scheme = scheme or _own_scheme(model, is_onnx(path))
     if is_aware(model) and scheme != FLOAT:
         raise ConfigError(
-            f"The model {model.name!r} is in quantization-aware training. Expected: "
-            "scheme='float' or a compressed model. "
-            f"Received: scheme={scheme!r}. Next: export the result of "
-            "km.compress(model, quantize), with the Quantize used for training."
+            f"The model {model.name!r} is in quantization-aware training. Received: "
+            f"scheme={scheme!r}. Next: export the result of km.compress(model, "
+            "quantize), with the Quantize used for training."
         )
     if not is_onnx(path):
         litert_module("interpreter")
@@ -152,10 +151,7 @@ def judged_samples(
         if sum(len(arrays[0]) for arrays, _ in parts) >= JUDGED:
             break
     if not parts:
-        raise DataError(
-            "Expected: at least one sample in validation_data. Received: an empty "
-            "dataset."
-        )
+        raise DataError("Expected samples in validation_data. Received: no sample.")
     by_input = zip(*(arrays for arrays, _ in parts), strict=True)
     inputs = [np.concatenate(arrays)[:JUDGED] for arrays in by_input]
     check_lengths(arguments, inputs)

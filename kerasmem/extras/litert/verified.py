@@ -163,9 +163,7 @@ def export(  # noqa: PLR0913 - the public entry point
 def _check_can_be_written(path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
         what = "the path is a folder" if path.is_dir() else "the folder does not exist"
-        raise OutputError(
-            f"Could not write {str(path)!r}: {what}. Nothing was written."
-        )
+        raise OutputError(f"Could not write {str(path)!r}: {what}.")
 
 
 @dataclass(frozen=True)

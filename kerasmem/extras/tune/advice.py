@@ -121,8 +121,7 @@ def _leanest(
 def _about_time(base: VariantFigures, faster: VariantFigures | None) -> str:
     if faster is None:
         return (
-            "Keep the model as compiled: no option is faster beyond the spread of "
-            "the times."
+            "Keep the current options: no other is faster beyond the spread of times."
         )
     room, memory = "", "with about as much memory"
     if _needs_less(faster, base):

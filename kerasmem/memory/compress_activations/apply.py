@@ -47,9 +47,8 @@ class ActivationCompression(Checked):
         for pattern in (*(self.include or ()), *self.exclude):
             if not any(_matches(name, (pattern,)) for name in names):
                 raise ConfigError(
-                    "Expected layer names of the model in `include` and `exclude`. "
-                    f"Received: {pattern!r}, which matches none of "
-                    f"{sorted(names)[:10]}."
+                    "Expected layer names in `include` and `exclude`. Received: "
+                    f"{pattern!r}, which matches none of {sorted(names)[:10]}."
                 )
 
 

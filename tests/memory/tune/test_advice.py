@@ -112,7 +112,9 @@ def test_nothing_within_the_spread_of_the_times_is_faster(ms, spread, drift):
     text = recommendation([BASE, other], noise=drift)
     overlaps = other.step_high_ms * (1 + drift) >= BASE.step_low_ms
     if overlaps or ms > 95:
-        assert text.startswith("Leave it as compiled: no option is faster beyond the")
+        assert text.startswith(
+            "Keep the current options: no other is faster beyond the"
+        )
     elif ms < 95:
         assert text.startswith("Use other")
 

@@ -84,7 +84,7 @@ def test_what_was_fast_only_once_is_not_recommended(small, monkeypatch):
     assert sum(runs) == 2
     twice = found.variants[1]
     assert (twice.step_low_ms, twice.step_high_ms, twice.steps) == (5, 10, 10)
-    assert found.recommendation.startswith("Leave it as compiled")
+    assert found.recommendation.startswith("Keep the current options")
 
 
 @pytest.mark.one_backend

@@ -76,5 +76,5 @@ def test_a_batch_that_does_not_divide_is_refused(deep, question, variant, text):
 def test_an_optimizer_that_accumulates_already_is_left_alone(question):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
-    with pytest.raises(ConfigError, match="accumulates 2 batches already"):
+    with pytest.raises(ConfigError, match="already accumulates 2 batches"):
         changed(question(model, 8), Variant("a", steps_per_update=2))
