@@ -198,7 +198,7 @@ def _check_handed_in(options: Namespace) -> None:
         if model is None:
             continue
         if not os.path.lexists(model):
-            raise ModelFileError(f"The file {model!r} does not exist.")
+            raise ModelFileError(f"There is no file {model!r}.")
         if output is None:
             continue
         check_outside(output, model)

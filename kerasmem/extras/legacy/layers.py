@@ -155,7 +155,9 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
     """Translate a serialized Keras 2 layer to the Keras 3 format."""
     class_name: str = layer["class_name"]
     if class_name.rpartition(">")[2] == "Lambda":
-        raise refusal(layer, "a Python lambda is code, and code in files is never run")
+        raise refusal(
+            layer, "it contains a Python lambda, and code in a file is never run"
+        )
     own = _own_class(layer, custom_objects)
     config = {key: _plain(value) for key, value in layer["config"].items()}
     if "name" in config:
