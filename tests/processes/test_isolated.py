@@ -66,7 +66,7 @@ def test_as_a_decorator_each_call_runs_elsewhere_and_errors_come_back():
     assert (work.__name__, work.__doc__) == ("work", "Do it.")
     with pytest.raises(KeyError, match="error") as raised:
         work("error")
-    assert "In a process of its own" in raised.value.__notes__[0]
+    assert "In a child process" in raised.value.__notes__[0]
     with pytest.raises(ChildDiedError, match="OfTwoArgumentsError: 3 and 4") as lost:
         work("two arguments")
     assert "in work" in lost.value.stderr
