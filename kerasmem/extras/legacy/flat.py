@@ -159,8 +159,7 @@ def _metadata(path: Path) -> dict[str, Any]:
     if not (path / _METADATA).is_file():
         raise ModelFileError(
             f"there is no {_METADATA} in the folder. Expected: a folder written by "
-            "model.save of Keras 2. Next: use keras.layers.TFSMLayer for other "
-            "SavedModels."
+            "model.save of Keras 2. Next: run others with keras.layers.TFSMLayer."
         )
     try:
         content = read_regular(path / _METADATA, MOST_BYTES, follow_link=True)
