@@ -52,9 +52,9 @@ class Adafactor(SlotOptimizer):
     Cost", 2018.
 
     Args:
-        learning_rate: Float, schedule or callable. Maximum relative step size. The step
-            size is relative to the root mean square of the variable and also at most `1
-            / sqrt(step)`. Defaults to 0.001.
+        learning_rate: Float, schedule or callable. Maximum step size relative to the
+            root mean square of the variable. The relative step size is also at most
+            `step ** -0.5`. Defaults to 0.001.
         beta_2_decay: Float. Exponent of the step in the decay of the second moment.
             Defaults to -0.8.
         epsilon_1: Float. Added to the squared gradient. Defaults to 1e-30.
