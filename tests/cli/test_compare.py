@@ -181,8 +181,8 @@ def test_any_two_models_are_compared(folder, kerasmem):
 @pytest.mark.one_backend
 def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     for model, reason in (
-        ("model", "is no language model"),
-        ("both", "sees the tokens that it is to foretell"),
+        ("model", "is not a language model"),
+        ("both", "is not causal: its outputs for earlier tokens change"),
         ("fixed", "takes rows of 5 tokens"),
     ):
         if model == "both":
@@ -203,7 +203,7 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     ):
         assert reason in refused(f"evaluate lm.keras --data {data}")
     line = "evaluate lm.keras --data ids.npy --metric accuracy"
-    assert "judged by its perplexity" in refused(line)
+    assert "evaluated by its perplexity" in refused(line)
     rows = keras.Input((None,), dtype="int32")
     keras.Model(rows, keras.layers.Embedding(5, 5)(rows)).save("few.keras")
     line = "compare lm.keras few.keras --data ids.npy"
@@ -212,9 +212,9 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     for weight in model.weights:
         weight.assign(np.full(weight.shape, np.nan))
     model.save("nan.keras")
-    assert "gives NaN" in refused("evaluate nan.keras --data ids.npy")
+    assert "returns NaN" in refused("evaluate nan.keras --data ids.npy")
     line = "compare lm.keras lm.keras --data ids.npy"
-    assert "not one with itself" in refused(line)
+    assert "Expected two different models" in refused(line)
 
 
 @pytest.mark.one_backend

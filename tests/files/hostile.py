@@ -438,7 +438,7 @@ def hostile(scale=1):
         ),
         "a function of TensorFlow in a Sequential": Hostile(
             "convert bad.h5 -o out.keras",
-            "a function of TensorFlow",
+            "TensorFlow functions are invalid in a Sequential",
             keras_2(
                 [layer_2("TFOpLambda", name="f", function="no.such")],
                 build_input_shape=[None, 10],

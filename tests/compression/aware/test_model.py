@@ -479,7 +479,7 @@ class TestErrors:
         ):
             aware(aware(network()))
 
-    @pytest.mark.filterwarnings("ignore:To compute activations again hardly pays")
+    @pytest.mark.filterwarnings("ignore:Rematerialization saves little here")
     def test_a_model_that_computes_again(self):
         model = compiled(in_order(L.Flatten(), *(L.Dense(8) for _ in range(4))))
         with pytest.raises(

@@ -178,7 +178,7 @@ def test_a_workspace_moves_the_peak_only_where_it_has_no_room():
     [
         ("cudnn_rnn", "cuDNN runs this recurrence"),
         ("__cudnn$fmhaSoftmax", "cuDNN runs this attention"),
-        ("my_library", "it is not known what this library takes"),
+        ("my_library", "the memory of this library outside the plan is not known"),
     ],
 )
 def test_a_library_that_does_not_say_what_it_takes_is_refused(target, reason):

@@ -91,7 +91,7 @@ def test_a_timeline_is_measured_and_adds_up_too(model):
     }
 
 
-@pytest.mark.filterwarnings("ignore:To compute activations again hardly pays")
+@pytest.mark.filterwarnings("ignore:Rematerialization saves little here")
 def test_remedies_come_with_the_peak_of_a_step_that_has_them(model):
     cause = replace(CAUSE, limit_bytes=None)
     found = post_mortem(model, cause, StepContext(batch_size=512))
