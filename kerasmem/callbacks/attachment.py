@@ -65,8 +65,8 @@ def _frame_of(
 class Attachment:
     """Reverts a temporary change of a model, at the latest before its next use.
 
-    Keras calls `on_train_end` only if `fit` succeeds. After an exception or Ctrl-C,
-    the change is reverted at the next `fit`, `train_on_batch` or save of the model.
+    Keras calls `on_train_end` only if `fit` succeeds. After an exception or Ctrl-C, the
+    change is reverted at the next `fit`, `train_on_batch` or save of the model.
 
     Args:
         model: The model of the running `fit`.

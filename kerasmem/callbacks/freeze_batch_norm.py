@@ -19,8 +19,9 @@ class FreezeBatchNorm(AttachedCallback):
     with them, as in inference. Gamma and beta are still trained. Use this callback for
     the last epochs of quantization-aware training.
 
-    The epoch index decides, so a resumed training freezes at the same epoch. Layers that
-    are called with `training=True` use batch statistics in inference and are not frozen.
+    The epoch index decides, so a resumed training freezes at the same epoch. Layers
+    that are called with `training=True` use batch statistics in inference and are not
+    frozen.
 
     Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient
     inference: A whitepaper", 2018.

@@ -38,14 +38,14 @@ class GradientFindings:
     | `nonfinite gradient` | the gradient of a step contains NaN or infinity |
     | `dead layer` | all gradients of a layer are zero in all sampled steps |
     | `vanishing gradient` | a kernel's norm is below a millionth of the largest norm |
-    | `exploding gradient` | norm 100 times the usual, 10,000 times in the first epochs |
+    | `exploding gradient` | norm 100 times the usual, 10,000 times at first |
     | `too large update` | update larger than its kernel, 100 times in the first epoch |
 
     Layers with the same problem in the same epoch share one finding. After a
     divergence, no other finding is reported for that `fit`.
 
-    Thresholds differ by orders of magnitude because gradients shrink or grow by a factor
-    per layer (Glorot and Bengio, "Understanding the difficulty of training deep
+    Thresholds differ by orders of magnitude because gradients shrink or grow by a
+    factor per layer (Glorot and Bengio, "Understanding the difficulty of training deep
     feedforward neural networks", 2010; Pascanu, Mikolov and Bengio, "On the difficulty
     of training recurrent neural networks", 2013).
 
@@ -80,8 +80,8 @@ class GradientFindings:
 
         Args:
             record: Gradient statistics of the epoch.
-            nonfinite_paths: Paths of the variables with a nonfinite gradient in the first
-                nonfinite update.
+            nonfinite_paths: Paths of the variables with a nonfinite gradient in the
+                first nonfinite update.
             first_nonfinite: Index of that update in the epoch, or None.
             skipped_steps: Number of steps that loss scaling skipped.
             rate: Highest learning rate of the epoch, or the rate of that update.
@@ -212,7 +212,8 @@ class GradientFindings:
         yield self._finding(
             "nonfinite gradient",
             f"The gradient contained NaN or infinity in {updates} of {record.steps} "
-            f"updates{at}. These updates changed the weights; the loss may not show it.",
+            f"updates{at}. They changed the weights, although the loss may not "
+            "show it.",
             layers,
             "error",
         )

@@ -32,8 +32,8 @@ class GradientMonitor(AttachedCallback):
     """A callback that writes the gradient norm of each epoch to `logs`.
 
     Place this callback before callbacks that read its keys, such as `EarlyStopping`,
-    `CSVLogger` and `TensorBoard`. `EarlyStopping` also needs an explicit `mode`, because
-    Keras cannot infer one from these keys.
+    `CSVLogger` and `TensorBoard`. `EarlyStopping` also needs an explicit `mode`,
+    because Keras cannot infer one from these keys.
 
     | key in `logs` | value |
     |---|---|
@@ -43,28 +43,29 @@ class GradientMonitor(AttachedCallback):
 
     The norm is measured inside the compiled step, after unscaling, accumulation and
     reduction over replicas, and before clipping. Steps with a nonfinite gradient count
-    only in `gradient_nonfinite`. If all steps are nonfinite, the norms are NaN. A float32
-    norm above 1.8e19 counts as infinite. Without validation data, `CSVLogger` writes an
-    empty `val_` column per key.
+    only in `gradient_nonfinite`. If all steps are nonfinite, the norms are NaN. A
+    float32 norm above 1.8e19 counts as infinite. Without validation data, `CSVLogger`
+    writes an empty `val_` column per key.
 
-    Cost: one pass over the gradients per update, and about three more in each update with
-    per-variable statistics. On two CPU cores with Adam, a step took 1.00 to 1.04 times as
-    long with the defaults, and 0.99 to 1.13 times with `every=1`. Peak memory rises by at
-    most 2 % plus twice the largest gradient plus `own_bytes` of a record. `tf.distribute`
-    strategies need one more reduction over the replicas.
+    Cost: one pass over the gradients per update, and about three more in each update
+    with per-variable statistics. On two CPU cores with Adam, a step took 1.00 to 1.04
+    times as long with the defaults, and 0.99 to 1.13 times with `every=1`. Peak memory
+    rises by at most 2 % plus twice the largest gradient plus `own_bytes` of a record.
+    `tf.distribute` strategies need one more reduction over the replicas.
 
-    Limits: the callback observes only `model.optimizer` in `fit`. For a `MultiOptimizer`
-    with gradient accumulation, it observes the gradient of each batch. Optimizers that do
-    not update through the methods of Keras optimizers cause one warning and no keys.
+    Limits: the callback observes only `model.optimizer` in `fit`. For a
+    `MultiOptimizer` with gradient accumulation, it observes the gradient of each batch.
+    Optimizers that do not update through the methods of Keras optimizers cause one
+    warning and no keys.
 
     The training result does not change: bit for bit without jit, and to rounding with
     jit. TensorFlow needs `tf.config.experimental.enable_op_determinism()` for equal
     bits. Even then SGD may differ in the last bit, because TensorFlow's graph optimizer
     reorders products. Deep networks amplify such differences.
 
-    After `fit`, the model and its optimizer are unchanged. After an exception or Ctrl-C,
-    hooks that only count remain until the next `fit`, a save or `detach()`. Checkpoints
-    do not contain them.
+    After `fit`, the model and its optimizer are unchanged. After an exception or
+    Ctrl-C, hooks that only count remain until the next `fit`, a save or `detach()`.
+    Checkpoints do not contain them.
 
     Args:
         every: Integer, at least 1. Number of updates between two updates with
@@ -78,9 +79,9 @@ class GradientMonitor(AttachedCallback):
 
     Attributes:
         records: List of `GradientRecord`, one per epoch, over all fits.
-        findings: List of `Finding`, one per problem: divergence, nonfinite, vanishing or
-            exploding gradients, dead layers, too large updates, or a validation loss far
-            from the training loss.
+        findings: List of `Finding`, one per problem: divergence, nonfinite, vanishing
+            or exploding gradients, dead layers, too large updates, or a validation loss
+            far from the training loss.
 
     Raises:
         ConfigError: If `every` is not an integer of at least 1.

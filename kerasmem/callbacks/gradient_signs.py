@@ -142,8 +142,8 @@ def divergence_text(
     """Return a message if the training diverged in an epoch, else None.
 
     It diverged if the median update is `OVERWRITTEN` times as large as the kernel. One
-    update of `LOST` times the kernel also counts, together with another sign: a gradient
-    that has grown, is nonfinite or zero. A healthy ratio is about 0.001.
+    update of `LOST` times the kernel also counts, together with another sign: a
+    gradient that has grown, is nonfinite or zero. A healthy ratio is about 0.001.
 
     Args:
         record: Gradient statistics of the epoch.
@@ -190,9 +190,7 @@ def _symptoms(
 def _text(evidence: str, rate: LearningRate | None) -> str:
     advice = "The weights are lost: restart from an earlier checkpoint."
     if rate is None:
-        return (
-            f"The training diverged. {evidence} Use a lower learning rate. {advice}"
-        )
+        return f"The training diverged. {evidence} Use a lower learning rate. {advice}"
     if rate.usual is not None and rate.value <= _FAR_ABOVE * rate.usual:
         return (
             f"The training diverged at a learning rate of {rate.value:g}, which is not "
@@ -268,7 +266,8 @@ def too_large(kernels: Sequence[VariableGradient], *, is_first: bool) -> Iterato
 
     Args:
         kernels: Statistics of the kernels.
-        is_first: Boolean. Whether this is the first epoch, which has a higher threshold.
+        is_first: Boolean. Whether this is the first epoch, which has a higher
+            threshold.
     """
     for kernel in kernels:
         ratio = kernel.update_ratio or 0.0
