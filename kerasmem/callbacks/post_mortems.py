@@ -111,5 +111,5 @@ class FailureWatch(keras.callbacks.Callback):
 def _batch_size(arguments: dict[str, Any]) -> int:
     try:
         return samples_per_batch(arguments.get("x"), arguments.get("batch_size"))
-    except Exception:  # noqa: BLE001 - the data may be what ran out of memory
+    except Exception:  # noqa: BLE001 - reading the data may run out of memory
         return 0

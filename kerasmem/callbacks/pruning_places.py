@@ -110,7 +110,7 @@ class Loop:
         self._has_epochs, self._batch = True, 0
 
     def start_batch(self, unit: str) -> int:
-        """Return the index of the batch in its epoch, or in the training without epochs.
+        """Return the batch index in the epoch, or in the training without epochs.
 
         Args:
             unit: Unit of the schedule.
@@ -141,6 +141,6 @@ class Loop:
             return
         if int(to_numpy(self._optimizer.iterations)) == self._first_step:
             raise ConfigError(
-                "On JAX, the model does not contain the weights of a stateless training "
-                "loop, so they cannot be pruned. Next: use fit or train_on_batch."
+                "On JAX, the model does not contain the weights of a stateless "
+                "training loop, so they cannot be pruned. Next: use fit or train_on_batch."
             )
