@@ -64,13 +64,12 @@ class GradientMonitor(AttachedCallback):
     reorders products. Deep networks amplify such differences.
 
     After `fit`, the model and its optimizer are unchanged. After an exception or
-    Ctrl-C, hooks that only count remain until the next `fit`, a save or `detach()`.
-    Checkpoints do not contain them.
+    Ctrl-C, counters remain until the next `fit`, a save or `detach()`. Checkpoints do
+    not contain them.
 
     Args:
-        every: Integer, at least 1. Number of updates between two updates with
-            per-variable statistics. The first update of an epoch always has them.
-            Defaults to 10.
+        every: Integer, at least 1. Interval of per-variable statistics, in updates. The
+            first update of an epoch always has them. Defaults to 10.
         per_variable: Boolean. Whether to collect per-variable statistics. Defaults to
             True.
         log_dir: Folder for `gradients.jsonl` (one line per epoch) and `findings.jsonl`

@@ -47,9 +47,9 @@ class Pruning(AttachedCallback):
 
     Weights are sparse after every update and therefore in every checkpoint, at any
     position in the list of callbacks. By default, the sparsity rises from 0 to
-    `prune.sparsity` over the first half of the training, in at most 50 steps, fastest
-    at the start (Zhu and Gupta, "To prune, or not to prune", 2017). The model stays a
-    plain Keras model.
+    `prune.sparsity` over the first half of the training in at most 50 steps. The rise
+    is fastest at the start (Zhu and Gupta, "To prune, or not to prune", 2017). The
+    model stays a plain Keras model.
 
     Weights that are zero at the start of `fit` stay zero, so a training can resume from
     its checkpoint. Use `initial_epoch=`, or a schedule in steps, which are counted by

@@ -142,5 +142,6 @@ class Loop:
         if int(to_numpy(self._optimizer.iterations)) == self._first_step:
             raise ConfigError(
                 "On JAX, the model does not contain the weights of a stateless "
-                "training loop, so they cannot be pruned. Next: use fit or train_on_batch."
+                "training loop, so they cannot be pruned. Next: use fit or "
+                "train_on_batch."
             )
