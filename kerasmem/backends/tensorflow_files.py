@@ -1,6 +1,6 @@
-"""TensorFlow's checkpoints, read whichever backend Keras runs on.
+"""TensorFlow checkpoints, readable with any Keras backend.
 
-TensorFlow's own reader is what is used of it; no device is started, nothing computed.
+Uses only TensorFlow's checkpoint reader, without devices or computations.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass(frozen=True)
 class Node:
-    """One object that was saved.
+    """An object in a checkpoint.
 
     Args:
-        children: numbers of the objects within, by the name of the attribute.
-        name: of a variable.
-        key: under which its value stands, None for what is no variable.
+        children: Indices of the child objects by attribute name.
+        name: Name of a variable.
+        key: Key of the value, None for other objects.
     """
 
     children: dict[str, int]
@@ -31,13 +31,13 @@ class Node:
 
 
 class Checkpoint:
-    """The objects of a checkpoint, and the values of variables.
+    """The objects and variable values of a checkpoint.
 
     Args:
-        prefix: path of its files without what follows `variables`.
+        prefix: Path of the files up to and including `variables`.
 
     Raises:
-        ValueError: if there is none, or it is damaged.
+        ValueError: If the checkpoint is missing or damaged.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -54,14 +54,14 @@ class Checkpoint:
 
     @property
     def root(self) -> Node:
-        """The object that was saved as a whole."""
+        """The root object."""
         return self._nodes[0]
 
     def child(self, node: Node, name: str) -> Node:
-        """Return an object within.
+        """Return a child object.
 
         Raises:
-            KeyError: if there is none of that name.
+            KeyError: If there is no child with that name.
         """
         return self._nodes[node.children[name]]
 
@@ -69,7 +69,7 @@ class Checkpoint:
         """Return the value of a variable.
 
         Raises:
-            ValueError: if it is none, or damaged.
+            ValueError: If the object is not a variable, or if the file is damaged.
         """
         try:
             return self._reader.get_tensor(node.key)
@@ -87,15 +87,15 @@ def _node(saved: Any) -> Node:
 
 
 def write_events(path: Path, scalars: Iterable[Scalar]) -> None:
-    """Write one event file; TensorBoard wants `tfevents` in its final name.
+    """Write an event file. TensorBoard requires `tfevents` in the final name.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: If the file cannot be written.
     """
     import tensorflow as tf
 
     event, summary = tf.compat.v1.Event, tf.compat.v1.Summary
-    path.touch()  # TensorFlow's own error would be no OSError
+    path.touch()  # raises OSError, unlike TensorFlow
     with tf.io.TFRecordWriter(str(path)) as file:
         file.write(event(file_version="brain.Event:2").SerializeToString())
         for scalar in scalars:
