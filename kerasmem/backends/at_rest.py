@@ -36,12 +36,7 @@ _REGION_BYTES = 1 << 30
 
 
 class Offloaded:
-    """Values in files, and a cache of loaded values.
-
-    Args:
-        values: Access of the framework to variable values.
-        folder: Folder for new values of variables.
-    """
+    """Values in files, and a cache of loaded values."""
 
     def __init__(self, values: LazyValues, folder: Path) -> None:
         self._values = values
@@ -141,12 +136,7 @@ class Offloaded:
 
 @contextmanager
 def offloaded(values: LazyValues, folder: Path) -> Iterator[Offloaded]:
-    """Return a context with files for variable values.
-
-    Args:
-        values: Access of the framework to variable values.
-        folder: Folder for new values of variables.
-    """
+    """Return a context with files for variable values."""
     files = Offloaded(values, folder)
     try:
         yield files

@@ -30,13 +30,7 @@ _ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class Argument:
-    """An input of an exported file.
-
-    Args:
-        name: Name in the file.
-        shape: Shape with the batch axis; None for a variable length.
-        dtype: Name of the dtype.
-    """
+    """An input of an exported file. A variable length in `shape` is None."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -50,13 +44,8 @@ def to_litert(
 ) -> bytes:
     """Convert a function to LiteRT, with outputs `output_0`, `output_1` and so on.
 
-    Args:
-        call: Function from one tensor per argument to the outputs of `model`.
-        model: Model with the weights.
-        arguments: Inputs of the file.
-
-    Raises:
-        ModelError: If LiteRT lacks an operation of the model.
+    `call` computes the outputs of `model` from a tensor per argument. Raises
+    `ModelError` if LiteRT lacks an operation.
     """
     import tensorflow as tf
 
@@ -135,13 +124,8 @@ def to_onnx(
 ) -> bytes:
     """Convert a function to ONNX, with outputs `output_0`, `output_1` and so on.
 
-    Args:
-        call: Function from one tensor per argument to the outputs of `model`.
-        model: Model with the weights.
-        arguments: Inputs of the file.
-
-    Raises:
-        ModelError: If ONNX lacks an operation of the model.
+    `call` computes the outputs of `model` from a tensor per argument. Raises
+    `ModelError` if ONNX lacks an operation.
     """
     import tensorflow as tf
 

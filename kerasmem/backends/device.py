@@ -21,13 +21,9 @@ ALLOCATORS = (BFC, CUDA_MALLOC_ASYNC)
 
 @dataclass(frozen=True)
 class Settings:
-    """Requested GPU settings. None keeps a setting.
+    """Requested GPU settings: bytes per card, growth, card indices, allocator.
 
-    Args:
-        limit_bytes: Maximum bytes per card.
-        growth: Boolean. Whether to allocate memory on demand instead of at the start.
-        devices: Indices of the cards to use, in ascending order.
-        allocator: One of `ALLOCATORS`.
+    None keeps a setting.
     """
 
     limit_bytes: int | None = None
@@ -82,14 +78,9 @@ class DeviceSettings(ABC):
 
     @abstractmethod
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Apply the settings.
+        """Apply settings without a `refusal`, or raise `ConfigError`.
 
-        Args:
-            wanted: Settings without a `refusal`.
-            totals: Total bytes of each card that the driver reports, by index.
-
-        Raises:
-            ConfigError: If the framework cannot apply the settings.
+        `totals` are the bytes of each card that the driver reports.
         """
 
     @abstractmethod
@@ -100,19 +91,13 @@ class DeviceSettings(ABC):
 class StepOptions:
     """Options of a training step. The defaults work on every backend.
 
-    Attributes:
-        graph_passes: Optional passes of the graph optimizer: user-facing names to names
-            in the framework.
+    `graph_passes` maps user-facing names of graph optimizer passes to framework names.
     """
 
     graph_passes: Mapping[str, str] = {}
 
     def leave_out(self, graph_pass: str) -> None:
-        """Disable a graph pass in this process.
-
-        Args:
-            graph_pass: One of `graph_passes`.
-        """
+        """Disable one of `graph_passes` in this process."""
         raise NotImplementedError(f"There is no graph optimizer: {graph_pass!r}.")
 
     def device_count(self, cards: int) -> int:
@@ -175,11 +160,7 @@ class DeviceBackend(ABC):
         return
 
     def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:
-        """Return the variable bytes of each graph without a function, by graph `id`.
-
-        Args:
-            objects: All objects of the garbage collector.
-        """
+        """Return the variable bytes of each graph without a function, by graph `id`."""
         del objects
         return {}
 

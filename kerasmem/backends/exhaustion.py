@@ -53,20 +53,8 @@ def complaint(text: str) -> str:
 class Refusal:
     """A failed allocation, parsed from an error text.
 
-    Missing values are None or `""`.
-
-    Args:
-        requested_bytes: Requested bytes, rounded if the text rounds.
-        shape: Shape of the tensor, such as `"[64,128]"`.
-        dtype: Dtype name in the framework.
-        operation: Name of the operation in the framework.
-        device: Device name, as in `DeviceReading`.
-        limit_bytes: Maximum bytes of the device.
-        in_use_bytes: Bytes in use.
-        free_bytes: Free bytes, in any number of blocks.
-        is_tensor: Boolean. Whether the request is for one tensor. A compiled step
-            requests all of its memory at once.
-        in_pipeline: Boolean. Whether the input pipeline made the request.
+    Missing values are None or `""`. Free bytes may be in any number of blocks.
+    `is_tensor` is False for a compiled step, which requests all of its memory at once.
     """
 
     requested_bytes: int | None = None
@@ -203,13 +191,7 @@ def _of_cuda(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PoolState:
-    """The pool of an allocator at one point in time.
-
-    Args:
-        in_use_bytes: Bytes in use.
-        pool_bytes: Bytes of the pool.
-        largest_free_bytes: Size of the largest free block.
-    """
+    """The pool of an allocator at one point in time."""
 
     in_use_bytes: int
     pool_bytes: int

@@ -126,14 +126,10 @@ def around_apply(
     optimizer: Optimizer,
     wrapper: Callable[[Callable[..., Any], list[Any], list[Any]], Any],
 ) -> Callable[[], None]:
-    """Replace `apply` by `wrapper(original, gradients, variables)`.
+    """Call `wrapper(original, gradients, variables)` instead of `apply`.
 
-    Args:
-        optimizer: The optimizer. On JAX, the one that updates the variables.
-        wrapper: Replacement. Always gets the variables, even if the caller omits them.
-
-    Returns:
-        The undo function.
+    Returns the undo function. On JAX, `optimizer` must be the one that updates the
+    variables.
     """
 
     def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -177,11 +173,7 @@ class GradientBackend(ABC):
         return _observe_clipping(optimizer, begin, end, note)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027 - no check
-        """Check that an optimizer can be observed.
-
-        Raises:
-            TypeError: If the step cannot update additional variables of the optimizer.
-        """
+        """Raise `TypeError` if the optimizer cannot be observed."""
 
     def complete_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any]
@@ -226,11 +218,8 @@ class GradientBackend(ABC):
     def crossentropy(self, logits: Tensor, labels: Tensor) -> tuple[Any, Any, Any]:
         """Return per-row cross-entropies, gradients by the logits, and argmax.
 
-        The results have no gradient.
-
-        Args:
-            logits: float32 tensor of shape `(rows, words)`.
-            labels: int32 tensor of shape `(rows,)`, from 0 to `words - 1`.
+        The results have no gradient. `logits` has the shape `(rows, words)` and the
+        dtype float32. `labels` has the shape `(rows,)` and the dtype int32.
         """
         largest = ops.max(logits, axis=-1, keepdims=True)
         powers = ops.exp(logits - largest)

@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 
 class CHeap(NamedTuple):
-    """Size of the heap of the C library, in bytes.
+    """Allocated and freed bytes of the C heap.
 
-    Args:
-        used_bytes: Allocated bytes, including mapped blocks.
-        free_bytes: Freed bytes in the heap. Some may already be returned to the kernel.
+    Some freed bytes may already be returned to the kernel.
     """
 
     used_bytes: int

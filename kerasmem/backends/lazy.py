@@ -58,12 +58,7 @@ class LazyValues(ABC):
         variable._initialize(variable._convert_to_tensor(value, variable._dtype))
 
     def lend(self, variable: Variable, array: np.ndarray) -> Any:
-        """Return a temporary tensor for the value of a variable.
-
-        Args:
-            variable: The variable, which stays without value.
-            array: The value, over a file.
-        """
+        """Return a temporary tensor for the value of a variable."""
         return variable._convert_to_tensor(array, variable._dtype)
 
 
@@ -81,16 +76,13 @@ def lazy_variables(
 
     Args:
         values: The `LazyValues` of the framework.
-        described: Boolean. If True, variables have only shape and dtype, also after the
-            context. An assigned array over a file becomes the `first_value`.
-        blank: Boolean. With `described`, whether variables without an assigned array
-            also have no value.
-        settled: Boolean. Whether to create the remaining values at the end.
-        at_rest: Files for offloaded values. Variables stay offloaded after the context,
-            also after assignments, and reads return temporary tensors. Applies to
-            nested contexts without `described` too.
-        assigned: Boolean. With `at_rest`, False if variables may keep their first
-            values until a read.
+        described: If True, variables have only shape and dtype, also after the context.
+            An assigned array over a file becomes the `first_value`.
+        blank: With `described`, whether variables without an array have no value.
+        settled: Whether to create the remaining values at the end.
+        at_rest: Files for offloaded values, also after the context and after
+            assignments. Reads return temporary tensors. Applies to nested contexts.
+        assigned: With `at_rest`, False if variables may keep their first values.
     """
     cls = keras.Variable
     # Private: every backend creates initial values in this method only.
@@ -126,8 +118,7 @@ def lazy_variables(
 def first_value(variable: Variable) -> Any:
     """Return the current or future value of a variable without creating the value.
 
-    Returns:
-        A tensor, or the assigned array over a file.
+    An array over a file is returned as an array.
     """
     state = vars(variable).get(_STATE)
     if state is None:

@@ -20,11 +20,7 @@ class MappedArray(np.ndarray):
     def of(
         cls, file: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype
     ) -> "MappedArray":
-        """Return the array at the byte `start` of a file.
-
-        Raises:
-            ValueError: If the file is too short.
-        """
+        """Return the array at the byte `start` of a file."""
         count = int(np.prod(shape, dtype=np.int64))
         entries = np.frombuffer(file, np.uint8, count * dtype.itemsize, start)
         array = entries.view(dtype).reshape(shape).view(cls)
@@ -46,12 +42,7 @@ class MappedArray(np.ndarray):
         self._release(self._region and self._region[1], self.nbytes)
 
     def release_around(self, start: int = 0, stop: int | None = None) -> None:
-        """Free the pages of entries and the pages that the system read around them.
-
-        Args:
-            start: Index of the first entry.
-            stop: Index after the last entry. None for all.
-        """
+        """Free the pages of entries and the pages that the system read around them."""
         if self._region is None:
             return
         file, place = self._region
@@ -61,11 +52,7 @@ class MappedArray(np.ndarray):
         self._release(first, min(end + _READ_AROUND, len(file)) - first)
 
     def pieces(self, size: int) -> Iterator[np.ndarray]:
-        """Yield copies of consecutive entries as 1D arrays, and free the pages.
-
-        Args:
-            size: Maximum number of entries per array.
-        """
+        """Yield 1D copies of at most `size` consecutive entries, and free the pages."""
         entries = self.view(np.ndarray).reshape(-1)
         for start in range(0, self.size, size):
             piece = entries[start : start + size].copy()

@@ -33,13 +33,8 @@ class _Chain:
 def patch_method(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
     """Wrap a method of one object and return the undo function.
 
-    Wrappers of one method can be removed in any order. A second undo is a no-op.
-
-    Args:
-        owner: The object. Its class is not changed.
-        name: Name of the method.
-        wrapper: Called as `wrapper(original, *args, **kwargs)`. The latest wrapper runs
-            first.
+    `wrapper(original, *args, **kwargs)` is called instead of the method. The latest
+    wrapper runs first. Wrappers can be removed in any order. A second undo is a no-op.
 
     Example:
         >>> class Greeter:
@@ -65,13 +60,7 @@ def patch_method(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
 def call_before(
     owner: Any, name: str, observer: Callable[[], None]
 ) -> Callable[[], None]:
-    """Call `observer()` before every call of a method, and return the undo function.
-
-    Args:
-        owner: Object or module with the method.
-        name: Name of the method.
-        observer: Function to call. Its exceptions propagate to the caller.
-    """
+    """Call `observer()` before every call of a method, and return the undo function."""
 
     def observed(original: Any, *args: Any, **kwargs: Any) -> Any:
         observer()
@@ -85,12 +74,7 @@ def call_before(
 def change_class(owner: Any, cls: type) -> Callable[..., None]:
     """Change the class of an object in place, and return the undo function.
 
-    Args:
-        owner: The object. The undo function has only a weak reference.
-        cls: The new class.
-
-    Returns:
-        A function that restores the class of the object, or of a copy as its argument.
+    The undo function accepts a copy of the object. It has only a weak reference.
     """
     before, alive = type(owner), weakref.ref(owner)
     # Bypasses Keras's `__setattr__`, which tracks attributes.
@@ -120,15 +104,10 @@ def _unwrap(owner: Any, name: str, chain: _Chain, wrapper: Wrapper) -> None:
 
 @dataclass(eq=False)
 class LayerCall:
-    """One call of a layer.
+    """One call of a layer with backend tensors, before or after its execution.
 
-    Args:
-        layer: The layer.
-        run: Function that runs the layer, with optional replacements of arguments by
-            name. Other hooks of the layer run too.
-        args: Positional arguments, backend tensors.
-        kwargs: Keyword arguments, including those from Keras such as `mask`.
-        outputs: Outputs of the layer, None before the call.
+    `run` runs the layer and its other hooks, with optional replacements of arguments by
+    name. `kwargs` includes the arguments from Keras, such as `mask`.
     """
 
     layer: Any
@@ -151,13 +130,10 @@ def observe_calls(
 ) -> Callable[[], None]:
     """Observe all calls of layers, and return the undo function.
 
-    Symbolic calls and repeated calls of a layer are observed too.
-
-    Args:
-        layers: The layers.
-        inputs: Called before the layer. A result other than None replaces the call. If
-            `inputs` has run the layer, it returns the `LayerCall` with outputs.
-        outputs: Called after the layer.
+    Symbolic calls and repeated calls of a layer are observed too. `inputs` is called
+    before the layer, and a result other than None replaces the call. If `inputs` has
+    run the layer, it returns the `LayerCall` with outputs. `outputs` is called after
+    the layer.
     """
     watch = partial(_watched, inputs, outputs)
     with ExitStack() as hooks:

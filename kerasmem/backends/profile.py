@@ -18,23 +18,10 @@ class ProfilerUnavailableError(RuntimeError):
 class MemoryEvent:
     """An allocation or a deallocation of one block.
 
-    Args:
-        time_ns: Time in nanoseconds. In a plan, the index of the instruction.
-        is_allocation: Boolean. False for a deallocation.
-        address: Address of the block.
-        requested_bytes: Requested bytes.
-        given_bytes: Allocated bytes.
-        in_use_bytes: Bytes in use after the event, as counted by the allocator.
-        fragmentation: Float in [0, 1], or None. Fraction of the free bytes outside the
-            largest free block.
-        reserved_bytes: Bytes of the pool, or None.
-        operation: Name of the operation in the framework, or `""`.
-        layer: Path of the Keras layer, if the framework reports one.
-        phase: One of `records.PHASES`, if the framework reports one.
-        is_scratch: Boolean. Whether the block is temporary memory of an operation.
-        shape: Shape, such as `"[64,128]"`, or `""`.
-        dtype: Dtype, such as `"float32"`, or `""`.
-        thread: Number of the thread.
+    In a plan, `time_ns` is the index of the instruction. `in_use_bytes` is the
+    allocator's count after the event. `fragmentation` is the fraction of the free bytes
+    outside the largest free block. `is_scratch` marks temporary memory of an operation.
+    `layer` and `phase` are set if the framework reports them.
     """
 
     time_ns: int
@@ -56,14 +43,9 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AllocatorTrace:
-    """The events of one allocator.
+    """The events of one allocator, in order per thread.
 
-    Args:
-        allocator: Name of the allocator or device in the framework.
-        device: Name of the device, as in `Storage.device`.
-        source: As in `records.Timeline`.
-        events: All events. Events of one thread are in order.
-        rounding_bytes: Allocations are at least the next multiple of this value.
+    Allocations are at least the next multiple of `rounding_bytes`.
     """
 
     allocator: str
@@ -75,14 +57,7 @@ class AllocatorTrace:
 
 @dataclass(frozen=True)
 class Storage:
-    """Location of the value of a variable, or of another tensor in Python.
-
-    Args:
-        variable: Index of the variable, None for another tensor.
-        device: Name of the device.
-        address: Address of the first byte, or None.
-        nbytes: Bytes of the value.
-    """
+    """Location of the value of a variable, or of another tensor."""
 
     variable: int | None
     device: str
@@ -92,13 +67,9 @@ class Storage:
 
 @dataclass(frozen=True)
 class Followed:
-    """A model for a profiler.
+    """A model for a profiler, with its layers, their paths and all its variables.
 
-    Args:
-        model: The compiled model.
-        layers: Pairs of layer and path. The path of the model is empty.
-        variables: All `keras.Variable` objects of model and optimizer. Variables
-            created by the first step are added before the profiler stops.
+    Variables created by the first step are added before the profiler stops.
     """
 
     model: Any
@@ -108,13 +79,9 @@ class Followed:
 
 @dataclass(frozen=True)
 class Profile:
-    """Result of a profiler.
+    """Traces per allocator, and the locations of variables at start and end.
 
-    Args:
-        traces: One trace per allocator.
-        opening: Locations of variables and other tensors at the start, if known.
-        closing: Locations at the end.
-        problem: Message about missing data, or `""`.
+    `problem` is a message about missing data, or `""`.
     """
 
     traces: Sequence[AllocatorTrace]
@@ -133,12 +100,7 @@ class MemoryProfiler(Protocol):
     """
 
     def start(self) -> None:
-        """Start.
-
-        Raises:
-            ProfilerUnavailableError: If the profiler cannot start. The message has a
-                fix.
-        """
+        """Start, or raise `ProfilerUnavailableError` with a fix."""
         ...
 
     def stop(self) -> Profile:
@@ -160,14 +122,7 @@ _DTYPES = {
 def memory_event(
     time_ns: int, name: str, figures: Mapping[str, Any], thread: int = 0
 ) -> MemoryEvent:
-    """Convert one event of a TensorFlow profile.
-
-    Args:
-        time_ns: Time in nanoseconds.
-        name: `"MemoryAllocation"` or `"MemoryDeallocation"`.
-        figures: Statistics by TensorFlow's names.
-        thread: Number of the thread.
-    """
+    """Convert one event of a TensorFlow profile with its statistics."""
     is_allocation = name == _ALLOCATION
     return MemoryEvent(
         time_ns=time_ns,
@@ -202,13 +157,7 @@ def device_of(allocator: str) -> str:
 def with_requests(
     events: Sequence[MemoryEvent], snapshot: Mapping[str, Any], device: int
 ) -> list[MemoryEvent]:
-    """Return the events with the requested bytes from a torch snapshot.
-
-    Args:
-        events: Events of one device, in order.
-        snapshot: Result of `torch.cuda.memory._snapshot()`.
-        device: Index of the device.
-    """
+    """Return the events of a device with the requested bytes from a torch snapshot."""
     sizes_by_address = _requests(snapshot, device)
     now: dict[int, int] = {}
     complete = []

@@ -19,11 +19,9 @@ Linear = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Like:
-    """Description of a tensor that was not saved.
+    """Shape and dtype of a tensor that was not saved.
 
-    Args:
-        shape: Shape. A length that is known only at run time is a scalar tensor.
-        dtype: Dtype, such as `"float32"`.
+    A length that is known only at run time is a scalar tensor.
     """
 
     shape: tuple[Any, ...]
@@ -49,12 +47,7 @@ class ArgumentStore(Protocol):
 def save_arguments(
     store: ArgumentStore | None, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
-    """Return the saved tensors, and a function that restores the arguments.
-
-    Args:
-        store: Storage format. None saves the arguments unchanged.
-        tensors: The arguments.
-    """
+    """Return the saved tensors, and a function that restores the arguments."""
     parts: list[Any] = []
     rules: list[tuple[int, Like | None]] = []
     for index, tensor in enumerate(tensors):
@@ -111,13 +104,8 @@ class RecomputeBackend(ABC):
         """Return `function` with a backward pass that saves only the arguments.
 
         The values are unchanged. Other tensors are recomputed from the saved arguments
-        when the output gradient is known.
-
-        Args:
-            function: Pure function from tensors to a tuple of tensors. Variables are
-                passed and returned as tensors.
-            store: Storage format of the arguments. None saves them unchanged.
-            compiled: Boolean. Whether XLA compiles the step.
+        when the output gradient is known. `function` must be pure: variables are passed
+        and returned as tensors. `store=None` saves the arguments unchanged.
         """
 
     @abstractmethod
@@ -127,14 +115,9 @@ class RecomputeBackend(ABC):
         """Return `forward(inputs, *held)`, saving only `held` for the gradient.
 
         Tensors that `forward` computes from `held`, such as a float kernel from codes,
-        are recomputed in the backward pass. There is no forward-mode derivative.
-
-        Args:
-            forward: Function that is linear in its first argument.
-            transposed: Function from the output gradient and `held` to the gradient of
-                `inputs`.
-            inputs: Float tensor.
-            held: Tensors without a gradient.
+        are recomputed in the backward pass. `transposed` computes the gradient of
+        `inputs` from the output gradient and `held`. There is no forward-mode
+        derivative.
         """
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
@@ -142,10 +125,5 @@ class RecomputeBackend(ABC):
 
         A graph runs operations as soon as their inputs exist, and a compiler may move
         cheap ones to the start. Has no effect in eager execution.
-
-        Args:
-            value: Tensor that exists from the start.
-            other: Tensor to wait for.
-            taken: Function that selects the needed part of a tensor.
         """
         return taken(value)

@@ -30,13 +30,8 @@ def split(
 ) -> list[Any]:
     """Split a batch into parts whose lengths differ by at most one.
 
-    Args:
-        batch: Arrays in any structure, with the samples along the first axis.
-        parts: Integer, from 1 to the number of samples.
-        take: Function that returns a range of the samples of an array.
-
-    Raises:
-        DataError: If the lengths of the arrays differ.
+    Samples are on the first axis. Raises `DataError` if the lengths of the arrays
+    differ.
 
     Example:
         >>> [len(part[0]) for part in split((np.zeros((32, 2)), None), 7)]
@@ -65,11 +60,7 @@ def copy_weights(batch: Tensors) -> Any:
 
 
 def length_of(batch: Tensors) -> int:
-    """Return the number of samples in a batch.
-
-    Raises:
-        DataError: If the lengths of the arrays differ.
-    """
+    """Return the number of samples, or raise `DataError` if lengths differ."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     lengths = {int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
@@ -101,12 +92,8 @@ def weights(
     """Return the weight of each part of a batch, and a factor per loss.
 
     A gradient is multiplied by the weight, which is the fraction of the samples. The
-    factor of a loss corrects the weight for losses with another divisor.
-
-    Args:
-        lengths: Number of samples per part.
-        valid: Per part, the divisor of each loss, NaN for a loss without one. None if
-            all divisors are proportional to the number of samples.
+    factor of a loss corrects the weight for losses with another divisor. `valid`
+    contains the divisors per part, NaN for a loss without one.
 
     Example:
         >>> weights([3, 1], None)[0]

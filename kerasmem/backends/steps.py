@@ -22,13 +22,7 @@ Count = Callable[[Sequence[tuple[Any, Any]], Any], Any]
 
 
 class BatchPart(NamedTuple):
-    """A part of a batch.
-
-    Args:
-        share: Weight of each gradient.
-        is_last: Boolean. Whether the variables are updated after this part, and the sum
-            is reset.
-    """
+    """A part of a batch with its weight. The sum is applied after the last part."""
 
     share: Any
     is_last: bool
@@ -38,10 +32,7 @@ class BatchPart(NamedTuple):
 class GradientSum:
     """The sum of the gradients of one variable over the parts of a batch.
 
-    Args:
-        state: The float32 step state with the sum.
-        is_reached: Boolean. Whether any part had a gradient for the variable. In a
-            compiled step, any traced part.
+    `is_reached` is True if any part, or any traced part, had a gradient.
     """
 
     state: StepState
@@ -59,18 +50,11 @@ class GradientSum:
 
 
 class Steps(ABC):
-    """Training or evaluation steps of one model.
+    """Training or evaluation steps of one model, with `kind` `"train"` or `"test"`.
 
     `state` is the argument and result of steps that are pure functions, as in JAX.
-    Otherwise `state` is None and the variables have the state.
-
-    Args:
-        model: The compiled model.
-        kind: `"train"` or `"test"`, as in Keras's function names.
-
-    Attributes:
-        survives_failure: Boolean. Whether variables are writable after a step ran out
-            of memory.
+    Otherwise `state` is None and the variables have the state. `survives_failure` is
+    False if variables cannot be written after a step ran out of memory.
     """
 
     survives_failure: bool = True
@@ -125,11 +109,7 @@ class Steps(ABC):
         """Compile and distribute a step as Keras does."""
 
     def split(self, batch: Tensors, parts: int) -> list[Any]:
-        """Split a batch into parts of nearly equal size.
-
-        Raises:
-            DataError: If the lengths of the arrays differ.
-        """
+        """Split a batch into parts of nearly equal size, see `splitting.split`."""
         pieces = [
             splitting.split(local, parts, self.take_rows)
             for local in self.on_replicas(batch)
@@ -158,12 +138,7 @@ class Steps(ABC):
     def weigh(
         self, parts: Sequence[Any], valid: Sequence[Any] | None
     ) -> list[tuple[Any, Any]]:
-        """Return each part with its weight, see `splitting.weights`.
-
-        Args:
-            parts: Result of `split`.
-            valid: Results of `counting` per part. None for means over the samples.
-        """
+        """Return each part with its weight, see `splitting.weights`."""
         local = [self.on_replicas(part) for part in parts]
         valid_parts = None if valid is None else [*map(self.on_replicas, valid)]
         by_replica = [
@@ -194,21 +169,15 @@ class Steps(ABC):
     ) -> Callable[[], None]:
         """Make the optimizer accumulate gradients in micro-batch steps.
 
-        Args:
-            sums: Gradient sums by the `id` of the variable.
-            part: Function that returns the part of the current step, or None for a
-                normal update. Called during tracing or execution.
-
-        Returns:
-            The undo function.
+        Returns the undo function. `sums` has the `id` of variables as keys. `part`
+        returns the part of the current step, or None for a normal update. It is called
+        during tracing or execution.
         """
 
     def adopt(self, state: Any, variables: Sequence[Any]) -> Any:
         """Return the state with the current variables of the optimizer.
 
-        Args:
-            state: The state before.
-            variables: The optimizer variables before. New ones start from zero.
+        New variables start from zero.
         """
         return state
 
@@ -288,9 +257,7 @@ _COUNTERS = ("experimental_get_tracing_count", "_cache_size")
 def count_traces(model: Model, counter: str) -> int | None:
     """Return the trace count of the training step, None before the first step.
 
-    Args:
-        model: A compiled model.
-        counter: Name of the method of compiled functions that returns the count.
+    `counter` is the name of the method of compiled functions that returns the count.
     """
     function = getattr(model, "train_function", None)
     counts = [getattr(f, counter)() for f in compiled_functions(function, counter)]
@@ -299,12 +266,7 @@ def count_traces(model: Model, counter: str) -> int | None:
 
 
 def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
-    """Return the compiled functions that a training step calls.
-
-    Args:
-        function: `model.train_function`.
-        method: Name of a method that only compiled functions have.
-    """
+    """Return the compiled functions that a training step calls, those with `method`."""
     # Private: `model.train_function` is a plain function whose closure contains the
     # compiled functions. Keras has no public access to them.
     functions: list[Callable[..., Any]] = []
@@ -325,13 +287,7 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
 
 
 class Traced(NamedTuple):
-    """A compiled function and its number of traces.
-
-    Args:
-        function: Weak reference to the function.
-        name: Name of the Python function.
-        traces: Number of traces.
-    """
+    """A weak reference to a compiled function, its name and its number of traces."""
 
     function: "weakref.ref[Any]"
     name: str

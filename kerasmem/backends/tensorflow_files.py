@@ -17,13 +17,7 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass(frozen=True)
 class Node:
-    """An object in a checkpoint.
-
-    Args:
-        children: Indices of the child objects by attribute name.
-        name: Name of a variable.
-        key: Key of the value, None for other objects.
-    """
+    """An object in a checkpoint. For a variable, `key` is the key of its value."""
 
     children: dict[str, int]
     name: str
@@ -33,11 +27,8 @@ class Node:
 class Checkpoint:
     """The objects and variable values of a checkpoint.
 
-    Args:
-        prefix: Path of the files up to and including `variables`.
-
-    Raises:
-        ValueError: If the checkpoint is missing or damaged.
+    `prefix` is the path of the files up to and including `variables`. Raises
+    `ValueError` if the checkpoint is missing or damaged.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -58,19 +49,11 @@ class Checkpoint:
         return self._nodes[0]
 
     def child(self, node: Node, name: str) -> Node:
-        """Return a child object.
-
-        Raises:
-            KeyError: If there is no child with that name.
-        """
+        """Return a child object, or raise `KeyError`."""
         return self._nodes[node.children[name]]
 
     def array(self, node: Node) -> np.ndarray:
-        """Return the value of a variable.
-
-        Raises:
-            ValueError: If the object is not a variable, or if the file is damaged.
-        """
+        """Return the value of a variable, or raise `ValueError`."""
         try:
             return self._reader.get_tensor(node.key)
         except Exception as error:
@@ -87,11 +70,7 @@ def _node(saved: Any) -> Node:
 
 
 def write_events(path: Path, scalars: Iterable[Scalar]) -> None:
-    """Write an event file. TensorBoard requires `tfevents` in the final name.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write an event file. TensorBoard requires `tfevents` in the final name."""
     import tensorflow as tf
 
     event, summary = tf.compat.v1.Event, tf.compat.v1.Summary

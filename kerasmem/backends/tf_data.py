@@ -16,14 +16,11 @@ AUTOTUNE = -1
 
 @dataclass(frozen=True)
 class DatasetStage:
-    """One transformation of a dataset.
+    """One transformation of a dataset. Unknown or infinite values are None.
 
-    Args:
-        kind: Class name without underscores and "Dataset", such as `"Shuffle"`.
-        element_bytes: Bytes per output element, or None.
-        elements: Number of output elements, None if unknown or infinite.
-        size: Buffer size, parallel calls or cycle length. `AUTOTUNE` or None.
-        file: File of a cache, `""` for memory.
+    `kind` is the class name without "Dataset", such as `"Shuffle"`. `size` is a buffer
+    size, a number of parallel calls, a cycle length or `AUTOTUNE`. `file` is the file
+    of a cache, `""` for memory.
     """
 
     kind: str

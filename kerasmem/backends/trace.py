@@ -16,12 +16,9 @@ STOP_TOKEN = 0
 
 @dataclass(frozen=True, slots=True)
 class OperationOutput:
-    """An output tensor of an operation.
+    """An output tensor of an operation. An unknown shape is None.
 
-    Args:
-        shape: Shape, None if unknown before execution.
-        itemsize: Bytes per entry. 0 for tensors without device memory, such as handles
-            or small integer shapes.
+    `itemsize` is 0 without device memory, as for handles and small integer shapes.
     """
 
     shape: tuple[int, ...] | None
@@ -45,14 +42,9 @@ class OperationOutput:
 class Operation:
     """A node of a graph.
 
-    Args:
-        name: Name in the framework, which contains the Keras layer.
-        kind: Operation type, such as `"MatMul"`.
-        inputs: Input tensors, as pairs of operation index and output index.
-        after: Indices of operations that must run before.
-        outputs: Output tensors.
-        attributes: Attributes that determine the scratch memory. For a handle,
-            `"variable"` is the index of the model variable, if any.
+    `name` contains the Keras layer. Inputs are pairs of operation index and output
+    index. Operations in `after` must run before. `attributes` determine the scratch
+    memory. For a handle, `"variable"` is the index of the model variable.
     """
 
     name: str
@@ -65,12 +57,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Graph:
-    """A step as a graph.
+    """A step as a graph, with operations in order of creation.
 
-    Args:
-        operations: Operations in order of creation. The output of a variable handle is
-            the variable.
-        results: Tensors returned to the caller.
+    The output of a variable handle is the variable.
     """
 
     operations: Sequence[Operation]

@@ -16,14 +16,7 @@ from kerasmem.types import Layer, Model, Optimizer, Tensor, Variable
 
 
 class VariableShape:
-    """The shape of a variable, for an optimizer that creates slots for the variable.
-
-    Args:
-        shape: Shape.
-        dtype: Dtype.
-        name: Name.
-        path: Path.
-    """
+    """The shape of a variable, for an optimizer that creates slots for the variable."""
 
     overwrite_with_gradient = False
     trainable = True
@@ -54,12 +47,8 @@ class StepState:
     """A variable that a compiled training step may read and assign.
 
     JAX steps are pure functions, so only the optimizer's variables keep their values.
-    On other backends any variable works. Checkpoints do not contain the state.
-
-    Args:
-        variable: The `keras.Variable` to read and assign inside the step.
-        to_numpy: Function that converts the framework's variable to an array. Keras's
-            conversion issues a NumPy deprecation warning on TensorFlow and torch.
+    On other backends any variable works. Checkpoints do not contain the state. Keras's
+    own conversion to NumPy issues a deprecation warning, so `to_numpy` is used.
     """
 
     def __init__(
@@ -95,13 +84,8 @@ class VariableBackend(ABC):
     ) -> StepState:
         """Return a state with the initial value `value`, available in compiled steps.
 
-        On JAX, call before the step is traced.
-
-        Args:
-            optimizer: The optimizer of the steps.
-            value: Initial value.
-            name: Name of the state.
-            like: Variable whose device layout to use. None for a copy on each device.
+        On JAX, call before the step is traced. The state has the device layout of the
+        variable `like`, by default a copy on each device.
         """
 
     def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
@@ -117,12 +101,7 @@ class VariableBackend(ABC):
         return ops.convert_to_numpy(tensor)
 
     def masked(self, value: Any, mask: Tensor) -> Any:
-        """Return a value with zeros where `mask` is False.
-
-        Args:
-            value: Float tensor, which may be overwritten.
-            mask: Boolean tensor of the shape of `value`.
-        """
+        """Return `value` with zeros where `mask` is False, possibly in place."""
         # A broadcast scalar takes half the time of an array of zeros.
         return ops.where(mask, value, ops.zeros((), value.dtype))
 
@@ -137,8 +116,7 @@ class VariableBackend(ABC):
     def layout_of(self, variable: Variable) -> Any | None:
         """Return the device layout of a variable, None for a copy on each device.
 
-        Returns:
-            An object with `shard_shape(shape)`, the shape on one device.
+        `shard_shape(shape)` of the layout is the shape on one device.
         """
         return None
 
@@ -176,11 +154,8 @@ _EXTRA_STATE: WeakKeyDictionary[Any, list[WeakMethod[SaveState]]] = WeakKeyDicti
 def register_state(optimizer: Optimizer, save: SaveState) -> Callable[[], None]:
     """Call `save` whenever a training is copied, and return the undo function.
 
-    Not for JAX, where the optimizer's variables include the extra state.
-
-    Args:
-        optimizer: The optimizer of the training.
-        save: Bound method, called between steps while its object exists.
+    Not for JAX, where the optimizer's variables include the extra state. `save` must be
+    a bound method and is called between steps while its object exists.
     """
     method = WeakMethod(save)
     _EXTRA_STATE.setdefault(optimizer, []).append(method)

@@ -28,12 +28,7 @@ def callbacks_of_fit(model: Model) -> list[Any] | None:
 
 
 def is_running(model: Model, thread: int) -> bool:
-    """Return whether `fit`, `evaluate` or `predict` of a model runs in a thread.
-
-    Args:
-        model: The Keras model.
-        thread: Integer. Identifier of the thread.
-    """
+    """Return whether `fit`, `evaluate` or `predict` of a model runs in a thread."""
     # The name is private but documented by Python. No public function returns a stack.
     frame = sys._current_frames().get(thread)
     return _frame_of(_RUNNING, model, frame) is not None
@@ -65,14 +60,9 @@ def _frame_of(
 class Attachment:
     """Reverts a temporary change of a model, at the latest before its next use.
 
-    Keras calls `on_train_end` only if `fit` succeeds. After an exception or Ctrl-C, the
-    change is reverted at the next `fit`, `train_on_batch` or save of the model.
-
-    Args:
-        model: The model of the running `fit`.
-        undo: Function that reverts the change. Called once, by `release()`.
-        for_fit: Boolean. False for a custom training loop, where only `release()`
-            reverts the change. Defaults to True.
+    Keras calls `on_train_end` only if `fit` succeeds. After an exception or Ctrl-C,
+    `undo` is called at the next `fit`, `train_on_batch` or save of the model. In a
+    custom training loop (`for_fit=False`), only `release()` calls `undo`.
     """
 
     def __init__(
@@ -120,13 +110,7 @@ class AttachedCallback(keras.callbacks.Callback):
     def attach(
         self, model: Model, undo: Callable[[], None], *, for_fit: bool = True
     ) -> None:
-        """Register the function that reverts a change of the model.
-
-        Args:
-            model: The model of the running `fit`.
-            undo: Function that reverts the change. Called once, by `detach()`.
-            for_fit: Boolean. False in a custom training loop. Defaults to True.
-        """
+        """Register the function that reverts a change, see `Attachment`."""
         self._attachment = Attachment(model, undo, for_fit=for_fit)
 
     def on_train_begin(self, logs: Logs = None) -> None:

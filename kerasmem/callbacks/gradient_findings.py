@@ -44,13 +44,10 @@ class GradientFindings:
     Layers with the same problem in the same epoch share one finding. After a
     divergence, no other finding is reported for that `fit`.
 
-    Thresholds differ by orders of magnitude because gradients shrink or grow by a
-    factor per layer (Glorot and Bengio, "Understanding the difficulty of training deep
+    Gradients shrink or grow by a factor per layer, so the thresholds are orders of
+    magnitude (Glorot and Bengio, "Understanding the difficulty of training deep
     feedforward neural networks", 2010; Pascanu, Mikolov and Bengio, "On the difficulty
     of training recurrent neural networks", 2013).
-
-    Args:
-        monitor: String. Class name of the reporting callback.
     """
 
     def __init__(self, monitor: str) -> None:
@@ -78,13 +75,9 @@ class GradientFindings:
     ) -> list[Finding]:
         """Return the new findings of an epoch, most severe first.
 
-        Args:
-            record: Gradient statistics of the epoch.
-            nonfinite_paths: Paths of the variables with a nonfinite gradient in the
-                first nonfinite update.
-            first_nonfinite: Index of that update in the epoch, or None.
-            skipped_steps: Number of steps that loss scaling skipped.
-            rate: Highest learning rate of the epoch, or the rate of that update.
+        `nonfinite_paths` are the variables with a nonfinite gradient in the update with
+        the index `first_nonfinite`. `rate` is the learning rate of this update,
+        otherwise the highest rate of the epoch.
         """
         if self._has_diverged:
             return []

@@ -32,11 +32,7 @@ def layers_of(paths: Iterable[str]) -> list[str]:
 
 
 def runs(layers: Collection[str], order: Sequence[str]) -> Iterator[list[str]]:
-    """Yield runs of layers that are consecutive in the model.
-
-    Args:
-        layers: Layer paths to group.
-        order: All layer paths in model order.
+    """Yield runs of `layers` that are consecutive in `order`, the order of the model.
 
     Example:
         >>> list(runs({"a", "b", "d"}, "abcde"))
@@ -72,13 +68,7 @@ def layer_words(layers: Collection[str], order: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A learning rate and the optimizer's default.
-
-    Args:
-        value: Float. The learning rate.
-        optimizer: Class name of the optimizer.
-        usual: Default of the optimizer class, or None.
-    """
+    """A learning rate, with the class name and the default rate of the optimizer."""
 
     value: float
     optimizer: str
@@ -90,9 +80,7 @@ def learning_rate(
 ) -> LearningRate | None:
     """Return the highest learning rate of some updates, or None if unknown.
 
-    Args:
-        optimizer: A Keras optimizer. A `MultiOptimizer` has no single learning rate.
-        updates_ago: Ages of the updates; 1 is the latest.
+    In `updates_ago`, 1 is the latest update. A `MultiOptimizer` has no single rate.
     """
     optimizer = innermost(optimizer)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -144,14 +132,6 @@ def divergence_text(
     It diverged if the median update is `OVERWRITTEN` times as large as the kernel. One
     update of `LOST` times the kernel also counts, together with another sign: a
     gradient that has grown, is nonfinite or zero. A healthy ratio is about 0.001.
-
-    Args:
-        record: Gradient statistics of the epoch.
-        kernels: Statistics of the kernels.
-        usual_norm: Usual gradient norm, NaN if unknown.
-        first_nonfinite: Index in the epoch of the first update with a nonfinite
-            gradient, or None.
-        rate: Learning rate of that update, or None.
     """
     with_ratio = [kernel for kernel in kernels if kernel.update_ratio is not None]
     worst = max(with_ratio, key=_ratio, default=None)
@@ -230,13 +210,7 @@ LEAST_SAMPLES = 3
 
 @dataclass(frozen=True)
 class Sign:
-    """A problem of one layer in one epoch.
-
-    Args:
-        layer: Path of the layer.
-        value: The norm or ratio that shows the problem.
-        samples: Number of sampled updates with the problem.
-    """
+    """A problem of one layer in one epoch: a norm or ratio in a number of updates."""
 
     layer: str
     value: float
@@ -264,10 +238,7 @@ def vanishing(kernels: Sequence[VariableGradient]) -> Iterator[Sign]:
 def too_large(kernels: Sequence[VariableGradient], *, is_first: bool) -> Iterator[Sign]:
     """Yield the layers whose updates are larger than their weights.
 
-    Args:
-        kernels: Statistics of the kernels.
-        is_first: Boolean. Whether this is the first epoch, which has a higher
-            threshold.
+    The first epoch has a higher threshold.
     """
     for kernel in kernels:
         ratio = kernel.update_ratio or 0.0

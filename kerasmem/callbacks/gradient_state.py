@@ -19,13 +19,7 @@ from kerasmem.types import Optimizer
 def if_due(
     is_due: Any, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """Return `compute()` if a condition is true, else `otherwise()`.
-
-    Args:
-        is_due: Boolean, or boolean tensor in a compiled step.
-        compute: Function that returns a tensor.
-        otherwise: Function that returns a tensor with that shape and dtype.
-    """
+    """Return `compute()` if a boolean or boolean tensor is true, else `otherwise()`."""
     if isinstance(is_due, bool):
         return compute() if is_due else otherwise()
     return keras.ops.cond(is_due, compute, otherwise)
@@ -33,16 +27,7 @@ def if_due(
 
 @dataclass(frozen=True)
 class GradientReading:
-    """Gradient statistics of one epoch.
-
-    Args:
-        record: The record for users.
-        skipped_steps: Number of steps that loss scaling skipped.
-        first_nonfinite: Index in the epoch of the first update with a nonfinite
-            gradient, or None.
-        nonfinite_paths: Paths of the variables with a nonfinite gradient in that
-            update.
-    """
+    """The record of one epoch, its skipped steps and its first nonfinite update."""
 
     record: GradientRecord
     skipped_steps: int
@@ -56,12 +41,6 @@ class GradientState:
     A third array has sampled entries of the variables before the next update, so the
     next step can measure the size of an update. Reading before and after one update
     would force XLA to copy variables that are otherwise updated in place.
-
-    Args:
-        optimizer: Optimizer whose state includes the arrays.
-        variables: Variables that the optimizer updates.
-        has_rows: Boolean. Whether to keep statistics per variable.
-        in_step: Boolean. Whether a step is being traced.
     """
 
     def __init__(
@@ -96,10 +75,8 @@ class GradientState:
     def order(self, variables: Sequence[Any]) -> list[int]:
         """Return the index in `variables` of each variable of this state.
 
-        A missing variable gets the index `len(variables)`.
-
-        Raises:
-            ValueError: If all variables of this state are missing.
+        A missing variable gets the index `len(variables)`. If all are missing, raises
+        `ValueError`.
         """
         index_by_place = {
             self._place_of.get(id(v)): index for index, v in enumerate(variables)
@@ -135,14 +112,8 @@ class GradientState:
     ) -> None:
         """Add the statistics of a sampled step to the rows, after the update.
 
-        Args:
-            is_sampled: Boolean, or boolean tensor in a compiled step. Whether the step
-                is sampled.
-            was_sampled: Boolean or boolean tensor. Whether the previous step was
-                sampled. True if there is none.
-            statistics: Function that returns the rows for
-                `gradient_sums.with_statistics`.
-            is_updated: Booleans, one per variable. Whether the variable was updated.
+        `is_sampled` and `was_sampled` (the previous step) are boolean tensors in a
+        compiled step. `statistics` returns rows for `gradient_sums.with_statistics`.
         """
         if self._rows is None:
             return
@@ -176,13 +147,7 @@ class GradientState:
     ) -> GradientReading | None:
         """Return the statistics of an epoch, or None if there was no step.
 
-        Must be called between epochs.
-
-        Args:
-            epoch: Index of the epoch, from 0.
-            every: Number of updates between two sampled updates, 0 for none.
-            dense_bytes: Bytes per gradient, 0 if sparse.
-            skipped: Number of steps that loss scaling skipped.
+        Must be called between epochs. `dense_bytes` has 0 for sparse gradients.
         """
         vector: list[float] = self._vector.read().tolist()
         count = len(self.paths)
@@ -269,11 +234,7 @@ class GradientState:
 
 
 def placing(order: Sequence[int]) -> Callable[[Any], Any]:
-    """Return a function that reorders entries or rows to the order of the state.
-
-    Args:
-        order: Indices from `GradientState.order`.
-    """
+    """Return a function that reorders entries or rows by `GradientState.order`."""
     is_in_place = order == list(range(len(order)))
 
     def place(entries: Any) -> Any:

@@ -32,9 +32,7 @@ STATISTICS = len(_FIGURES)
 def no_steps(variables: int, *, sampled: float) -> np.ndarray:
     """Return the vector for the start of an epoch.
 
-    Args:
-        variables: Number of variables.
-        sampled: 1.0 if the sampled entries match the current variables, else 0.0.
+    `sampled` is 1.0 if the sampled entries match the current variables, else 0.0.
     """
     vector = np.zeros(HEAD + 2 * variables, "float32")
     vector[SAMPLED] = sampled
@@ -49,12 +47,8 @@ def no_rows(variables: int) -> np.ndarray:
 def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) -> Any:
     """Return the vector after one more update.
 
-    Args:
-        vector: The vector before the update.
-        squared_norms: Squared L2 norm of each gradient.
-        sparse_bytes: Bytes of each sparse gradient, 0 for dense ones. None if all are
-            dense.
-        sampled: 1.0 if the update is sampled, else 0.0.
+    `squared_norms` and `sparse_bytes` have a value per gradient. `sparse_bytes` is None
+    if all gradients are dense. `sampled` is 1.0 or 0.0.
     """
     ops = backends.current().ops
     ends = np.cumsum([_SUMS, 1, 1, 2, squared_norms.shape[0]])
@@ -79,12 +73,7 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
 
 
 def statistics_of(squared_norms: Any, figures: Any) -> Any:
-    """Return `STATISTICS` values per gradient of a sampled step.
-
-    Args:
-        squared_norms: Squared L2 norm of each gradient.
-        figures: Output of `gradient_statistics`.
-    """
+    """Return `STATISTICS` values per gradient of a sampled step."""
     ops = backends.current().ops
     squares = ops.reshape(squared_norms, (-1, 1))
     is_finite = ops.isfinite(squares)
@@ -95,12 +84,7 @@ def statistics_of(squared_norms: Any, figures: Any) -> Any:
 
 
 def with_statistics(rows: Any, statistics: Any) -> Any:
-    """Return the rows after one more sampled step.
-
-    Args:
-        rows: The rows before the step.
-        statistics: Output of `statistics_of`, with zeros for missing gradients.
-    """
+    """Return the rows after a sampled step with the output of `statistics_of`."""
     ops = backends.current().ops
     ends = np.cumsum([STATISTICS, len(_RATIOS), len(_LARGEST)]).tolist()
     sums, ratios, largest, last = ops.split(rows, ends, axis=1)
@@ -120,10 +104,8 @@ def with_statistics(rows: Any, statistics: Any) -> Any:
 def with_changes(rows: Any, changes: Any) -> Any:
     """Return the rows with the size of one update added.
 
-    Args:
-        rows: The rows before.
-        changes: Per variable, the L2 norm of the change and of the value before. No
-            ratio is counted if the second is 0 or one of them is nonfinite.
+    `changes` has two L2 norms per variable: of the change and of the value before. A
+    ratio that is not finite is not counted.
     """
     ops = backends.current().ops
     ends = [STATISTICS, STATISTICS + len(_RATIOS)]
@@ -167,16 +149,10 @@ FEWEST_ROWS = 16
 
 
 class UpdateSample:
-    """Reads a fixed sample of entries of the variables.
+    """Reads a fixed sample of `size` entries of the variables.
 
     The sample has at most an eighth of the entries of the largest variable, or
     `LEAST_ENTRIES` if that is more. Its memory is small compared with the gradients.
-
-    Args:
-        variables: Variables to sample.
-
-    Attributes:
-        size: Number of sampled entries.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -204,12 +180,7 @@ class UpdateSample:
         return ops.concatenate([ops.cast(each, "float32") for each in entries])
 
     def changes(self, before: Any, after: Any) -> Any:
-        """Return two L2 norms per variable: of the change and of the value before.
-
-        Args:
-            before: Earlier output of `join`.
-            after: Later output of `join`.
-        """
+        """Return two L2 norms per variable: of the change and of the value before."""
         backend = backends.current()
         squares = [
             backend.squared_norms(self._split(entries))
@@ -232,14 +203,7 @@ class UpdateSample:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """Sampled entries of a variable, as a matrix whose columns are the last axis.
-
-    Args:
-        rows: Number of sampled rows.
-        row_step: Distance between sampled rows.
-        column_step: Distance between sampled columns.
-        size: Number of sampled entries.
-    """
+    """Every n-th row and column of a variable, with its last axis as columns."""
 
     rows: int
     row_step: int

@@ -21,13 +21,7 @@ from kerasmem.types import Model
 
 
 class _Layout(NamedTuple):
-    """Measurement groups of the gradients of an update.
-
-    Args:
-        groups: Indices of the gradients per branch.
-        order: Index of the gradient of each variable of the state.
-        place: Function that reorders entries or rows to the order of the state.
-    """
+    """Groups of gradients per branch, and their order in the state."""
 
     groups: list[range]
     order: list[int]
@@ -35,13 +29,7 @@ class _Layout(NamedTuple):
 
 
 class GradientTally:
-    """Measures the updates of one `fit`.
-
-    Args:
-        model: The compiled model.
-        every: Number of updates between two updates with per-variable statistics, 0 for
-            no such statistics.
-    """
+    """Measures the updates of one `fit`, without per-variable rows if `every` is 0."""
 
     def __init__(self, model: Model, every: int) -> None:
         self._model = model
@@ -105,12 +93,7 @@ class GradientTally:
             self._state.clear()
 
     def read(self, epoch: int, skipped: int) -> GradientReading | None:
-        """Return the statistics since `clear()`, or None if there was no step.
-
-        Args:
-            epoch: Index of the epoch, from 0.
-            skipped: Number of steps that loss scaling skipped.
-        """
+        """Return the statistics since `clear()`, or None if there was no step."""
         if self._state is None:
             return None
         # Loss scaling may have skipped all steps so far.

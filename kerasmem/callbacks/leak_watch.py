@@ -49,21 +49,13 @@ def sustained_rise(
 
     The slope is the median of the slopes between any two values (Theil, "A
     rank-invariant method of linear and polynomial regression analysis", 1950; Sen,
-    1968), so outliers do not change it. A sustained rise has four properties:
-
-    - The slope is at least `least`.
-    - The rise is eight times the scatter of the values around the slope.
-    - The second half is about as steep as the whole.
-    - The last value is the highest.
+    1968), so outliers do not change it. A sustained rise has four properties: the slope
+    is at least `least`. The rise is eight times the scatter of the values around the
+    slope. The second half is about as steep as the whole. The last value is the
+    highest. The widest of `windows` with a rise gives its start.
 
     Noise, a step, a rise that levels off and a sawtooth shorter than the smallest
     window are therefore excluded.
-
-    Args:
-        values: One value per epoch, latest last.
-        least: Minimum slope.
-        windows: Numbers of latest values to test. The widest window with a rise gives
-            its start.
 
     Example:
         >>> sustained_rise([0, 9, 9, 9, 9, 9, 9, 9, 9, 9], least=1)
@@ -116,11 +108,8 @@ class LeakWatch:
     """Reports once each series that rises, with the objects and their references.
 
     Runs garbage collection and measures again before a report, because uncollected
-    garbage is no leak. Series that are reported in one epoch share a finding.
-
-    Args:
-        monitor: Class name of the reporting callback.
-        step: Counted unit, `"epoch"` or `"call"`.
+    garbage is no leak. Series that are reported in one epoch share a finding. `step` is
+    `"epoch"` or `"call"`.
     """
 
     def __init__(self, monitor: str, step: str = "epoch") -> None:
@@ -134,12 +123,7 @@ class LeakWatch:
     def after_step(
         self, epoch: int, measure: Callable[[], dict[str, float]]
     ) -> list[Finding]:
-        """Measure, and return at most one new finding.
-
-        Args:
-            epoch: Index of the epoch or call, from 0.
-            measure: Function that returns values by name, such as `figures`.
-        """
+        """Measure, and return at most one new finding."""
         self._epochs += 1
         for name, value in measure().items():
             series = self._series.setdefault(name, _Series([], []))
@@ -202,12 +186,7 @@ class LeakWatch:
 
 
 def figures(model: Model, *, host: bool) -> dict[str, float]:
-    """Return the watched values by name: bytes per device, `HOST` bytes, and counts.
-
-    Args:
-        model: The model in training.
-        host: Boolean. Whether to include the resident memory of the process.
-    """
+    """Return the watched values by name: bytes per device, `HOST` bytes, and counts."""
     backend = backends.current()
     values: dict[str, float] = {
         device.name: device.current_bytes

@@ -24,9 +24,6 @@ class FailureWatch(keras.callbacks.Callback):
 
     Keras calls no hook for an exception, so the caller of `fit` must catch it and call
     `examine`.
-
-    Args:
-        log_dir: Folder of the run.
     """
 
     async_safe = True  # it has no hook at the end of a batch
@@ -66,12 +63,7 @@ class FailureWatch(keras.callbacks.Callback):
     ) -> PostMortem | None:
         """Return and write the post-mortem, or None for any other error.
 
-        Args:
-            model: The fitted model.
-            error: Exception of `fit`, with the tensors of the failed step.
-            arguments: Arguments of `fit` by name.
-            refusals: Failed allocations that the allocators logged during `fit`.
-            timelines: Timelines of this `fit`.
+        `error` must still refer to the tensors of the failed step.
         """
         with self._guard("write a post-mortem"):
             if isinstance(error, OutOfMemoryError):

@@ -21,14 +21,7 @@ from kerasmem.types import Dataset, Logs
 
 
 class _Last(keras.callbacks.Callback):
-    """Calls functions at the end of a training, after all other callbacks.
-
-    Args:
-        callbacks: List of callbacks that this one was appended to.
-
-    Attributes:
-        functions: Functions to call, in reverse order.
-    """
+    """Calls functions at the end of a training, after all other callbacks."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         super().__init__()

@@ -12,10 +12,7 @@ from kerasmem.types import Model, Optimizer
 class TrainingPlaces:
     """Computes the progress of one `fit`, which may continue an earlier training.
 
-    Args:
-        optimizer: Optimizer of the model. Its iterations are the steps before this
-            `fit`.
-        params: Parameters that Keras passes to the callbacks of the `fit`.
+    The `iterations` of the optimizer are the steps before this `fit`.
     """
 
     def __init__(self, optimizer: Optimizer, params: dict[str, Any]) -> None:
@@ -50,11 +47,7 @@ class TrainingPlaces:
         return self._batches > 0
 
     def now(self, unit: str) -> float | None:
-        """Return the current progress, or None if the batches per epoch are unknown.
-
-        Args:
-            unit: `"share"`, `"step"` or `"epoch"`.
-        """
+        """Return the current progress, or None if the batches per epoch are unknown."""
         if unit == "step":
             return self.first_step + self._batches // self._per_update
         if self._steps is None and self._batch:
@@ -78,14 +71,7 @@ class Loop:
     """Progress of a custom training loop that calls the hooks of a callback.
 
     Batches are counted, because tfmot's examples pass -1 for every batch and never call
-    `on_epoch_begin`.
-
-    Args:
-        model: The model of the callback.
-        params: Argument of `set_params`, or None if it was not called.
-
-    Raises:
-        ModelError: If the model has no optimizer.
+    `on_epoch_begin`. Raises `ModelError` if the model has no optimizer.
     """
 
     def __init__(self, model: Model, params: dict[str, Any] | None) -> None:
@@ -112,11 +98,7 @@ class Loop:
     def start_batch(self, unit: str) -> int:
         """Return the batch index in the epoch, or in the training without epochs.
 
-        Args:
-            unit: Unit of the schedule.
-
-        Raises:
-            ConfigError: If the progress in the schedule cannot be determined.
+        Raises `ConfigError` if the progress in the schedule is unknown.
         """
         lacks = {
             "share": not (self._has_length and (self._has_steps or self._has_epochs)),

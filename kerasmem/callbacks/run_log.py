@@ -38,9 +38,6 @@ class Guard:
     """Converts the first failure of a monitor to a warning and ignores later ones.
 
     A monitor never interrupts the training.
-
-    Args:
-        who: Name of the monitor in the warning.
     """
 
     def __init__(self, who: str) -> None:
@@ -49,11 +46,8 @@ class Guard:
 
     @contextmanager
     def __call__(self, doing: str) -> Iterator[None]:
-        """Return a context that suppresses exceptions.
-
-        Args:
-            doing: Description of the action in the warning, such as `"read the
-                memory"`.
+        """Return a context that suppresses exceptions, with a description for the
+        warning.
         """
         try:
             yield
@@ -69,16 +63,7 @@ class Guard:
 
 
 class RunLog:
-    """Writes the records of a monitor to the folder of the run.
-
-    Args:
-        log_dir: Folder, created with the first line. None writes nothing.
-        guard: Guard of the monitor.
-
-    Attributes:
-        process: Index of this process in the run.
-        processes: Number of processes of the run.
-    """
+    """Writes the records of a monitor to the folder of the run, if there is one."""
 
     def __init__(self, log_dir: str | os.PathLike[str] | None, guard: Guard) -> None:
         self._log_dir = log_dir
@@ -109,26 +94,14 @@ class RunLog:
                 _complete_run(self._log_dir, model)
 
     def append(self, stem: str, record: JsonRecord) -> None:
-        """Append a record to its file.
-
-        Args:
-            stem: Stem of the file name, such as `"memory"`.
-            record: The record.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Append a record to the file with a stem such as `"memory"`."""
         if stem not in self._journals:
             name = file_name(stem, ".jsonl", self.process)
             self._journals[stem] = Journal(self._log_dir, name)
         self._journals[stem].append(record.to_json())
 
     def add_findings(self, findings: Sequence[Finding], known: list[Finding]) -> None:
-        """Add findings to the known ones and to the file.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
+        """Add findings to the known ones and to the file, or raise `OSError`."""
         known += findings
         for finding in findings:
             self.append("findings", finding)
@@ -155,17 +128,7 @@ def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
-    """Write `run.json` to the folder of the run, unless it exists.
-
-    Only process 0 writes.
-
-    Args:
-        log_dir: Folder, created if missing. None writes nothing.
-        model: The model to train.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write `run.json` to the folder of the run once. Only process 0 writes."""
     if log_dir is None:
         return
     process, processes = backends.current().processes(model)

@@ -37,13 +37,8 @@ def lag(before: Statistics, after: Statistics, remaining: float) -> tuple[float,
     """Return the distance of moving statistics from the batch statistics of an epoch.
 
     `after` is `remaining * before + (1 - remaining) * batches`, so the batch statistics
-    follow without another pass over the data.
-
-    Args:
-        before: Moving mean and variance at the start of the epoch.
-        after: Moving mean and variance at the end of the epoch.
-        remaining: Float in [0, 1). Weight of `before` in `after`: the momentum to the
-            power of the number of batches.
+    follow without another pass over the data. `remaining` is the momentum to the power
+    of the number of batches.
 
     Returns:
         Mean distance of the means over channels, in standard deviations, and geometric
@@ -75,9 +70,6 @@ class ValidationGap:
 
     The validation loss must be at least twice the training loss. If the logs contain
     accuracies, lagging statistics must also reduce accuracy by 0.2.
-
-    Args:
-        monitor: Class name of the reporting callback.
     """
 
     def __init__(self, monitor: str) -> None:
@@ -98,14 +90,7 @@ class ValidationGap:
     def after_epoch(
         self, epoch: int, logs: Mapping[str, Any], model: Model, batches: int
     ) -> list[Finding]:
-        """Return a finding if the validation loss is far from the training loss.
-
-        Args:
-            epoch: Index of the epoch.
-            logs: Logs of the epoch, with or without validation metrics.
-            model: The model in training.
-            batches: Number of batches of the epoch.
-        """
+        """Return a finding if the validation loss is far from the training loss."""
         loss, val_loss = (float(logs.get(n, math.nan)) for n in ("loss", "val_loss"))
         if self._is_reported or not math.isfinite(loss + val_loss):
             return []

@@ -18,11 +18,9 @@ from jax.experimental import topologies
 def main(folder: Path) -> None:
     """Compile the program in a folder and write its sizes to `answer.json`.
 
-    Args:
-        folder: Folder with the program and `order.json`, which has its file name, its
-            kind, the text of the target description, and the number of devices. The
-            kind is `"hlo"` for a serialized `HloModuleProto` or `"stablehlo"` for MLIR
-            bytecode. XLA writes the plan to the folder of `--xla_dump_to`.
+    `order.json` has the file name of the program, its kind, the target description and
+    the number of devices. The kind is `"hlo"` (a serialized `HloModuleProto`) or
+    `"stablehlo"` (MLIR bytecode). XLA writes the plan to the folder of `--xla_dump_to`.
     """
     order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
     topology = topologies.get_topology_desc(

@@ -61,11 +61,7 @@ class JaxSettings(DeviceSettings):
         return _NAMES.get(name, name)
 
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Apply the settings.
-
-        Raises:
-            ConfigError: If the limit needs the size of a card and the size is unknown.
-        """
+        """Apply the settings. A limit needs cards of known size."""
         if wanted.limit_bytes is not None:
             _set_limit(wanted.limit_bytes, totals)
         if wanted.allocator is not None:

@@ -18,9 +18,6 @@ class JaxProfiler:
 
     JAX has no allocator events. The profiler stores the shapes of the step's arguments
     and compiles the step for them at the end, which uses JAX's cache.
-
-    Args:
-        followed: The model.
     """
 
     names = "xla"
@@ -31,11 +28,7 @@ class JaxProfiler:
         self._shapes: Any = None
 
     def start(self) -> None:
-        """Start.
-
-        Raises:
-            ProfilerUnavailableError: If the training step is not compiled.
-        """
+        """Start, or raise `ProfilerUnavailableError` if the step is not compiled."""
         original = self._followed.model.train_function
         step = _compiled_step(original)
         if step is None:

@@ -35,12 +35,7 @@ class HostState:
 
 
 class JaxSteps(Steps):
-    """Steps of a model as pure functions of its state.
-
-    Args:
-        model: The compiled model.
-        kind: `"train"` or `"test"`, as in Keras's function names.
-    """
+    """Steps of a model as pure functions of its state."""
 
     def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model, kind)

@@ -21,11 +21,7 @@ def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
 
 
 def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
-    """Return the kind and the program of a step that is lowered for a GPU.
-
-    Returns:
-        `"stablehlo"` and MLIR bytecode.
-    """
+    """Return `"stablehlo"` and the MLIR bytecode of a step for a GPU."""
     program = _lowered(followed, batch, step, platform="cuda")
     code = io.BytesIO()
     program.compiler_ir("stablehlo").operation.write_bytecode(code)

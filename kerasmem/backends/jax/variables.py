@@ -121,8 +121,7 @@ class JaxVariables(VariableBackend):
     def distribution_config(self) -> dict[str, Any] | None:
         """Return the current distribution as a config, or None.
 
-        Raises:
-            ConfigError: If the distribution has a user-defined class.
+        Raises `ConfigError` for a user-defined class.
         """
         distribution = keras.distribution.distribution()
         if distribution is None:

@@ -23,13 +23,9 @@ _HELD = "_kerasmem_gradients"
 
 
 def orphaned_graphs(objects: Iterable[Any]) -> dict[int, int]:
-    """Return the graphs that only the gradient registry refers to.
+    """Return the variable bytes of graphs that only the gradient registry refers to.
 
-    Args:
-        objects: All objects of the garbage collector.
-
-    Returns:
-        Variable bytes of each graph by `id`. Shared variables count once.
+    Shared variables count once.
     """
     graph_ids = {id(one.graph) for one in objects if type(one) is ConcreteFunction}
     graphs = {id(graph): graph for _, _, graph in _entries()}

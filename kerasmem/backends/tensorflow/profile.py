@@ -55,12 +55,7 @@ _NO_PLAN = (
 
 
 class TensorFlowProfiler:
-    """A `MemoryProfiler` for TensorFlow.
-
-    Args:
-        followed: The model.
-        read: Function that returns the memory readings of the devices.
-    """
+    """A `MemoryProfiler` for TensorFlow. `read` returns the memory of the devices."""
 
     names = "tensorflow"
 
@@ -73,11 +68,9 @@ class TensorFlowProfiler:
         self._folder: Any = None
 
     def start(self) -> None:
-        """Start.
+        """Start, or raise `ProfilerUnavailableError`.
 
-        Raises:
-            ProfilerUnavailableError: If another profile is running, or if the CPU
-                allocator reports no events.
+        Raised if another profile is running, or if the CPU allocator reports no events.
         """
         # An allocator that does not count all requests reports no events.
         if not any(device.complete for device in self._read()):
@@ -182,12 +175,7 @@ _PROGRAMS = b"/host:metadata"
 
 @dataclass
 class RawProfile:
-    """Content of a profile.
-
-    Args:
-        events: Events by allocator name.
-        programs: All compiled programs of the process, as serialized `HloProto`s.
-    """
+    """Events by allocator, and all compiled programs as serialized `HloProto`s."""
 
     events: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     programs: list[bytes] = field(default_factory=list)
@@ -272,13 +260,7 @@ _PLACE = "XLA"
 
 @dataclass(frozen=True)
 class _Program:
-    """A program of the training step.
-
-    Args:
-        module: Serialized `HloModuleProto`.
-        buffers: Buffer assignment.
-        trace: Trace of the compiled step.
-    """
+    """A program of the training step, its buffers and its trace."""
 
     module: bytes
     buffers: Buffers
@@ -290,11 +272,8 @@ def step_plan(
 ) -> StepPlan | None:
     """Return the plan of the training step, or None without XLA.
 
-    Args:
-        programs: Serialized `HloProto`s of a profile.
-        followed: The model.
-        requested: Sizes of the requested blocks during the profile. They identify the
-            executed program, because each batch size has one.
+    There is a program per batch size. The executed one is identified by the sizes of
+    the `requested` blocks.
     """
     own_programs = list(_programs_of_step(programs, followed.model))
     if not own_programs:

@@ -30,12 +30,7 @@ def _rows(array: Any, begin: int, end: int) -> Any:
 
 
 class TensorFlowSteps(InPlaceSteps):
-    """Steps of a model on each replica of its strategy.
-
-    Args:
-        model: The compiled model.
-        kind: `"train"` or `"test"`, as in Keras's function names.
-    """
+    """Steps of a model on each replica of its strategy."""
 
     take_rows = staticmethod(_rows)
 

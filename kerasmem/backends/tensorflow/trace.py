@@ -35,11 +35,8 @@ def step_graph(
 ) -> Graph:
     """Return the optimized graph of a step without running the step.
 
-    Args:
-        followed: The model. For training, compiled with a built optimizer.
-        batch: Arguments of the step, a nest of `keras.KerasTensor`.
-        step: Kind of the step.
-        on_gpu: Boolean. Whether to optimize for a GPU, which need not be present.
+    A model for training must be compiled, with a built optimizer. `batch` is a nest of
+    `keras.KerasTensor`. With `on_gpu`, no GPU needs to be present.
     """
     specs = tf.nest.map_structure(
         lambda x: tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), batch
@@ -219,19 +216,14 @@ def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
 
 
 def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
-    """Return the kind and the program of a step as the input of XLA on any device.
-
-    Returns:
-        `"hlo"` and a serialized `HloModuleProto`.
-    """
+    """Return `"hlo"` and the serialized `HloModuleProto` of a step on any device."""
     return "hlo", step_module(followed, batch, step=step)
 
 
 def compiled_bytes(followed: Followed, batch: Tensors, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine.
 
-    Raises:
-        ConfigError: If `XLA_FLAGS` does not enable dumps.
+    Raises `ConfigError` if `XLA_FLAGS` does not enable dumps.
     """
     folder = _DUMP.search(os.environ.get("XLA_FLAGS", ""))
     if folder is None:

@@ -69,11 +69,7 @@ class TorchSettings(DeviceSettings):
         return None
 
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Apply the settings.
-
-        Raises:
-            ConfigError: If CUDA has already fixed the devices.
-        """
+        """Apply the settings, or raise `ConfigError` if CUDA has fixed the devices."""
         if wanted.devices is not None:
             _show_only(wanted.devices)
         if wanted.limit_bytes is not None:

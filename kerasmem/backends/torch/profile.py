@@ -27,11 +27,7 @@ _CUDA_ROUNDING_BYTES = 512
 
 
 class TorchProfiler:
-    """A `MemoryProfiler` for torch.
-
-    Args:
-        followed: The model.
-    """
+    """A `MemoryProfiler` for torch."""
 
     names = "given"
 
@@ -43,11 +39,7 @@ class TorchProfiler:
         self._unfollow: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Start.
-
-        Raises:
-            ProfilerUnavailableError: If another profile is running.
-        """
+        """Start, or raise `ProfilerUnavailableError` if another profile is running."""
         profile = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
@@ -117,13 +109,9 @@ class TorchProfiler:
 
 
 def _counted(events: list[MemoryEvent], held: dict[int, int]) -> list[MemoryEvent]:
-    """Add the bytes of earlier allocations to the counts of events.
+    """Add the bytes of earlier allocations to the counts of CPU events.
 
     On a CPU, torch counts only allocations since the first profile.
-
-    Args:
-        events: Events of a CPU.
-        held: Bytes of the variables by address.
     """
     before = dict(held)
     addresses: set[int] = set()

@@ -19,14 +19,10 @@ _VALUE_OF = torch.ops.aten._local_scalar_dense.default
 
 
 class Life(TorchDispatchMode):
-    """A context that records the allocations of all tensors.
+    """A context that records the allocations of all tensors in `events`.
 
-    Args:
-        fake: Boolean. Whether tensors have shapes but no data, so that models of any
-            size fit. A number that is read, such as a seed, is 1.
-
-    Attributes:
-        events: All allocations and deallocations so far.
+    With `fake`, tensors have shapes but no data, so that models of any size fit. A
+    number that is read, such as a seed, is 1.
     """
 
     def __init__(self, *, fake: bool) -> None:

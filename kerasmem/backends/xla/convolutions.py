@@ -9,14 +9,8 @@ from kerasmem.backends.protobuf import Message
 class ConvolutionAxes:
     """Axis indices of the image, kernel and result of a convolution.
 
-    A gradient has the axes of its forward convolution.
-
-    Args:
-        image_space: Spatial axes of the image.
-        kernel_into: Input channel axis of the kernel.
-        kernel_out: Output channel axis of the kernel.
-        strides: Stride per axis of `image_space`.
-        groups: Number of channel groups.
+    A gradient has the axes of its forward convolution. `kernel_into` and `kernel_out`
+    are the axes of the input and output channels.
     """
 
     image_space: tuple[int, ...]

@@ -25,19 +25,10 @@ _DTYPES = {
 class Instruction:
     """An HLO instruction.
 
-    Args:
-        number: Identifier.
-        opcode: Opcode, such as `"fusion"`.
-        name: Operation name in the framework. Instructions added by XLA have the name
-            of an inner instruction or operand, or XLA's name.
-        label: Name in XLA.
-        operands: Identifiers of the operands.
-        called: Identifiers of the called computations.
-        shapes: Shape and dtype by index into the value, which may be a tuple.
-        parameter: Parameter number, 0 for other instructions.
-        element: Index of the tuple element that is read, else 0.
-        target: Function of a custom call, such as `"__cublas$gemm"`.
-        axes: Axes of a convolution, else None.
+    Instructions added by XLA have the `name` of an inner instruction or operand, or
+    XLA's name (`label`). `shapes` has shape and dtype by index into the value, which
+    may be a tuple. `element` is the index of a tuple element that is read. `target` is
+    the function of a custom call, such as `"__cublas$gemm"`.
     """
 
     number: int
@@ -55,13 +46,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class HloProgram:
-    """A scheduled program.
-
-    Args:
-        entry: Identifier of the entry computation.
-        computations: Instructions in order, by computation.
-        roots: Identifier of the result instruction, by computation.
-    """
+    """A scheduled program: entry, instructions and result by computation identifier."""
 
     entry: int
     computations: dict[int, list[Instruction]]
@@ -79,15 +64,9 @@ class BufferPlace:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A block of memory that is shared by buffers.
+    """A block of memory that buffers share at different times.
 
-    Args:
-        size: Bytes.
-        is_local: Boolean. Whether the memory is on the stack of a thread.
-        is_argument: Boolean. Whether the caller provides the memory.
-        is_result: Boolean. Whether the caller gets the memory.
-        places: Buffers in the memory, at different times.
-        is_constant: Boolean. Whether the memory is part of the program.
+    The caller provides arguments and gets results. Local memory is on a thread's stack.
     """
 
     size: int
@@ -108,9 +87,8 @@ class Allocation:
 class Buffers:
     """XLA's buffer assignment.
 
-    Args:
-        defined: Instruction and index into its value, by buffer identifier.
-        allocations: All allocations.
+    `defined` maps a buffer to its instruction and an index into the instruction's
+    value.
     """
 
     defined: dict[int, tuple[int, tuple[int, ...]]]
@@ -228,16 +206,7 @@ _WIDTHS = {"bool": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The value of an instruction.
-
-    Args:
-        opcode: Opcode, such as `"dot"`.
-        name: Operation name in the framework.
-        operands: Indices of the operand values.
-        shape: Shape. For a tuple, the shape of its first element.
-        itemsize: Bytes per entry.
-        nbytes: Total bytes.
-    """
+    """The value of an instruction. `shape` is for the first element of a tuple."""
 
     opcode: str
     name: str
@@ -249,12 +218,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Flat:
-    """A program with inlined calls.
-
-    Args:
-        values: Values in program order.
-        results: Indices of the returned values.
-    """
+    """A program with inlined calls: values in program order and returned values."""
 
     values: Sequence[Value]
     results: Sequence[int]

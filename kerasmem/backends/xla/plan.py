@@ -32,15 +32,10 @@ _FORWARDING = frozenset(
 
 @dataclass(frozen=True)
 class Planned:
-    """A buffer in the plan.
+    """A buffer in the plan. Addresses are counted over consecutive allocations.
 
-    Args:
-        address: Address of the first byte, with consecutive allocations.
-        size: Bytes.
-        instruction: Instruction that defines the buffer.
-        index: Index into the instruction's value.
-        begin: Position of the defining instruction, -1 for an argument.
-        end: Position of the last use, None for a result.
+    `begin` is the position of the defining instruction, -1 for an argument. `end` is
+    the position of the last use, None for a result.
     """
 
     address: int
@@ -53,13 +48,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """The plan of a step.
-
-    Args:
-        events: Allocations and deallocations in instruction order.
-        arguments: Buffers that exist before the step: weights, slots, batch.
-        reserved_bytes: Total memory of the step, including arguments and results.
-    """
+    """The plan of a step: events, buffers before the step, and total bytes."""
 
     events: list[MemoryEvent]
     arguments: list[Planned]
@@ -87,12 +76,7 @@ def plan(program: HloProgram, buffers: Buffers) -> CompiledPlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The plan of a compiled step in the form of a profile.
-
-    Args:
-        trace: Allocations and deallocations of the step.
-        arguments: Locations of the variables and the batch.
-    """
+    """The plan of a compiled step in the form of a profile."""
 
     trace: AllocatorTrace
     arguments: list[Storage]
@@ -106,12 +90,7 @@ def step_plan(
 ) -> StepPlan:
     """Return the plan of a compiled step.
 
-    Args:
-        module: Serialized `HloModuleProto`.
-        buffers: Buffer assignment.
-        device: Name of the device.
-        variable_of: Function from an argument to its variable index, None for the
-            batch.
+    `variable_of` returns the variable index of an argument, None for the batch.
     """
     planned_step = plan(read_program(module), buffers)
     arguments = [
@@ -244,13 +223,7 @@ def _overlap(one: Planned, other: Planned) -> bool:
 
 @dataclass(frozen=True)
 class PlannedBlock:
-    """The temporary memory of a step and its buffers.
-
-    Args:
-        nbytes: Bytes.
-        buffers: Buffers, with addresses from 0.
-        length: Number of instructions of the program.
-    """
+    """The temporary memory of a step and its buffers, with addresses from 0."""
 
     nbytes: int
     buffers: list[Planned]

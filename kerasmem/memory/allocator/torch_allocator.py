@@ -40,10 +40,6 @@ class CachingAllocator:
     Requests up to 1 MiB use segments of 2 MiB, requests below 10 MiB use segments of 20
     MiB, and larger requests have separate segments. The smallest free chunk that fits
     is split if the rest is large enough.
-
-    Attributes:
-        in_use_bytes: Bytes of the used chunks (`allocated_bytes`).
-        pool_bytes: Bytes of all segments (`reserved_bytes`).
     """
 
     def __init__(self) -> None:

@@ -29,13 +29,8 @@ from kerasmem.types import Model
 class DeviceFigures:
     """Memory values of a device, None if unknown.
 
-    Args:
-        name: Name of the device in the framework.
-        limit_bytes: Maximum bytes for this process.
-        limit_is_exact: Boolean. False if no limit is set, so that the limit is the
-            memory that other processes do not use.
-        current_bytes: Bytes in use now.
-        peak_bytes: Peak bytes in use since the last reset.
+    `limit_is_exact` is False without a set limit. The limit is then the memory that
+    other processes do not use.
     """
 
     name: str | None = None
@@ -78,11 +73,7 @@ def _limit(name: str | None) -> tuple[int | None, bool]:
 class Supply:
     """The memory at the time of the failure, None if unknown.
 
-    Args:
-        limit_bytes: Maximum bytes of the device.
-        in_use_bytes: Bytes in use.
-        free_bytes: Bytes that were certainly free, in any number of blocks.
-        largest_free_bytes: Size of the largest block that could be allocated.
+    `free_bytes` were certainly free, in any number of blocks.
     """
 
     limit_bytes: int | None
@@ -143,14 +134,8 @@ def classify(
 
     The result contains no tensors. Call this function while the error is handled. Then
     delete the error, whose traceback refers to the tensors of the failed step, and call
-    `post_mortem`.
-
-    Args:
-        error: The exception.
-        model: The model in training, to find the layer of an operation.
-        phase: Phase of the failure, one of `records.PHASES`; `"input"` while a batch is
-            loaded.
-        refusals: Log from `noting_refusals`.
+    `post_mortem`. `model` is needed to find the layer of an operation. `phase` is one
+    of `records.PHASES`.
     """
     if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
         return None
@@ -230,9 +215,7 @@ def out_of_memory_error(
 ) -> OutOfMemoryError:
     """Return an `OutOfMemoryError` with a post-mortem.
 
-    Args:
-        post_mortem: The post-mortem.
-        kind: Kind of the error, such as `TORN`. None for the kind of the cause.
+    The default kind is the kind of the cause.
     """
     sentences = [cause_sentence(post_mortem.cause), fitting_sentence(post_mortem)]
     sentences.append(

@@ -57,11 +57,6 @@ def post_mortem(model: Model, cause: Cause, context: StepContext) -> PostMortem:
     and the result contains no tensors. Memory use at the peak is measured if `context`
     has a timeline, otherwise estimated. Call this function after the error and its
     tensors are deleted, because the current use counts as use between steps.
-
-    Args:
-        model: The model in training, which is not changed.
-        cause: Result of `classify`.
-        context: The failed step.
     """
     return _Examination(model, cause, context).report()
 

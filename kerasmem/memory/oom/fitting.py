@@ -62,9 +62,7 @@ class StepContext:
 def samples_per_batch(x: Tensor, batch_size: int | None) -> int:
     """Return the number of samples of a full batch, 0 if unknown.
 
-    Args:
-        x: Argument of `fit`. The first batch of a dataset is read; a generator is not.
-        batch_size: Argument of `fit`.
+    The first batch of a dataset is read; a generator is not.
     """
     if batch_size is not None:
         return batch_size
@@ -86,13 +84,7 @@ def _samples(batch: Tensors) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The memory available to a step.
-
-    Args:
-        limit_bytes: Maximum bytes of the device.
-        other_bytes: Bytes in use other than variables of model and optimizer.
-        accumulator_bytes: Bytes of the variables for accumulated gradients.
-    """
+    """The memory available to a step, and the bytes of gradient accumulators."""
 
     limit_bytes: int
     other_bytes: int = 0
@@ -105,9 +97,7 @@ class Room:
     def peak_bytes(self, estimate: MemoryEstimate, correction: float) -> int:
         """Return the expected peak of a step, including other memory in use.
 
-        Args:
-            estimate: Estimate of the step.
-            correction: Factor for the bytes that exist only during the step.
+        `correction` is a factor for the bytes that exist only during the step.
         """
         moving = round(correction * moving_bytes(estimate))
         return stored_bytes(estimate) + moving + self.other_bytes
@@ -136,12 +126,7 @@ def most_moving_bytes(estimate: MemoryEstimate, correction: float) -> float:
 
 @dataclass(frozen=True)
 class Fitting:
-    """A number of micro-batches that fits.
-
-    Args:
-        micro_batches: Number of micro-batches.
-        peak_bytes: Expected peak, including other memory in use.
-    """
+    """A number of micro-batches that fits, and the expected peak."""
 
     micro_batches: int
     peak_bytes: int
@@ -155,14 +140,8 @@ def fewest_micro_batches(
 ) -> Fitting | None:
     """Return the smallest number of micro-batches that fits, or None.
 
-    A step fits if the upper bound of its estimate fits. A failed step needed more
-    memory than available, so a lower estimate is scaled up.
-
-    Args:
-        estimate: Function from the number of samples to the estimate.
-        room: Memory available to a step.
-        batch_size: Samples per update.
-        failed: Number of micro-batches that ran out of memory, 0 for none.
+    A step fits if the upper bound of its estimate fits. If `failed` micro-batches ran
+    out of memory, a lower estimate is scaled up.
     """
     estimate = functools.cache(estimate)
     largest = estimate(-(-batch_size // max(failed, 1)))

@@ -84,13 +84,8 @@ _LEAST_SHARE = 0.01
 class FailedStep:
     """A step that ran out of memory.
 
-    Args:
-        model: The model.
-        size: Number of samples per forward pass.
-        input_shape: Input shape, as for `estimate_memory`.
-        estimate: Estimate of the step.
-        estimated: Function that returns the estimate with other arguments, such as
-            `dtype_policy` or an activation `policy`.
+    `estimated` returns the estimate with other arguments, such as `dtype_policy` or an
+    activation `policy`.
     """
 
     model: Any
@@ -102,13 +97,7 @@ class FailedStep:
 
 @dataclass(frozen=True)
 class Saving:
-    """A change that reduces the memory of a step.
-
-    Args:
-        name: Name for users.
-        how: Instructions.
-        estimate: Estimate of the step with the change.
-    """
+    """A change that reduces the memory of a step, and the new estimate."""
 
     name: str
     how: str
@@ -123,11 +112,7 @@ def worthwhile(
 ) -> list[Remedy]:
     """Return the remedies with enough savings: fitting ones first, then by savings.
 
-    Args:
-        savings: Possible savings.
-        plain: Estimate of the step without changes.
-        room: Memory available to a step, None if the limit is unknown.
-        correction: Correction factor of the estimates.
+    `plain` is the estimate without changes. `room` is None if the limit is unknown.
     """
     least = _LEAST_SHARE * plain.peak_bytes
     before = _asked_bytes(plain)
