@@ -23,8 +23,8 @@ class ChannelSparsity(AttachedCallback):
         strength: Float above 0. Factor of the penalty in the loss, usually 1e-5 to
             1e-3. Defaults to 1e-4.
         penalty: One of `"group_lasso"` and `"batch_norm"`. `"group_lasso"` is the L2
-            norm of all weights of a channel in all layers that share the channel (Wen
-            et al., "Learning Structured Sparsity in Deep Neural Networks", 2016).
+            norm of all weights of a channel, over all layers with the channel (Wen et
+            al., "Learning Structured Sparsity in Deep Neural Networks", 2016).
             `"batch_norm"` is the absolute scale of BatchNormalization (Liu et al.,
             "Learning Efficient Convolutional Networks through Network Slimming", 2017).
             Defaults to `"group_lasso"`.

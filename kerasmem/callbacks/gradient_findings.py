@@ -44,10 +44,10 @@ class GradientFindings:
     Layers with the same problem in the same epoch share one finding. After a
     divergence, no other finding is reported for that `fit`.
 
-    Gradients shrink or grow by a factor per layer, so the thresholds are orders of
-    magnitude (Glorot and Bengio, "Understanding the difficulty of training deep
-    feedforward neural networks", 2010; Pascanu, Mikolov and Bengio, "On the difficulty
-    of training recurrent neural networks", 2013).
+    Gradients shrink or grow by a factor per layer, so thresholds are large (Glorot and
+    Bengio, "Understanding the difficulty of training deep feedforward neural networks",
+    2010; Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+    networks", 2013).
     """
 
     def __init__(self, monitor: str) -> None:

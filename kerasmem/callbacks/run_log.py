@@ -46,9 +46,7 @@ class Guard:
 
     @contextmanager
     def __call__(self, doing: str) -> Iterator[None]:
-        """Return a context that suppresses exceptions, with a description for the
-        warning.
-        """
+        """Return a context that suppresses exceptions and warns about the first."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - no failure may stop the training

@@ -113,7 +113,9 @@ class JaxDevice(DeviceBackend):
 
     def why_no_device_memory(self) -> str:
         """Return the reason for missing device values."""
-        return "JAX counts no memory on a CPU device, so there is no device series."
+        return (
+            "JAX does not count memory on a CPU, so the logs contain no device memory."
+        )
 
     def cuda_ordinals(self) -> dict[str, int]:
         """Return the CUDA index of the card of each local device."""
@@ -174,8 +176,8 @@ def _set_limit(limit_bytes: int, totals: Mapping[int, int]) -> None:
     if not totals:
         raise ConfigError(
             "JAX needs the limit as a fraction of the card, but the NVIDIA driver does "
-            f"not report the card sizes. Received: limit={limit_bytes}. Set {_FRACTION} "
-            "in the environment instead, a number from 0 to 1."
+            f"not report the card sizes. Received: limit={limit_bytes}. Set "
+            f"{_FRACTION} in the environment instead, a number from 0 to 1."
         )
     # One fraction applies to all cards, so smaller cards get a lower limit.
     os.environ[_FRACTION] = repr(limit_bytes / max(totals.values()))

@@ -19,6 +19,6 @@ class JaxGradients(GradientBackend):
             raise TypeError(f"{kind.__name__} has its own `stateless_apply`")
 
     def _float32(self, gradient: jax.Array) -> jax.Array:
-        # Without the barrier, XLA fuses the computation of the gradient into the loops
-        # that measure it, and a step takes up to 1.4 times as long.
+        # Without the barrier, XLA fuses the gradient into the loops that measure it. A
+        # step then takes up to 1.4 times as long.
         return jax.lax.optimization_barrier(gradient).astype("float32")

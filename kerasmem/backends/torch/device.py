@@ -119,7 +119,10 @@ class TorchDevice(DeviceBackend):
 
     def why_no_device_memory(self) -> str:
         """Return the reason for missing device values."""
-        return "torch counts no memory on a CPU device, so there is no device series."
+        return (
+            "torch does not count memory on a CPU, so the logs contain no device "
+            "memory."
+        )
 
     def input_bytes(self) -> int | None:
         """Return the pinned bytes in use for copies to a CUDA device."""

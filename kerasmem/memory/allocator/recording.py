@@ -367,7 +367,7 @@ def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
         peak = max(peak, now)
     if peak <= policy.most_bytes:
         return (
-            f"The blocks need at most {format_bytes(peak)} at once. Next: use the "
+            f"The blocks need at most {format_bytes(peak)} at once. Next: try the "
             "allocator cuda_malloc_async, which has less fragmentation."
         )
     return (

@@ -174,7 +174,7 @@ def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypat
     monkeypatch.setattr(module, "SAVINGS", SAVINGS | {"rematerialization": fail})
     found = post_mortem(model, CAUSE, StepContext(batch_size=512))
     assert found.left_out == (
-        "what rematerialization would save: RecursionError: nobody thought of this",
+        "savings by rematerialization: RecursionError: nobody thought of this",
     )
     assert {"8-bit Adam", "SGD"} <= {one.name for one in found.remedies}
 
