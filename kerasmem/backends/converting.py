@@ -149,8 +149,8 @@ def to_onnx(
     if missing:
         raise ModelError(
             f"ONNX has no operation for {', '.join(missing)} in the model "
-            f"{model.name!r}. Expected: operations that tf2onnx supports. Next: "
-            "replace these operations."
+            f"{model.name!r}. Expected: operations of tf2onnx. Next: replace these "
+            "operations."
         )
     return content
 

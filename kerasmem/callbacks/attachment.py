@@ -110,7 +110,13 @@ class AttachedCallback(keras.callbacks.Callback):
     def attach(
         self, model: Model, undo: Callable[[], None], *, for_fit: bool = True
     ) -> None:
-        """Register the function that reverts a change, see `Attachment`."""
+        """Register the function that reverts a change.
+
+        Args:
+            model: The model of the running `fit`.
+            undo: Function that reverts the change. Called once, by `detach()`.
+            for_fit: Boolean. False in a custom training loop. Defaults to True.
+        """
         self._attachment = Attachment(model, undo, for_fit=for_fit)
 
     def on_train_begin(self, logs: Logs = None) -> None:

@@ -113,9 +113,7 @@ class JaxDevice(DeviceBackend):
 
     def why_no_device_memory(self) -> str:
         """Return the reason for missing device values."""
-        return (
-            "JAX does not count memory on a CPU, so the logs contain no device memory."
-        )
+        return "JAX does not count memory on a CPU, so device values are missing."
 
     def cuda_ordinals(self) -> dict[str, int]:
         """Return the CUDA index of the card of each local device."""
@@ -175,9 +173,9 @@ def _visible_devices() -> str:
 def _set_limit(limit_bytes: int, totals: Mapping[int, int]) -> None:
     if not totals:
         raise ConfigError(
-            "JAX needs the limit as a fraction of the card, but the NVIDIA driver does "
-            f"not report the card sizes. Received: limit={limit_bytes}. Set "
-            f"{_FRACTION} in the environment instead, a number from 0 to 1."
+            "JAX needs the limit as a fraction, but the driver does not report the card "
+            f"sizes. Received: limit={limit_bytes}. Set {_FRACTION} in the environment "
+            "instead, a number from 0 to 1."
         )
     # One fraction applies to all cards, so smaller cards get a lower limit.
     os.environ[_FRACTION] = repr(limit_bytes / max(totals.values()))

@@ -177,9 +177,9 @@ class TensorFlowDevice(DeviceBackend):
     def why_no_device_memory(self) -> str:
         """Return the reason for missing device values."""
         return (
-            "TensorFlow's CPU allocator does not count memory in this process, so the "
-            "logs contain no device memory. Set TF_CPU_ALLOCATOR_USE_BFC=1 before "
-            "TensorFlow is imported."
+            "TensorFlow's CPU allocator does not count memory in this process, so "
+            "device values are missing. Set TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow "
+            "is imported."
         )
 
     def input_bytes(self) -> int | None:

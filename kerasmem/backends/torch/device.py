@@ -119,10 +119,7 @@ class TorchDevice(DeviceBackend):
 
     def why_no_device_memory(self) -> str:
         """Return the reason for missing device values."""
-        return (
-            "torch does not count memory on a CPU, so the logs contain no device "
-            "memory."
-        )
+        return "torch does not count memory on a CPU, so device values are missing."
 
     def input_bytes(self) -> int | None:
         """Return the pinned bytes in use for copies to a CUDA device."""

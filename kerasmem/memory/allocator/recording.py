@@ -367,8 +367,8 @@ def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
         peak = max(peak, now)
     if peak <= policy.most_bytes:
         return (
-            f"The blocks need at most {format_bytes(peak)} at once. Next: try the "
-            "allocator cuda_malloc_async, which has less fragmentation."
+            f"The blocks need at most {format_bytes(peak)} at once. Next: try "
+            "cuda_malloc_async, an allocator with less fragmentation."
         )
     return (
         f"The blocks need {format_bytes(peak)} at once, so they fit with no "

@@ -82,7 +82,7 @@ def test_a_real_window_is_refused_under_less_with_the_reason_and_a_remedy():
     assert again.refusal == (
         "46% of 320 MiB is free, but the largest block is 54.9 MiB, so a block of "
         "64.0 MiB cannot be allocated. The blocks need at most 304 MiB at once. Next: "
-        "try the allocator cuda_malloc_async, which has less fragmentation."
+        "try cuda_malloc_async, an allocator with less fragmentation."
     )
 
 

@@ -150,7 +150,7 @@ def test_what_only_gaps_refuse_may_fit_into_another_allocator():
     assert again.refusal == (
         "42% of 12.0 MiB is free, but the largest block is 3.00 MiB, so a block of "
         "5.00 MiB cannot be allocated. The blocks need at most 12.0 MiB at once. Next: "
-        "try the allocator cuda_malloc_async, which has less fragmentation."
+        "try cuda_malloc_async, an allocator with less fragmentation."
     )
 
 
