@@ -173,9 +173,9 @@ def _visible_devices() -> str:
 def _set_limit(limit_bytes: int, totals: Mapping[int, int]) -> None:
     if not totals:
         raise ConfigError(
-            "JAX needs the limit as a fraction, but the driver does not report the card "
-            f"sizes. Received: limit={limit_bytes}. Set {_FRACTION} in the environment "
-            "instead, a number from 0 to 1."
+            "JAX needs the limit as a fraction, but the driver does not report the "
+            f"card sizes. Received: limit={limit_bytes}. Set {_FRACTION} in the "
+            "environment instead, a number from 0 to 1."
         )
     # One fraction applies to all cards, so smaller cards get a lower limit.
     os.environ[_FRACTION] = repr(limit_bytes / max(totals.values()))

@@ -69,9 +69,7 @@ class JaxProfiler:
         return self._original(state, batches)
 
     def _noting(self, state: Any, batches: Any) -> Iterator[Any]:
-        shapes = jax.tree.map(
-            _shape, state
-        )  # first, because the step donates the state
+        shapes = jax.tree.map(_shape, state)  # before the step donates the state
         for batch in batches:
             if self._shapes is None:
                 self._shapes = (shapes, jax.tree.map(_shape, batch))

@@ -178,8 +178,8 @@ class TensorFlowDevice(DeviceBackend):
         """Return the reason for missing device values."""
         return (
             "TensorFlow's CPU allocator does not count memory in this process, so "
-            "device values are missing. Set TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow "
-            "is imported."
+            "device values are missing. Set TF_CPU_ALLOCATOR_USE_BFC=1 before "
+            "TensorFlow is imported."
         )
 
     def input_bytes(self) -> int | None:

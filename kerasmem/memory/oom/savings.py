@@ -63,7 +63,7 @@ def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
     if cause.kind in ("input pipeline", "host"):
         return _DATA_REMEDIES
     if cause.kind == "one tensor":
-        whose = f"in {cause.layer}" if cause.layer else "that is asked for"
+        whose = f"in {cause.layer}" if cause.layer else "of the request"
         how = (
             f"the tensor {whose} exceeds the limit by itself: make the layer smaller, "
             "or split it"
@@ -180,8 +180,7 @@ def _int8_activations(step: FailedStep) -> Saving | None:
         return None
     return Saving(
         name="int8 activations",
-        how="km.compress_activations(model) saves activations as int8 for the backward "
-        "pass",
+        how="km.compress_activations(model) saves activations in int8 format",
         estimate=step.estimated(policy=policy),
     )
 
