@@ -474,7 +474,7 @@ def only_one(monkeypatch):
 def test_two_timelines_in_one_fit_have_the_same_window(only_one, tmp_path):
     first, second = MemoryTimeline(), MemoryTimeline(log_dir=tmp_path)
     _, told = quiet(first, others=[second])
-    gap = ["The profiler left out events of bfc"]
+    gap = ["The profiler lost events of bfc"]
     assert [text.partition(".")[0] for text in told] == gap * 2
     assert first.timelines == second.timelines
     assert first.timelines == list(read_run(tmp_path).timelines)
@@ -514,7 +514,7 @@ def test_a_window_is_not_shared_with_a_fit_that_was_broken_off(only_one):
     )
     with pytest.raises(KeyboardInterrupt):
         fit(abandoned, stop)
-    with pytest.warns(KerasMemWarning, match="left out events of bfc"):
+    with pytest.warns(KerasMemWarning, match="lost events of bfc"):
         fit(monitor)
     (timeline,) = monitor.timelines
     assert (timeline.first_step, timeline.steps) == (4, 2)

@@ -285,7 +285,7 @@ def test_every_cause_has_an_error_that_carries_its_post_mortem(kind, found):
 def test_a_torn_model_has_a_kind_of_its_own(found):
     error = out_of_memory_error(found, TORN)
     assert error.kind == "torn state"
-    assert "Go on in a new process" in str(error)
+    assert "Continue in a new process" in str(error)
     assert classify(error) is None
 
 
