@@ -34,7 +34,7 @@ class LazyValues(ABC):
     """Creation of values for lazy variables of a framework."""
 
     adopts: bool = False
-    """Whether an array becomes a tensor without a copy. If so, it does at once."""
+    """Whether an array becomes a tensor without a copy, and therefore immediately."""
 
     def why_not(self) -> str | None:
         """Return the reason why lazy variables are unsupported, or None."""
@@ -118,7 +118,7 @@ def lazy_variables(
 def first_value(variable: Variable) -> Any:
     """Return the current or future value of a variable without creating the value.
 
-    An array over a file is returned as an array.
+    Returns a tensor, or the assigned array over a file.
     """
     state = vars(variable).get(_STATE)
     if state is None:
