@@ -66,8 +66,8 @@ class TensorFlowRecompute(RecomputeBackend):
                 late, _ = _after_in_xla(_after(held, [dy])[0], [dy])
                 return transposed(dy, *late), *(None for _ in held)
 
-            # In a graph, the custom gradient already stops other gradients. A
-            # vectorized map must not lose them.
+            # In a graph, the custom gradient already stops other gradients. If a
+            # vectorized map drops the custom gradient, the others are still needed.
             if not tf.is_symbolic_tensor(inputs):
                 inputs = tf.stop_gradient(inputs)
             return forward(inputs, *held), gradient
@@ -134,7 +134,7 @@ def _dense(gradient: Tensor) -> Any:
 
 
 def _together(gradients: Sequence[Any]) -> list[Any]:
-    """Return gradients that depend on each other.
+    """Return gradients that become available together.
 
     Otherwise the next segment could start while tensors of this one are still in memory
     for the gradients of its weights.
