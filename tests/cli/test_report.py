@@ -28,7 +28,7 @@ def run_dir(tmp_path, monkeypatch):
 
 
 # Not every backend has a device series on a CPU; a monitor says so.
-@pytest.mark.filterwarnings("ignore:.*no device series")
+@pytest.mark.filterwarnings("ignore:.*device values are missing")
 def test_a_real_run_becomes_a_page(run_dir, kerasmem):
     watch, flow = run_dir
     found = kerasmem("report run -o page.html --json").json

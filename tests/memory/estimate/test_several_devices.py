@@ -281,7 +281,7 @@ def test_a_distribution_of_ones_own_is_refused_by_another_process_alone():
     found = run_in_child(task, {}, backend="jax", environment=FOUR)
     assert found["Own"] == found["DataParallel"]
     assert json.loads(found["Own"])["devices"] == 4
-    assert "Another process cannot make this distribution anew" in found["plan"]
+    assert "Another process cannot recreate this distribution" in found["plan"]
     assert "Received: a Own" in found["plan"]
 
 

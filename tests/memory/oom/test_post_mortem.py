@@ -174,7 +174,7 @@ def test_a_saving_that_cannot_be_estimated_is_left_out_and_said(model, monkeypat
     monkeypatch.setattr(module, "SAVINGS", SAVINGS | {"rematerialization": fail})
     found = post_mortem(model, CAUSE, StepContext(batch_size=512))
     assert found.left_out == (
-        "what rematerialization would save: RecursionError: nobody thought of this",
+        "savings by rematerialization: RecursionError: nobody thought of this",
     )
     assert {"8-bit Adam", "SGD"} <= {one.name for one in found.remedies}
 
@@ -285,7 +285,7 @@ def test_every_cause_has_an_error_that_carries_its_post_mortem(kind, found):
 def test_a_torn_model_has_a_kind_of_its_own(found):
     error = out_of_memory_error(found, TORN)
     assert error.kind == "torn state"
-    assert "Go on in a new process" in str(error)
+    assert "Continue in a new process" in str(error)
     assert classify(error) is None
 
 
