@@ -188,8 +188,7 @@ class OutOfMemoryError(KerasMemError, MemoryError):
 class KerasMemWarning(UserWarning):
     """Issued if kerasmem skips or cannot read something and continues.
 
-    Turn the warning into an error with `warnings.simplefilter("error",
-    KerasMemWarning)`.
+    To raise an error instead: `warnings.simplefilter("error", KerasMemWarning)`.
     """
 
 

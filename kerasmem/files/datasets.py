@@ -82,8 +82,8 @@ def whole_array(
 ) -> np.ndarray:
     """Returns the array of a dataset.
 
-    Raises `ModelFileError` if the item is no array, is stored in another file, or is
-    larger than `most_bytes` or a limit based on the stored size.
+    Raises `ModelFileError` if the item is no array or is stored in another file. Also
+    if the array exceeds `most_bytes`, by default a multiple of the stored size.
     """
     if not isinstance(dataset, h5py.Dataset):
         raise ModelFileError(f"{dataset.name!r} is no array.")

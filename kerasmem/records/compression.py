@@ -37,7 +37,7 @@ class CompressionReport:
         return first + as_text(comparison_table(self.by_name()))
 
     def by_name(self) -> dict[str, ModelFigures]:
-        """Returns the figures of both models by the names in tables."""
+        """Returns the figures of both models by the names used in tables."""
         return {"before": self.before, "after": self.after}
 
     @property

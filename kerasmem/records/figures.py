@@ -76,8 +76,8 @@ class WeightChange:
         detail: Description of the change, or the reason for skipping the weight.
         before_bytes: Bytes of the weight in RAM before the technique.
         after_bytes: Bytes of the weight in RAM after the technique.
-        sqnr_db: Signal-to-quantization-noise ratio of the weight in dB. `None` without
-            rounding or without an error.
+        sqnr_db: Signal-to-quantization-noise ratio of the weight in dB. `None` if
+            nothing was rounded or the error is zero.
         output_sqnr_db: Signal-to-quantization-noise ratio of the layer's output on
             samples in dB. `None` without samples.
     """
