@@ -63,7 +63,8 @@ def modules(folder, monkeypatch):
         ),
         (
             "evaluate model.keras --data my_samples:none",
-            "The data function 'my_samples:none' returned no samples. Data is x,",
+            "The data function 'my_samples:none' returned no samples. Expected data "
+            "as x,",
         ),
     ],
 )
@@ -84,7 +85,7 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         "evaluate two.keras --data one.npz"
     )
     np.savez("named.npz", x=x, y_classes=y)
-    assert "has one output, so its labels are one array" in refused(
+    assert "has one output. Expected: labels in one array" in refused(
         "evaluate model.keras --data named.npz"
     )
 
@@ -106,12 +107,13 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         ),
         (
             "evaluate model.keras --data one_hot.npz",
-            "y of shape (60, 3), one-hot it seems. Next: y.argmax(axis=-1), or",
+            "y of shape (60, 3), probably one-hot. Next: y.argmax(axis=-1), or",
         ),
         (
             "evaluate model.keras --data strings.npz",
             "Expected numeric labels. Received: y with 'cat' of type str",
         ),
+<<<<<<< HEAD
         (
             "run model.keras",
             "The script is not Python code. Expected: a Python training script",
@@ -119,11 +121,17 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         ("run notes.txt", "The script is not Python code."),
         ("evaluate model.keras --data cut.npz", "cut.npz is not a sound .npz file"),
         ("evaluate model.keras --data no_x.npz", "no_x.npz holds no array x"),
+=======
+        ("run model.keras", "The script is no Python. Expected: a training script"),
+        ("run notes.txt", "The script is no Python."),
+        ("evaluate model.keras --data cut.npz", "cut.npz is not a valid .npz file"),
+        ("evaluate model.keras --data no_x.npz", "no_x.npz contains no array x"),
+>>>>>>> prose6
         ("evaluate model.keras --data unequal.npz", "x has 60, y has 59 samples"),
         ("evaluate model.keras --data shape.npz", "takes shape (None, 6)"),
         (
             "evaluate model.keras --data classes.npz",
-            "go from 0 to 2. Received: y from 5",
+            "Expected: labels from 0 to 2. Received: y from 5",
         ),
         ("evaluate model.keras --data unlabeled.npz", "The data has no labels"),
         (

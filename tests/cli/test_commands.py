@@ -309,7 +309,7 @@ def test_evaluate_says_that_the_data_is_not_finite(folder, kerasmem, samples):
     np.savez("nan.npz", x=np.where(np.arange(6) == 2, np.nan, x), y=y)
     call = kerasmem("evaluate model.keras --data nan.npz")
     assert call.code == 0
-    assert "warning: The data holds NaN or infinity: 60 of 360 entries of x.\n" in (
+    assert "warning: The data contains NaN or infinity: 60 of 360 entries of x.\n" in (
         call.err
     )
 
@@ -404,7 +404,7 @@ def test_a_custom_layer_is_known_after_an_import(file_with_own_layer, kerasmem):
     path = list(sys.path)
     unknown = kerasmem(f"inspect {file_with_own_layer}")
     assert unknown.code == 2
-    assert "Name the module that defines it with --import" in unknown.err
+    assert "Next: import the module that defines it with --import" in unknown.err
     call = kerasmem(f"inspect {file_with_own_layer} --import my_layers --json")
     assert call.json["layers"][-1]["class_name"] == "Twice"
     assert "loaded on stdout" in call.err

@@ -197,9 +197,9 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     Path("text.txt").write_text("a word")
     for data, reason in (
         ("large.npy", "ids from 0 to 20"),
-        ("floats.npy", "ids are whole numbers"),
+        ("floats.npy", "ids must be integers"),
         ("text.txt", "has no tokenizer"),
-        ("missing.npy", "holds no tokens"),
+        ("missing.npy", "contains no tokens"),
     ):
         assert reason in refused(f"evaluate lm.keras --data {data}")
     line = "evaluate lm.keras --data ids.npy --metric accuracy"
@@ -223,6 +223,6 @@ def test_a_damaged_file_of_ids_is_refused(tokens, refused):
     np.savez("ids.npz", token_ids=tokens.reshape(4, 11))
     whole = Path("ids.npz").read_bytes()
     Path("ids.npz").write_bytes(whole.replace(b"\x93NUMPY", b"\x93NUMPA"))
-    assert "holds no tokens" in refused("evaluate lm.keras --data ids.npz")
+    assert "contains no tokens" in refused("evaluate lm.keras --data ids.npz")
     Path("ids.npy").write_bytes(Path("ids.npy").read_bytes()[:90])
-    assert "holds no tokens" in refused("evaluate lm.keras --data ids.npy")
+    assert "contains no tokens" in refused("evaluate lm.keras --data ids.npy")

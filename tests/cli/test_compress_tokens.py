@@ -68,7 +68,7 @@ def test_what_takes_labels_is_refused(rows, refused):
         )
     assert "--data of tokens takes one" in refused(f"{LINE} {GPTQ} --low-memory")
     np.save("ids.npy", rows[:1])
-    assert "takes at least 2" in refused(f"{LINE} {GPTQ}")
+    assert "Expected at least 2 samples" in refused(f"{LINE} {GPTQ}")
     assert not Path("small.keras").exists()
 
 

@@ -14,7 +14,7 @@ from kerasmem.records import MemoryEstimate
 def test_it_tells_categories_layers_and_the_verdict(folder, kerasmem):
     call = kerasmem("estimate model.keras --batch-size 64 --memory-limit 8GiB")
     assert call.code == 0
-    for text in ("optimizer state", "hidden", "peak:", "nine times in ten between"):
+    for text in ("optimizer state", "hidden", "peak:", "in nine of ten cases between"):
         assert text in call.out
     assert "fits: limit 8.00 GiB, estimated need" in call.out
 

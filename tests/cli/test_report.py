@@ -80,7 +80,7 @@ def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):
     ("line", "message"),
     [
         ("report missing -o page.html", "There is no folder here"),
-        ("report . -o page.html", "nothing here that a monitor recorded"),
+        ("report . -o page.html", "folder contains no records of a monitor"),
         ("report . -o page.txt", "must end in .html"),
         ("report . -o nowhere/page.html", "There is no folder 'nowhere'"),
         ("report .", "required: -o/--output"),

@@ -146,14 +146,14 @@ def test_for_a_card_that_is_not_here_peaks_are_planned(
         "as compiled │ 16.0 MiB est. │ │",
         "accumulation, 4 batches │ 4.00 MiB est. │ │",
         "mixed_float16 did not run: It calls a library. Received: this.",
-        "Peaks by the plans of XLA's compiler for h100: nothing ran.",
+        "Peaks from XLA's compilation plans for h100: nothing ran.",
         "If memory is short, use accumulation, 4 batches (batch_size=4 and an "
         "optimizer with gradient_accumulation_steps=4): a peak of 4.00 MiB (estimated) "
         "instead of 16.0 MiB (estimated).",
     ):
         assert text in lines
     assert {(one.card, one.jit_compile) for one in plans} == {("h100", True)}
-    assert "jit" not in call.out.partition("Peaks by")[0].partition("as compiled")[2]
+    assert "jit" not in call.out.partition("Peaks from")[0].partition("as compiled")[2]
 
 
 def test_only_what_is_asked_for_is_planned(folder, kerasmem, plans, refused):

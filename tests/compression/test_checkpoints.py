@@ -162,7 +162,7 @@ def test_code_is_refused_before_anything_is_trained(data, tmp_path):
     model.compile("sgd", "mse")
     trained = []
     count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: trained.append(1))
-    with pytest.raises(ModelFileError, match="code in a file is never run"):
+    with pytest.raises(ModelFileError, match="code in a file is never executed"):
         km.compress(
             model,
             km.Prune(0.5),

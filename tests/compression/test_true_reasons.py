@@ -51,5 +51,7 @@ def test_int8_static_names_the_input_of_texts():
     hidden = L.Flatten()(L.Embedding(3, 4)(lookup(inputs)))
     model = keras.Model(inputs, L.Dense(2)(hidden))
     texts = np.array([["a", "b"]] * 32)
-    with pytest.raises(ConfigError, match="no texts.*'words' of dtype string"):
+    with pytest.raises(
+        ConfigError, match="Expected numeric inputs.*'words' of dtype string"
+    ):
         km.compress(model, km.Quantize("int8-static"), data=texts)

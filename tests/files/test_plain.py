@@ -132,8 +132,14 @@ def test_plain_data_comes_back(value):
     ("text", "message"),
     [
         ("[" * 100_000, "It cannot be read: maximum recursion depth"),
-        ("[" * 201 + "]" * 201, "201 levels deep. Expected: 200"),
-        ('{"a":' * 500 + "1" + "}" * 500, "201 levels deep"),
+        (
+            "[" * 201 + "]" * 201,
+            "nested too deeply. Expected: 200 levels at most. Received: 201",
+        ),
+        (
+            '{"a":' * 500 + "1" + "}" * 500,
+            "nested too deeply. Expected: 200 levels at most. Received: 201",
+        ),
         ("[" + "1," * 3_000_000 + "1]", "2097152 values at most"),
         ("1" * 5000, "Exceeds the limit"),
         (b"\xff", "no text"),
@@ -188,7 +194,7 @@ def test_a_field_that_is_missing_or_unknown_is_named():
 def test_a_block_of_an_event_that_never_was_is_refused():
     plain = json.loads(RUN.timelines[0].to_json())
     plain["blocks"]["freed_at"][0] = len(plain["times_ns"])
-    with pytest.raises(InputError, match="has figures or blocks of others"):
+    with pytest.raises(InputError, match="has figures or blocks of other events"):
         Timeline.from_json(json.dumps(plain))
 
 

@@ -100,7 +100,7 @@ def test_an_array_that_lies_in_another_file(copy, tmp_path):
         group = file["model_weights/dense/dense"]
         del group["kernel:0"]
         group["kernel:0"] = h5py.ExternalLink(tmp_path / "other.h5", "secret")
-    refused(path, "outside of the file")
+    refused(path, "stored outside the file")
 
 
 def test_an_array_of_which_the_file_has_nothing(copy):

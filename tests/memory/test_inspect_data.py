@@ -210,13 +210,13 @@ def test_the_table_has_every_stage_and_what_to_bound():
         figures.table()
         == """\
 host memory of the data, estimated:
-  tensors from arrays          1.95 MiB
-  shuffle buffer               1.17 MiB
-  batch                        20.0 KiB
-  prefetch of 2                40.0 KiB
-  all of these, where known    3.18 MiB
-  one batch                    20.0 KiB
-what to bound:
+  tensors from arrays         1.95 MiB
+  shuffle buffer              1.17 MiB
+  batch                       20.0 KiB
+  prefetch of 2               40.0 KiB
+  total of the known sizes    3.18 MiB
+  one batch                   20.0 KiB
+advice:
   tensors from arrays: A copy of the arrays. km.memory.stream reads arrays from disk \
 instead.
   shuffle buffer: Holds 600 elements of 2.00 KiB. Shuffle before operations that \

@@ -653,7 +653,7 @@ def test_labels_of_no_class_are_refused(data):
     x, y = data
     far = (x, y + 1)
     for arguments in ({"data": far}, {"data": data, "validation_data": far}):
-        with pytest.raises(DataError, match="3 classes apart, .*from 1 to 3"):
+        with pytest.raises(DataError, match="has 3 classes. Expected: .*from 1 to 3"):
             distill(classifier(8), classifier(), **arguments)
 
 
