@@ -113,20 +113,13 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
             "evaluate model.keras --data strings.npz",
             "Expected numeric labels. Received: y with 'cat' of type str",
         ),
-<<<<<<< HEAD
         (
             "run model.keras",
             "The script is not Python code. Expected: a Python training script",
         ),
         ("run notes.txt", "The script is not Python code."),
-        ("evaluate model.keras --data cut.npz", "cut.npz is not a sound .npz file"),
-        ("evaluate model.keras --data no_x.npz", "no_x.npz holds no array x"),
-=======
-        ("run model.keras", "The script is no Python. Expected: a training script"),
-        ("run notes.txt", "The script is no Python."),
         ("evaluate model.keras --data cut.npz", "cut.npz is not a valid .npz file"),
         ("evaluate model.keras --data no_x.npz", "no_x.npz contains no array x"),
->>>>>>> prose6
         ("evaluate model.keras --data unequal.npz", "x has 60, y has 59 samples"),
         ("evaluate model.keras --data shape.npz", "takes shape (None, 6)"),
         (
