@@ -25,8 +25,8 @@ VAGUE_ARGUMENT = r"(?m)^\s{4,}\w+: (?:it|them|likewise|its own|the same)\.?\s*$"
 LONGEST_SENTENCE = 25
 """Most words of a sentence, and of a cell of a table."""
 SENTENCE_END = (
-    r"[.!?:;][*_\")]*\s|\n\s*\n|\n\s*(?:[-*+]|\d+\.|>)\s|\n#+ |\||"
-    r"\n\s*[\w*.]+: "
+    r"[.!?:;][*_\")]*\s|\n\s*\n|\n\s*(?:[-*+]|\d+\.|>)\s"
+    r"|\n#+ |\||\n\s*[\w*.]+: "
 )
 """Ends of sentences, paragraphs, entries of lists and arguments, and cells of tables."""
 SHORTEST_MESSAGE = 4
