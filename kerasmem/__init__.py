@@ -1,9 +1,9 @@
-"""kerasmem: where the memory of a Keras 3 model goes, and how to make it smaller.
+"""kerasmem measures and reduces the memory of Keras 3 models.
 
-`import kerasmem` imports Keras, so that `keras.models.load_model` knows the layers of
-kerasmem from then on; what else a public name needs comes when it is first used. The
-command `kerasmem` starts without Keras: help appears at once, and what TensorFlow
-writes while it starts stays off the terminal.
+`import kerasmem` imports Keras and registers the layers of kerasmem for
+`keras.models.load_model`. Other modules are imported on first use. The command
+`kerasmem` starts without Keras, so that `--help` is fast and TensorFlow's startup
+messages do not appear.
 """
 
 import ast
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _is_command() -> bool:
-    # `python -m kerasmem`, but not `python -m other kerasmem`.
+    # `python -m other kerasmem` is not the command.
     words = f"{' '.join(sys.orig_argv)} "
     as_module = sys.argv[0] == "-m" and " -m kerasmem " in words
     return as_module or Path(sys.argv[0]).stem == "kerasmem"
@@ -41,7 +41,7 @@ __all__ = list(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, which is imported now."""
+    """Imports and returns a public name on first use."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kerasmem' has no attribute {name!r}")
     home, own = _PUBLIC[name]

@@ -3,7 +3,7 @@
 import sys
 
 if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder, whose files are not to be imported
+    del sys.path[0]  # prevents imports from the current folder
 
 from kerasmem.cli import main
 

@@ -1,7 +1,7 @@
-"""Checks of arguments, and of the fields of configs and records by their annotations.
+"""Validation of arguments, and of dataclass fields by their annotations.
 
-The rules raise errors of one form, that of `invalid`. This module imports no Keras, so
-that the command line can read its options from configs.
+All rules raise the error of `invalid`. This module does not import Keras, so that the
+command line can derive its options from configs.
 """
 
 import math
@@ -18,19 +18,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from kerasmem.errors import ConfigError, as_received, did_you_mean
 
 BACKENDS = ("tensorflow", "jax", "torch")
-"""Names of the Keras backends that kerasmem supports."""
+"""Names of the supported Keras backends."""
 _LONGEST = 200
-"""Characters of a value in a message; of a longer one the type is named."""
+"""Maximum characters of a value in a message. For longer values, only the type is
+shown."""
 
 
 def invalid(owner: str, name: str, value: Any, expected: str) -> ConfigError:
-    """Return the error of an argument with an invalid value.
-
-    Args:
-        owner: Name of the class or function.
-        name: Name of the argument.
-        value: The value.
-        expected: Description of valid values.
+    """Returns the error for an invalid argument of the class or function `owner`.
 
     Example:
         >>> print(invalid("Prune", "seed", -1, "a whole number from 0"))
@@ -46,16 +41,12 @@ def invalid(owner: str, name: str, value: Any, expected: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The rule of a value that is one of several.
-
-    Args:
-        allowed: The values. 1 is not True.
-    """
+    """Rule: one of the `allowed` values. 1 and `True` are different."""
 
     allowed: tuple[Any, ...]
 
     def check(self, owner: str, name: str, value: Any) -> Any:
-        """Return the value, or raise `ConfigError`; see `invalid`."""
+        """Returns the value, or raises `ConfigError`."""
         kind = str if isinstance(value, str) else type(value)
         for one in self.allowed:
             if type(one) is kind and one == value:
@@ -67,18 +58,13 @@ class OneOf:
 
 @dataclass(frozen=True)
 class InstanceOf:
-    """The rule of an object of a class.
-
-    Args:
-        kind: The class, or several.
-        what: Description, for the message.
-    """
+    """Rule: an instance of `kind`. `what` describes the class in messages."""
 
     kind: type | tuple[type, ...]
     what: str
 
     def check(self, owner: str, name: str, value: Any) -> Any:
-        """Return the value, or raise `ConfigError`; see `invalid`."""
+        """Returns the value, or raises `ConfigError`."""
         if isinstance(value, self.kind):
             return value
         raise invalid(owner, name, value, self.what)
@@ -86,12 +72,9 @@ class InstanceOf:
 
 @dataclass(frozen=True)
 class Whole:
-    """The rule of a whole number.
+    """Rule: an integer from `least` to `most`.
 
-    Args:
-        least: The smallest allowed.
-        most: The largest allowed; None for any.
-        what: Description, for the message.
+    `what` describes the value in messages.
     """
 
     least: int
@@ -99,7 +82,7 @@ class Whole:
     what: str = "a whole number"
 
     def check(self, owner: str, name: str, value: Any) -> int:
-        """Return the value as an int, or raise `ConfigError`; see `invalid`."""
+        """Returns the value as an int, or raises `ConfigError`."""
         is_whole = type(value) is int or (
             isinstance(value, numbers.Integral) and not isinstance(value, bool)
         )
@@ -112,14 +95,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """The rule of a finite number in an interval.
+    """Rule: a finite number in an interval.
 
-    Args:
-        what: Description, for the message.
-        least: The smallest allowed; None for any.
-        most: The largest allowed; None for any.
-        above: Exclusive lower limit; None for none.
-        below: Exclusive upper limit; None for none.
+    The limits `least` and `most` are inclusive, `above` and `below` exclusive. `None`
+    is no limit. `what` describes the value in messages.
     """
 
     what: str = "a number"
@@ -129,7 +108,7 @@ class Real:
     below: float | None = None
 
     def check(self, owner: str, name: str, value: Any) -> float:
-        """Return the value as an int or a float, or raise `ConfigError`."""
+        """Returns the value as an int or a float, or raises `ConfigError`."""
         of_all = (
             ("at least", operator.ge, self.least),
             ("above", operator.gt, self.above),
@@ -148,22 +127,18 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     number = int(value) if isinstance(value, numbers.Integral) else float(value)
-    # Compared, an int that is too long for a float is no error, and NaN is less.
+    # Comparing works for integers beyond the float range and is False for NaN.
     return number if abs(number) <= sys.float_info.max else None
 
 
 @dataclass(frozen=True)
 class ByPattern:
-    """The rule of numbers by regular expression: a dict, or a list of pairs.
-
-    Args:
-        rule: The rule of each number.
-    """
+    """Rule: numbers by regular expression, as a dict or a list of pairs."""
 
     rule: Real
 
     def check(self, owner: str, name: str, value: Any) -> tuple[tuple[str, float], ...]:
-        """Return pairs of a regular expression and a number, or raise `ConfigError`."""
+        """Returns pairs (regular expression, number), or raises `ConfigError`."""
         valid = "pairs of a regular expression and a number"
         items = value.items() if isinstance(value, Mapping) else value
         pairs = _entries(owner, name, items, valid)
@@ -179,10 +154,10 @@ class ByPattern:
 
 
 class RegularExpressions:
-    """The rule of one or several regular expressions."""
+    """Rule: one or several regular expressions."""
 
     def check(self, owner: str, name: str, value: Any) -> tuple[str, ...]:
-        """Return the regular expressions as a tuple, or raise `ConfigError`."""
+        """Returns a tuple of regular expressions, or raises `ConfigError`."""
         valid = "a list of regular expressions"
         if isinstance(value, Mapping | bytes):
             raise invalid(owner, name, value, valid)
@@ -196,7 +171,7 @@ class RegularExpressions:
 def _entries(owner: str, name: str, value: Any, valid: str) -> tuple[Any, ...]:
     try:
         return tuple(value)
-    except TypeError as error:  # so does an array of NumPy without axes
+    except TypeError as error:  # also raised for a NumPy array without axes
         raise invalid(owner, name, value, valid) from error
 
 
@@ -210,14 +185,14 @@ def _check_regular_expression(owner: str, name: str, pattern: Any) -> None:
 
 PATTERNS = RegularExpressions()
 Patterns = Annotated[tuple[str, ...], PATTERNS]
-"""One or several regular expressions; see `kerasmem.compression.account`."""
+"""One or several regular expressions. See `kerasmem.compression.account`."""
 
 
 def rule_of(hint: Any) -> tuple[Any, Any, bool]:
-    """Return the type, the rule, and whether None is allowed, of an annotation.
+    """Returns the type and the rule of an annotation, and whether `None` is allowed.
 
-    The rule is the first object that `Annotated` adds to the type: one with `check`, or
-    a tuple of the allowed values. Without one it is None, except for a bool.
+    The rule is the first metadata of `Annotated`: an object with `check`, or a tuple of
+    allowed values. Without metadata, only `bool` has a rule.
     """
     is_optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
     if is_optional:
@@ -231,20 +206,20 @@ def rule_of(hint: Any) -> tuple[Any, Any, bool]:
 
 @cache
 def rules_of(cls: Any) -> dict[str, tuple[Any, Any, bool]]:
-    """Return the `rule_of` each field of a dataclass that is an argument."""
+    """Returns `rule_of` for each init field of a dataclass, by name."""
     hints = get_type_hints(cls, include_extras=True)
     names = (field.name for field in fields(cls) if field.init)
     return {name: rule_of(hints[name]) for name in names}
 
 
 class Checked:
-    """The base of a dataclass whose fields are checked by their annotations.
+    """Base class of dataclasses that validate their fields by annotation.
 
-    A field becomes the value that its rule returns. Fields without a rule are not
-    checked, and neither is None where the annotation allows it.
+    A field is set to the value returned by its rule. Fields without a rule and allowed
+    `None` values are not checked.
 
     Raises:
-        ConfigError: if a value is invalid.
+        ConfigError: If a value is invalid.
     """
 
     def __post_init__(self) -> None:

@@ -1,15 +1,15 @@
 """Errors and warnings of kerasmem.
 
 KerasMemError
-├── InputError (ValueError)           an argument, data, a model or a file is wrong
-│   ├── ConfigError                   an argument of a technique or a call
-│   ├── DataError                     samples, labels, an .npz file
-│   ├── ModelError                    a model that the call does not support
-│   └── ModelFileError                a file that is missing, damaged or no model
-├── TargetError (RuntimeError)        a compression misses its target or `max_drop`
-├── ChildDiedError (RuntimeError)     a child process ended without an answer
-├── OutputError (OSError)             a result that could not be written
-└── OutOfMemoryError (MemoryError)    memory ran out; has the kind and the post-mortem
+├── InputError (ValueError)           invalid argument, data, model or file
+│   ├── ConfigError                   invalid argument of a technique or function
+│   ├── DataError                     invalid samples, labels or .npz file
+│   ├── ModelError                    unsupported model
+│   └── ModelFileError                missing, damaged or unsupported model file
+├── TargetError (RuntimeError)        missed target or `max_drop` of a compression
+├── ChildDiedError (RuntimeError)     child process that ended without a result
+├── OutputError (OSError)             result that could not be written
+└── OutOfMemoryError (MemoryError)    exhausted memory, with kind and post-mortem
 
 KerasMemWarning (UserWarning)
 """
@@ -38,11 +38,7 @@ _LONGEST_WORD, _LONGEST_MESSAGE = 200, 4000
 
 
 def shortened(message: str) -> str:
-    """Return a message, what is too long to read in it cut out of the middle.
-
-    Args:
-        message: any text; a word of it keeps 200 characters, such as a path, and all of
-            it 4,000.
+    """Returns a message with words cut to 200 and text to 4,000 characters.
 
     Example:
         >>> len(shortened(f"There is no file {'a' * 5000}."))
@@ -62,13 +58,13 @@ def _cut(text: str, longest: int) -> str:
 
 
 class KerasMemError(Exception):
-    """The base of every error that kerasmem raises itself.
+    """Base class of all errors raised by kerasmem.
 
-    Catch it to catch them all. A long message is `shortened`.
+    Catch this class to handle all of them. Long messages are shortened.
     """
 
-    # Read by Keras, private: an error that leaves a layer's call with it stays as it
-    # is. Others become a page with terminal codes and all arguments of the call.
+    # With this private attribute, Keras does not add terminal codes and all call
+    # arguments to an error raised in a layer.
     _keras_call_info_injected = True
 
     def __init__(self, message: str = "") -> None:
@@ -76,52 +72,52 @@ class KerasMemError(Exception):
 
 
 class InputError(KerasMemError, ValueError):
-    """An argument, a data set, a model or a file is wrong.
+    """Raised for an invalid argument, data set, model or file.
 
-    The message says what was expected, what was received and what to hand in instead.
+    The message contains the expected value, the received value and the next step.
     """
 
 
 class ConfigError(InputError):
-    """An argument has a value that cannot be used.
+    """Raised for an invalid value of an argument.
 
-    The message names the argument and its range: correct the value.
+    The message contains the name and the valid range of the argument.
     """
 
 
 class DataError(InputError):
-    """Samples or labels are missing, unequal in length or of the wrong shape.
+    """Raised if samples or labels are missing, unequal in length or of the wrong shape.
 
     Compare the shapes in the message with the inputs and outputs of the model.
     """
 
 
 class ModelError(InputError):
-    """The model is of a kind that the call does not support.
+    """Raised for a model that the function does not support.
 
-    It has no weights yet, no graph, or nothing to compress, for example. The message
-    says which, and what to build or to choose instead.
+    For example, the model has no weights yet, no graph, or nothing to compress. The
+    message contains the reason and an alternative.
     """
 
 
 class ModelFileError(InputError):
-    """A model file is missing, damaged or holds no model.
+    """Raised if a model file is missing, damaged or does not contain a model.
 
-    Check the path; a file that is damaged has to be saved again.
+    Check the path. Save a damaged file again.
     """
 
 
 class TargetError(KerasMemError, RuntimeError):
-    """A compression misses its `target`, or loses more of its metric than `max_drop`.
+    """Raised if a compression misses its `target` or exceeds `max_drop`.
 
-    For `max_drop`, compress less, fine-tune longer, or allow a larger drop. For a
-    target, the message contains the nearest result: relax the target to that, or give
-    the search more data or time.
+    For `max_drop`, compress less, fine-tune longer or allow a larger drop. For
+    `target`, the message contains the nearest result. Relax the target to this result,
+    or increase the data or the time of the search.
 
     Args:
-        message: what is reachable, and what to do next.
-        result: the `kerasmem.CompressionResult` nearest to the target; None if there is
-            none, as for an error of `max_drop` or from another process.
+        message: Reachable result and next step.
+        result: The `kerasmem.CompressionResult` nearest to the target. `None` for
+            `max_drop`, without a result, or for an error from another process.
     """
 
     def __init__(self, message: str = "", result: Any = None) -> None:
@@ -130,15 +126,15 @@ class TargetError(KerasMemError, RuntimeError):
 
 
 class ChildDiedError(KerasMemError, RuntimeError):
-    """A child process ended without an answer, as when the kernel killed it.
+    """Raised if a child process ended without a result, for example if it was killed.
 
-    The message says how it ended. After `"signal 9"` give it less to hold in memory.
+    After `"signal 9"`, the process needs less data in memory or more memory.
 
     Args:
-        message: what became of it.
-        how: by what it ended, such as `"signal 9"` or `"an error"`.
-        reason: the line of its stderr that names the error, empty if unknown.
-        stderr: the last lines that it wrote there.
+        message: Description of the failure.
+        how: Cause of the end, such as `"signal 9"` or `"an error"`.
+        reason: Line of stderr with the error, or `""` if unknown.
+        stderr: Last lines of stderr.
     """
 
     def __init__(
@@ -150,34 +146,35 @@ class ChildDiedError(KerasMemError, RuntimeError):
 
 
 class OutputError(KerasMemError, OSError):
-    """A result could not be written; what was there before is untouched.
+    """Raised if a result could not be written. Existing files remain unchanged.
 
-    Check that the folder is there, is writable and has room.
+    Check that the directory exists, is writable and has free space.
     """
 
 
 class OutOfMemoryError(KerasMemError, MemoryError):
-    """Memory ran out, and nothing that was tried made it suffice.
+    """Raised if memory ran out and no automatic remedy was sufficient.
 
-    Read the post-mortem for what filled the memory, and make that smaller. By `kind`:
+    See the post-mortem for the memory in use. Remedies by `kind`:
 
     - `"device"`: The device has too little memory for the step. Use a smaller batch, or
       `km.fit`, which splits batches.
     - `"one tensor"`: A single tensor is larger than the memory of the device.
-    - `"fragmentation"`: The device has enough free memory, but not in one piece.
-      Preallocate memory, or choose another allocator by `km.memory.configure`.
-    - `"input pipeline"`: The host's memory ran out while a batch was made. A smaller
-      model does not help: shrink the buffers of the pipeline, or read the data with
+    - `"fragmentation"`: The device has enough free memory, but no free block is large
+      enough. Preallocate memory, or choose another allocator with
+      `km.memory.configure`.
+    - `"input pipeline"`: The host's memory ran out while a batch was created. A smaller
+      model does not help. Reduce the buffers of the pipeline, or read the data with
       `km.memory.stream`.
-    - `"host"`: The host's memory ran out in any other way.
-    - `"torn state"`: The model is no longer as it was before the step. Load the last
-      checkpoint, in a new process if the message says so.
+    - `"host"`: The host's memory ran out elsewhere.
+    - `"torn state"`: The model's state differs from before the step. Load the last
+      checkpoint, in a new process if the message requires one.
 
     Args:
-        message: what happened and what to do next.
-        post_mortem: the `kerasmem.records.PostMortem`; None where there is none, as in
-            an error that came out of another process.
-        kind: one of those above; None if there is no post-mortem.
+        message: Cause and next step.
+        post_mortem: The `kerasmem.records.PostMortem`, or `None`, as for an error from
+            another process.
+        kind: One of the kinds above, or `None` without a post-mortem.
     """
 
     def __init__(
@@ -189,30 +186,30 @@ class OutOfMemoryError(KerasMemError, MemoryError):
 
 
 class KerasMemWarning(UserWarning):
-    """Something was left out or could not be read; the work goes on.
+    """Issued if kerasmem skips or cannot read something and continues.
 
-    Turn it into an error with `warnings.simplefilter("error", KerasMemWarning)`.
+    To raise an error instead: `warnings.simplefilter("error", KerasMemWarning)`.
     """
 
 
 IN_CALL = "Exception encountered when calling"
-"""With this Keras begins a line that says where, before the one that says what."""
+"""Start of the line in which Keras names the layer. The error follows."""
 
 
 def text_of(error: Exception) -> str:
-    r"""Return what an error says, without codes of the terminal.
+    r"""Returns the message of an error without terminal escape codes.
 
     Example:
         >>> text_of(KeyError("a name")), text_of(ValueError("\x1b[1mno\x1b[0m"))
         ('a name', 'no')
     """
-    # The text of a KeyError is a repr.
+    # `str` of a KeyError is a repr.
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     return re.sub(r"\x1b\[\d+m", "", text)
 
 
 def without_config(text: str) -> str:
-    """Returns a message of Keras, in one line, up to the config of a layer in it.
+    """Returns a one-line Keras message up to the config of a layer.
 
     Example:
         >>> without_config("`Own` is unknown. Full object config: {'module': None}")
@@ -223,9 +220,9 @@ def without_config(text: str) -> str:
 
 
 def first_line(text: str) -> str:
-    r"""Return the first line that says what is wrong, after where if that is said.
+    r"""Returns the first line of an error, after the location if there is one.
 
-    A sentence that goes on with a small letter in the next line is joined.
+    Also appends a next line that starts with a lowercase letter.
 
     Example:
         >>> first_line("\n\nNo\nYes"), first_line(f"{IN_CALL} A.call().\n\nNo\nYes")
@@ -246,7 +243,7 @@ def first_line(text: str) -> str:
 
 
 def as_received(value: object) -> str:
-    """Return a value for `Received:`; of what has a long text its type alone.
+    """Formats a value for `Received:`. Long values are reduced to their type.
 
     Example:
         >>> as_received("a.keras"), as_received([0.5] * 99)
@@ -260,13 +257,9 @@ def as_received(value: object) -> str:
 def did_you_mean(
     name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
 ) -> str:
-    """Return a sentence with the names that are most like a wrong one, or nothing.
+    """Returns a sentence with the known names most similar to `name`, or `""`.
 
-    Args:
-        name: the wrong name.
-        known: the right ones.
-        most: how many of them to tell.
-        cutoff: how like it they are, in [0, 1].
+    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1].
 
     Example:
         >>> did_you_mean("flop", ["latency_ms", "flops"])

@@ -1,4 +1,4 @@
-"""Layers that use less memory: a loss over a large vocabulary without its logits."""
+"""Layers with low memory use: a loss over a large vocabulary without its logits."""
 
 from kerasmem.extras.chunked import ChunkedCrossentropy, ChunkedVocabulary
 

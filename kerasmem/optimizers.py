@@ -1,4 +1,4 @@
-"""Optimizers with a smaller state, in place of those of Keras."""
+"""Optimizers with a smaller state than Keras optimizers."""
 
 from kerasmem.extras.optimizers import Adafactor, Adam8bit
 

@@ -1,7 +1,7 @@
-"""Features that the core offers but does not import: charts, exports, extras.
+"""Optional features that the core offers without importing: charts, exports, extras.
 
-`kerasmem/registered.py` registers where each one is when kerasmem is imported. The
-module of a feature is imported when the feature is first used.
+`kerasmem/registered.py` registers the location of each feature when kerasmem is
+imported. The module of a feature is imported on first use.
 """
 
 import sys
@@ -11,28 +11,22 @@ from typing import Any
 
 _PLACES: dict[str, str] = {}
 _REGISTERED = "kerasmem.registered"
-"""The module that registers all features. It imports this one, so it is not imported
-above; a script named `kerasmem.py` calls `feature` before it is imported."""
+"""Module that registers all features. It imports this module, so it cannot be imported
+above. A script named `kerasmem.py` calls `feature` before this import."""
 
 
 def register(places: Mapping[str, str]) -> None:
-    """Register features.
+    """Registers features by name.
 
-    Args:
-        places: The place of each feature by its name, such as
-            `{"export": "kerasmem.extras.litert:export"}`.
+    For example, `{"export": "kerasmem.extras.litert:export"}`.
     """
     _PLACES.update(places)
 
 
 def feature(name: str) -> Any:
-    """Return a feature, and import its module if that is necessary.
+    """Returns a registered feature and imports its module if necessary.
 
-    Args:
-        name: The name under which it was registered.
-
-    Raises:
-        AttributeError: If there is no such feature.
+    Raises `AttributeError` if no such feature exists.
     """
     if not _PLACES:
         resolve_name(_REGISTERED)
@@ -44,12 +38,7 @@ def feature(name: str) -> Any:
 def module_attributes(
     module: str, names: Sequence[str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a module with features among its names.
-
-    Args:
-        module: The name of the module.
-        names: Its public names.
-    """
+    """Returns `__getattr__` and `__dir__` for a module with `names` as features."""
 
     def get(name: str) -> Any:
         if name in names:

@@ -1,4 +1,4 @@
-"""The names that `import kerasmem` gives."""
+"""Public names of `kerasmem`."""
 
 from kerasmem import callbacks, errors, layers, memory, optimizers
 from kerasmem.compression.channels import PruneChannels

@@ -1,4 +1,4 @@
-"""Registers the classes of saved models with Keras, and features with the core."""
+"""Registers serializable classes with Keras and optional features with the core."""
 
 from kerasmem import layers, optimizers, optional
 from kerasmem.compression.factorize import inside

@@ -1,4 +1,4 @@
-"""The stage of long work that is under way, for a progress display."""
+"""Progress of long operations by stage, for a progress display."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -6,20 +6,20 @@ from contextvars import ContextVar
 from typing import Any
 
 Show = Callable[[str, int, int], None]
-"""Takes a stage, what is done of it and what there is to do, in bytes; 0 if unknown."""
+"""Receives the stage, the bytes done and the total bytes (0 if unknown)."""
 
 OPENING = "opening the model"
-"""The stage in which a model and what is asked for are checked."""
+"""Stage in which the model and the arguments are checked."""
 
 TRAINING = "fine-tuning"
-"""The stage that shows itself, by its own callbacks."""
+"""Stage that callbacks display."""
 
 _SHOW: ContextVar[Show | None] = ContextVar("show", default=None)
 
 
 @contextmanager
 def shown_by(show: Show) -> Iterator[None]:
-    """Return a scope in which `show` is called with every stage of this thread."""
+    """Context manager that reports all stages of this thread to `show`."""
     token = _SHOW.set(show)
     try:
         yield
@@ -28,12 +28,9 @@ def shown_by(show: Show) -> Iterator[None]:
 
 
 def stage(name: str, done: int = 0, total: int = 0) -> None:
-    """Report a stage that begins, or goes on.
+    """Reports the start or the progress of a stage, in bytes of weights.
 
-    Args:
-        name: of the stage, such as `"prune"`.
-        done: bytes of the weights that are done.
-        total: bytes that there are to do; 0 if that is not known.
+    A `total` of 0 means unknown.
     """
     show = _SHOW.get()
     if show is not None:
@@ -41,24 +38,19 @@ def stage(name: str, done: int = 0, total: int = 0) -> None:
 
 
 class Progress:
-    """How much of a stage is done.
-
-    Args:
-        name: of the stage.
-        total: bytes that there are to do.
-    """
+    """Progress of one stage, with a total in bytes."""
 
     def __init__(self, name: str, total: int) -> None:
         self._name, self._done, self._total = name, 0, total
         stage(name, 0, total)
 
     def add(self, nbytes: int) -> None:
-        """Report bytes that are done; the thread that shows the stage has to do it."""
+        """Adds bytes done. Must be called from the thread that displays the stage."""
         self._done = min(self._done + nbytes, self._total)
         stage(self._name, self._done, self._total)
 
     def of(self, pieces: Iterable[Any]) -> Iterator[Any]:
-        """Yield arrays, and report the bytes of each when it has been used."""
+        """Yields arrays and adds the bytes of each array after its use."""
         for piece in pieces:
             yield piece
             self.add(piece.nbytes)

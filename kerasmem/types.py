@@ -1,6 +1,6 @@
-"""Types of Keras and of user data, for annotations.
+"""Type aliases for Keras objects and user data.
 
-Type checkers read Keras without types, so these names tell a reader what is expected.
+Type checkers see Keras as untyped. The names document the expected type.
 """
 
 from typing import Any, TypeAlias
@@ -20,10 +20,10 @@ Tensors: TypeAlias = Any
 """A tensor, or a list, tuple or dict of tensors."""
 
 Dataset: TypeAlias = Any
-"""What `keras.Model.fit` takes: arrays, a `tf.data.Dataset` or a `PyDataset`."""
+"""Data for `keras.Model.fit`: arrays, a `tf.data.Dataset` or a `PyDataset`."""
 
 Node: TypeAlias = Any
-"""A node of Keras's graph, `keras.src.ops.node.Node`: one call of an operation."""
+"""A node of the Keras graph, `keras.src.ops.node.Node`: one call of an operation."""
 
 Logs: TypeAlias = dict[str, Any] | None
-"""Figures by name that Keras hands to callbacks."""
+"""Logs passed to callbacks: figures by name."""

@@ -1,6 +1,6 @@
-"""The one place where bytes, times and numbers become text, and text becomes bytes.
+"""Formats bytes, times and numbers, and parses bytes.
 
-The binary prefix is used throughout: 1 KiB = 1024 bytes.
+Binary prefixes are used throughout: 1 KiB = 1024 bytes.
 """
 
 import re
@@ -19,7 +19,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
 def format_bytes(size: int) -> str:
-    """Return `size` bytes as text with three significant digits.
+    """Formats bytes with three significant digits.
 
     Example:
         >>> format_bytes(1536)
@@ -39,7 +39,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return a number as text with three significant digits and no exponent.
+    """Formats a number with three significant digits and no exponent.
 
     Example:
         >>> format_number(1234.5), format_number(20.0), format_number(0.01234)
@@ -51,7 +51,7 @@ def format_number(value: float) -> str:
 
 
 def format_ms(milliseconds: float) -> str:
-    """Return a time in milliseconds as text, in seconds from one second on.
+    """Formats milliseconds. Times of at least one second are shown in seconds.
 
     Example:
         >>> format_ms(1000.0), format_ms(20.5), format_ms(3_600_000)
@@ -63,10 +63,10 @@ def format_ms(milliseconds: float) -> str:
 
 
 def parse_bytes(size: int | str) -> int:
-    """Return a size in bytes from an int (bytes) or a text such as `"8GiB"`.
+    """Returns a size in bytes from an integer or a string such as `"8GiB"`.
 
     Raises:
-        ConfigError: if the text is no size, or the size is negative or past 2^63.
+        ConfigError: If the text is no size, or the size is negative or at least 2^63.
 
     Example:
         >>> parse_bytes("1.5 KiB")
@@ -87,5 +87,5 @@ def parse_bytes(size: int | str) -> int:
 
 
 def to_mib(size: int) -> float:
-    """Return `size` bytes as MiB, a float."""
+    """Converts bytes to MiB."""
     return size / MIB

@@ -225,6 +225,11 @@ def replaced(root: Path = ROOT) -> list[str]:
     return places({source.name: source.tree for source in sources(root)})
 
 
+def pages(root: Path = ROOT) -> list[Path]:
+    """Return the files of all pages."""
+    return [path for pattern in PAGES for path in sorted(root.glob(pattern))]
+
+
 @cache
 def prose(root: Path = ROOT) -> dict[str, Prose]:
     """Return words and patterns of docstrings, messages and pages."""
@@ -234,7 +239,7 @@ def prose(root: Path = ROOT) -> dict[str, Prose]:
             texts["docstrings"].add(source.name, text.value)
         for text in source.messages:
             texts["messages"].add(source.name, text.value)
-    for path in [path for pages in PAGES for path in sorted(root.glob(pages))]:
+    for path in pages(root):
         texts["pages"].add(path.relative_to(root).as_posix(), path.read_text())
     return texts
 

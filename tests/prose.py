@@ -22,6 +22,13 @@ PATTERNS = {
     "so many": r"\bso (?:many|much|few|long)\b",
 }
 VAGUE_ARGUMENT = r"(?m)^\s{4,}\w+: (?:it|them|likewise|its own|the same)\.?\s*$"
+LONGEST_SENTENCE = 25
+"""Most words of a sentence, and of a cell of a table."""
+SENTENCE_END = (
+    r"[.!?:;][*_\")]*\s|\n\s*\n|\n\s*(?:[-*+]|\d+\.|>)\s"
+    r"|\n#+ |\||\n\s*[\w*.]+: "
+)
+"""Ends of sentences, paragraphs, entries of lists and arguments, and cells of tables."""
 SHORTEST_MESSAGE = 4
 """Number of words from which a text in the code counts as a message."""
 PARTICIPLE = (
@@ -41,6 +48,7 @@ class Prose:
     words: int = 0
     hits: Counter[str] = field(default_factory=Counter)
     files: Counter[str] = field(default_factory=Counter)
+    long: list[str] = field(default_factory=list)
 
     def add(self, file: str, text: str) -> None:
         """Count one text."""
@@ -49,6 +57,7 @@ class Prose:
         hits = {name: len(regex.findall(text)) for name, regex in _compiled().items()}
         self.hits.update(hits)
         self.files[file] += sum(hits.values())
+        self.long += [f"{file}: {sentence}" for sentence in long_sentences(text)]
 
     @property
     def rate(self) -> float:
@@ -61,6 +70,16 @@ def plain(text: str) -> str:
     text = re.sub(r">>> .*|\.\.\. .*", "", text)
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     return re.sub(r"`[^`\n]*`", "X", text)
+
+
+def long_sentences(text: str) -> list[str]:
+    """Return the sentences of more than `LONGEST_SENTENCE` words."""
+    sentences = re.split(SENTENCE_END, text)
+    return [
+        " ".join(one.split())
+        for one in sentences
+        if len(re.findall(r"\w[\w'-]*", one)) > LONGEST_SENTENCE
+    ]
 
 
 def is_message(text: ast.Constant) -> bool:

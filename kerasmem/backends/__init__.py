@@ -1,9 +1,8 @@
-"""The only room in which TensorFlow, JAX and torch are imported.
+"""Adapters for TensorFlow, JAX and torch. No other package imports these frameworks.
 
-`current()` returns the adapter of the backend that Keras runs on, which has what
-kerasmem needs of a framework beyond Keras's public API. What is the same for two
-frameworks out of three stands in the base classes; the rooms `tensorflow`, `jax` and
-`torch` have the rest, and only that of the running backend is imported.
+`current()` returns the adapter of the active Keras backend, with the framework
+functions that kerasmem needs beyond Keras's public API. Only the package of the active
+backend (`tensorflow`, `jax` or `torch`) is imported.
 """
 
 import functools
@@ -37,31 +36,30 @@ class Backend(
     """The adapter of one framework."""
 
     name: str
-    """The name Keras gives the backend, such as `"jax"`."""
+    """Name of the Keras backend, such as `"jax"`."""
 
     adds_along_any_axis: bool = False
-    """Whether `keras.ops.add` takes an operand with one long axis for a bias, along
-    whichever axis of the other one has its length."""
+    """Whether `keras.ops.add` broadcasts a bias along any axis of matching length."""
 
     recovers_logits: bool = False
-    """Whether a loss of probabilities finds the logits before a float32 activation."""
+    """Whether losses on probabilities recover logits behind a float32 activation."""
 
     converts_models: bool = False
-    """Whether the converters to LiteRT and ONNX take functions of this framework."""
+    """Whether the LiteRT and ONNX converters accept functions of this framework."""
 
     fuses_fake_quantization: bool = False
-    """Whether fake quantization in a range is one operation of the framework."""
+    """Whether fake quantization in a range is a single operation."""
 
     memory_profiler: Callable[[Followed], MemoryProfiler]
-    """Returns what records every allocation and free while a model trains."""
+    """Returns a profiler that records all allocations during training."""
 
 
 @functools.cache
 def current() -> Backend:
-    """Return the adapter of the backend that Keras runs on in this process.
+    """Return the adapter of the active Keras backend.
 
     Raises:
-        ConfigError: if Keras runs on a backend that kerasmem has no adapter for.
+        ConfigError: If kerasmem does not support the backend.
 
     Example:
         >>> current().name == keras.backend.backend()
@@ -70,7 +68,7 @@ def current() -> Backend:
     name = keras.backend.backend()
     if name not in BACKENDS:
         raise ConfigError(
-            f"kerasmem works on the Keras backends {', '.join(BACKENDS)}. Received: "
+            f"kerasmem supports the Keras backends {', '.join(BACKENDS)}. Received: "
             f"keras.backend.backend()={name!r}. Set KERAS_BACKEND to one of them "
             "before Keras is imported."
         )
@@ -78,5 +76,5 @@ def current() -> Backend:
 
 
 def device_kind() -> str:
-    """Return `"gpu"` if the running backend has one, else `"cpu"`."""
+    """Return `"gpu"` if the backend has a GPU, else `"cpu"`."""
     return "gpu" if current().cuda_ordinals() else "cpu"

@@ -1,8 +1,7 @@
-"""Variables whose values stay in files: a few of them are in memory at a time.
+"""Variables that are offloaded to disk, with few values in memory at a time.
 
-The field calls it offloading to the disk. A layer that computes is lent the values that
-it asks for. What a variable is assigned goes to a file without a name, which is gone
-with the process, however that ends.
+A layer gets its values from the file when it computes. New values of a variable are
+written to an unnamed temporary file, which disappears with the process.
 """
 
 import math
@@ -25,38 +24,33 @@ from kerasmem.errors import OutputError
 from kerasmem.types import Variable
 
 MOST_LENT_BYTES = 32 << 20
-"""Of the values that are in memory at a time; one that is larger is there alone."""
+"""Maximum bytes of loaded values. A larger value is loaded without others."""
 
 _LEAST_KEPT = 1 << 14
-"""A value of fewer entries has memory of its own."""
+"""Minimum number of entries of an offloaded value."""
 
 _ALIGNMENT = mmap.ALLOCATIONGRANULARITY
 
 _REGION_BYTES = 1 << 30
-"""Of a file that are mapped at once: the system bounds how often that may be done."""
+"""Bytes of a file per mapping, because the system limits the number of mappings."""
 
 
 class Offloaded:
-    """Values in files, and those of them that are in memory for a while.
-
-    Args:
-        values: how the framework comes by the value of a variable.
-        folder: with room for what variables are assigned.
-    """
+    """Values in files, and a cache of loaded values."""
 
     def __init__(self, values: LazyValues, folder: Path) -> None:
         self._values = values
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
         self._region: mmap.mmap | None = None
         self._end = self._start = 0
-        # A tensor that lies over a file may be written to: never the file.
+        # A tensor over a file may be modified, which must not change the file.
         self.access = mmap.ACCESS_COPY if values.adopts else mmap.ACCESS_READ
         self._lent: OrderedDict[int, tuple[MappedArray, Any]] = OrderedDict()
         self._bytes_freed = 0
         self._last: MappedArray | None = None
 
     def value(self, variable: Variable, source: MappedArray) -> Any:
-        """Return a tensor of what a variable has in a file, the same for a while."""
+        """Return the value of a variable in a file as a cached tensor."""
         key = id(variable)
         entry = self._lent.get(key)
         if entry is not None and entry[0] is source:
@@ -69,24 +63,24 @@ class Offloaded:
             bytes_lent -= self._lent[oldest][0].nbytes
             self._take_back(oldest)
         tensor = self._values.lend(variable, source.aligned())
-        if not (self._values.adopts and source.flags.aligned):  # it may be a copy
+        if not (self._values.adopts and source.flags.aligned):  # `tensor` may be a copy
             source.release_around()
         self._lent[key] = source, tensor
         return tensor
 
     def array(self, source: MappedArray) -> np.ndarray:
-        """Return an array to read, over the file; that of the last call is released."""
+        """Return a readable array over the file and release the previous one."""
         if self._last is not None and self._last is not source:
             self._last.release_around()
         self._last = source
         return source.aligned()
 
     def keeps(self, variable: Variable) -> bool:
-        """Return whether the value of a variable is one for a file."""
+        """Return whether a variable is large enough to be offloaded."""
         return math.prod(variable.shape) >= _LEAST_KEPT
 
     def keep(self, array: Any) -> MappedArray | None:
-        """Return an array over a file that is as another one; None for a small one."""
+        """Return a copy of an array in the file, or None for a small array."""
         if isinstance(array, MappedArray) and array.place is not None:
             return array
         values = keras.ops.convert_to_numpy(array) if _is_tensor(array) else array
@@ -96,7 +90,7 @@ class Offloaded:
         try:
             region, start, place = self._room(values.nbytes)
             remaining, at = values.reshape(-1).view(np.uint8).data, place
-            while remaining:  # one call writes 2 GiB at most
+            while remaining:  # one call writes at most 2 GiB
                 count = os.pwrite(self._file.fileno(), remaining, at)
                 remaining, at = remaining[count:], at + count
         except OSError as error:
@@ -107,7 +101,7 @@ class Offloaded:
         return MappedArray.of(region, place - start, values.shape, values.dtype)
 
     def close(self) -> None:
-        """Let go of the file; who still has an array over it may use that."""
+        """Close the file. Arrays over the file stay valid."""
         for key in [*self._lent]:
             self._take_back(key)
         self._file.close()
@@ -116,13 +110,13 @@ class Offloaded:
         entry = self._lent.pop(key, None)
         if entry is not None:
             source, _ = entry
-            # Who still has the tensor may use it: its pages are read again then.
+            # Remaining users of the tensor are safe, because its pages are read again.
             source.release_around()
             self._trim(source.nbytes)
 
     def _trim(self, size: int) -> None:
-        # What a layer has computed is freed with it, in pieces all over the heap; for
-        # codes it was up to eight times as much.
+        # Results computed from a value are freed all over the heap. For codes they took
+        # up to eight times the size of the value.
         self._bytes_freed += size
         if self._bytes_freed >= MOST_LENT_BYTES // 4:
             self._bytes_freed = 0
@@ -142,12 +136,7 @@ class Offloaded:
 
 @contextmanager
 def offloaded(values: LazyValues, folder: Path) -> Iterator[Offloaded]:
-    """Give files for the values of variables, which are closed at the end.
-
-    Args:
-        values: how the framework comes by the value of a variable.
-        folder: with room for what variables are assigned.
-    """
+    """Return a context with files for variable values."""
     files = Offloaded(values, folder)
     try:
         yield files

@@ -1,6 +1,6 @@
-"""A Keras model through TensorFlow's converter to LiteRT, and through tf2onnx.
+"""Conversion of Keras models to LiteRT and ONNX with TensorFlow's tools.
 
-Both take functions of TensorFlow: they run only where Keras runs on it.
+Both converters need functions of TensorFlow, and therefore its Keras backend.
 """
 
 import errno
@@ -24,19 +24,13 @@ from kerasmem.types import Model
 
 _NEEDS_STATIC = "TensorListReserve"
 _NO_KERNELS = {"Tensor"}
-"""What looks like an operation in an error of Keras's own."""
+"""Names in Keras error messages that are not missing operations."""
 _ALONE = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One input of an exported file.
-
-    Args:
-        name: what the file calls it.
-        shape: with the batch axis; None where a length stays open.
-        dtype: name of its dtype.
-    """
+    """An input of an exported file. A variable length in `shape` is None."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -48,21 +42,16 @@ def to_litert(
     model: Model,
     arguments: Sequence[Argument],
 ) -> bytes:
-    """Return a LiteRT file of `call`, whose outputs it names `output_0` and so on.
+    """Convert a function to LiteRT, with outputs `output_0`, `output_1` and so on.
 
-    Args:
-        call: takes a tensor per argument, returns the outputs of `model`.
-        model: whose weights go into the file.
-        arguments: the inputs of the file.
-
-    Raises:
-        ModelError: if LiteRT lacks an operation of the model; it names it.
+    `call` computes the outputs of `model` from a tensor per argument. Raises
+    `ModelError` if LiteRT lacks an operation.
     """
     import tensorflow as tf
 
     outputs, signature = _endpoint(call, arguments)
-    # By way of a SavedModel: made of a function, the file either has no names or, with
-    # the model given beside it, reads variables that nothing ever wrote.
+    # A SavedModel is needed: without it, the file has no names, or, if the model is
+    # passed too, reads uninitialized variables.
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
         try:
             archive = keras.export.ExportArchive()
@@ -71,7 +60,7 @@ def to_litert(
             archive.write_out(folder, verbose=False)
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
             return converter.convert()
-        except OSError:  # such as on a full disk: of no model
+        except OSError:  # for example a full disk; not an error of the model
             raise
         except Exception as error:
             if (full := os.strerror(errno.ENOSPC)) in str(error):
@@ -95,27 +84,26 @@ def _why_not(model: Model, text: str) -> str:
     missing = sorted({name for match in names for name in match if name} - _NO_KERNELS)
     if _NEEDS_STATIC in missing:
         return (
-            f"LiteRT runs the loop over time steps in {model.name!r} only for a batch "
-            f"of a fixed size ({', '.join(missing)}). Next: batch_size=1."
+            f"LiteRT supports the loop over time steps in {model.name!r} only with a "
+            f"fixed batch size ({', '.join(missing)}). Next: batch_size=1."
         )
     if missing:
         return (
-            f"LiteRT has no kernel for {', '.join(missing)}, which the model "
-            f"{model.name!r} uses. Expected: operations that LiteRT has. Next: put "
-            "others in their place."
+            f"LiteRT has no kernel for {', '.join(missing)} in the model "
+            f"{model.name!r}. Expected: operations that LiteRT supports. Next: replace "
+            "these operations."
         )
     return (
         f"TensorFlow cannot convert the model {model.name!r} to LiteRT: "
-        f"{first_line(text)[:300] or 'it does not say why'}"
+        f"{first_line(text)[:300] or 'unknown reason'}"
     )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep off the terminal what Keras and a converter write on it.
+    """Suppress terminal output of Keras and the converters.
 
-    One thread at a time: the streams, and what a converter sets in TensorFlow, are
-    those of the whole process.
+    One thread at a time, because streams and TensorFlow settings belong to the process.
     """
     with _ALONE:
         with suppress(OSError, ValueError):
@@ -134,15 +122,10 @@ def quiet() -> Iterator[None]:
 def to_onnx(
     call: Callable[..., Sequence[Any]], model: Model, arguments: Sequence[Argument]
 ) -> bytes:
-    """Return an ONNX file of `call`, whose outputs it names `output_0` and so on.
+    """Convert a function to ONNX, with outputs `output_0`, `output_1` and so on.
 
-    Args:
-        call: takes a tensor per argument, returns the outputs of `model`.
-        model: whose weights go into the file.
-        arguments: the inputs of the file.
-
-    Raises:
-        ModelError: if ONNX lacks an operation of the model; it names it.
+    `call` computes the outputs of `model` from a tensor per argument. Raises
+    `ModelError` if ONNX lacks an operation.
     """
     import tensorflow as tf
 
@@ -159,21 +142,21 @@ def to_onnx(
             f"tf2onnx cannot convert the model {model.name!r} to ONNX: "
             f"{first_line(text_of(error))[:300] or type(error).__name__}"
         ) from error
-    # tf2onnx leaves an operation that it has nothing for as TensorFlow names it.
+    # tf2onnx keeps TensorFlow's name for an operation that it cannot convert.
     has = importlib.import_module("onnx.defs").has
     nodes = onnx_model.graph.node
     missing = sorted({n.op_type for n in nodes if not has(n.op_type, n.domain)})
     if missing:
         raise ModelError(
-            f"ONNX has no operation for {', '.join(missing)}, which the model "
-            f"{model.name!r} uses. Expected: operations that tf2onnx knows. Next: put "
-            "others in their place."
+            f"ONNX has no operation for {', '.join(missing)} in the model "
+            f"{model.name!r}. Expected: operations of tf2onnx. Next: replace these "
+            "operations."
         )
     return content
 
 
 def _onnx_model_of(function: Any, names: Sequence[str]) -> Any:
-    # What comes after the arguments are tensors that the function found around itself.
+    # The inputs after the arguments are captured tensors.
     inputs = [tensor.name for tensor in function.inputs[: len(names)]]
     outputs = {t.name: name for name, t in function.structured_outputs.items()}
     graph = importlib.import_module("tf2onnx.tf_loader").from_function(
@@ -201,10 +184,9 @@ def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
 
 @contextmanager
 def _inlined() -> Iterator[None]:
-    """Trace functions within a function as parts of it.
+    """Trace nested functions inline.
 
-    Keras compiles some convolutions as a function of their own, for which tf2onnx has
-    nothing.
+    Keras compiles some convolutions as nested functions, which tf2onnx cannot convert.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Devices and their memory, and how a framework takes its cards."""
+"""Devices, their memory and the GPU settings of the frameworks."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -21,13 +21,9 @@ ALLOCATORS = (BFC, CUDA_MALLOC_ASYNC)
 
 @dataclass(frozen=True)
 class Settings:
-    """What is wanted; None leaves a setting as it is.
+    """Requested GPU settings: bytes per card, growth, card indices, allocator.
 
-    Args:
-        limit_bytes: most bytes to take of each card.
-        growth: take memory as it is needed, instead of all at the start.
-        devices: numbers of the cards to use, ascending.
-        allocator: one of `ALLOCATORS`.
+    None keeps a setting.
     """
 
     limit_bytes: int | None = None
@@ -36,12 +32,12 @@ class Settings:
     allocator: str | None = None
 
     def requested(self) -> set[str]:
-        """Return the names of the settings that are not left as they are."""
+        """Return the names of the settings to change."""
         return {f.name for f in fields(self) if getattr(self, f.name) is not None}
 
 
 class InForce(NamedTuple):
-    """The settings of one card; None is no limit, or what cannot be told."""
+    """The settings of one card. None means no limit, or unknown."""
 
     limit_bytes: int | None
     growth: bool | None
@@ -49,170 +45,148 @@ class InForce(NamedTuple):
 
 
 class DeviceSettings(ABC):
-    """The settings of a framework; nothing here but `apply` starts its devices."""
+    """The GPU settings of a framework. Only `apply` may initialize devices."""
 
     fixed_by_start = frozenset({"limit_bytes", "growth", "devices", "allocator"})
-    """Names of the settings that cannot be changed once the devices have started."""
+    """Names of the settings that cannot change after the devices are initialized."""
 
     @abstractmethod
     def started(self) -> bool:
-        """Return whether the framework has its devices already."""
+        """Return whether the framework has initialized its devices."""
 
     @abstractmethod
     def cards(self, shown: int) -> int:
-        """Return how many cards the framework could use of the `shown` of CUDA."""
+        """Return the number of usable cards, out of `shown` CUDA cards."""
 
     @abstractmethod
     def visible(self, shown: int) -> tuple[int, ...]:
-        """Return CUDA's numbers of the cards that it uses or will use."""
+        """Return the CUDA indices of the cards in use."""
 
     @abstractmethod
     def allocator(self) -> str:
-        """Return the allocator of a card, one of `ALLOCATORS` or a name of its own."""
+        """Return the allocator of a card, in `ALLOCATORS` or framework-specific."""
 
     def refusal(self, wanted: Settings) -> str | None:
-        """Return why the framework cannot do this and what to do, None if it can."""
+        """Return the reason why settings are unsupported with a fix, or None."""
         allocator = wanted.allocator or self.allocator()
         if wanted.limit_bytes is not None and allocator == CUDA_MALLOC_ASYNC:
             return (
-                "CUDA's own pool may grow past any limit: it only returns the excess "
-                "later. Leave out `limit`, or take allocator='bfc'."
+                "CUDA's own pool may grow past any limit and only returns the excess "
+                "later. Leave out `limit`, or use allocator='bfc'."
             )
         return None
 
     @abstractmethod
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Put the settings in force.
+        """Apply settings without a `refusal`, or raise `ConfigError`.
 
-        Args:
-            wanted: what `refusal` has nothing against.
-            totals: bytes of each card that the driver tells of, by its number.
-
-        Raises:
-            ConfigError: if it turns out only now that the framework cannot do it.
+        `totals` are the bytes of each card that the driver reports.
         """
 
     @abstractmethod
     def in_force(self, card: int, total_bytes: int | None) -> InForce:
-        """Return what holds for a card, as far as it can be told."""
+        """Return the current settings of a card, as far as known."""
 
 
 class StepOptions:
-    """What can be chosen of a step, as Keras has it on every backend.
+    """Options of a training step. The defaults work on every backend.
 
-    Attributes:
-        graph_passes: passes of the graph optimizer that can be left out, from what a
-            user calls them to the framework's name.
+    `graph_passes` maps user-facing names of graph optimizer passes to framework names.
     """
 
     graph_passes: Mapping[str, str] = {}
 
     def leave_out(self, graph_pass: str) -> None:
-        """Leave a pass out of what this process makes of its graphs.
-
-        Args:
-            graph_pass: one of `graph_passes`.
-        """
+        """Disable one of `graph_passes` in this process."""
         raise NotImplementedError(f"There is no graph optimizer: {graph_pass!r}.")
 
     def device_count(self, cards: int) -> int:
-        """Return the number of devices to train on.
-
-        Args:
-            cards: number of GPUs.
-        """
+        """Return the number of training devices for a number of GPUs."""
         return cards or 1
 
     def data_parallel(self) -> AbstractContextManager[Any]:
-        """Return the scope in which a model is made that trains on every device."""
+        """Return a context for building a data-parallel model on all devices."""
         return keras.distribution.DataParallel().scope()
 
     def repeated(self, batch: Tensors) -> Any:
-        """Return what gives `fit` the same batch again and again."""
+        """Return an endless data source for `fit` that repeats one batch."""
         return (batch for _ in itertools.repeat(None))
 
 
 class DeviceBackend(ABC):
-    """Devices, their memory, and the processes that train together."""
+    """Devices, their memory, and the processes of a training."""
 
     pools_memory: bool = True
-    """Whether the allocator of a GPU takes one pool, not segments of several sizes."""
+    """Whether the GPU allocator uses one pool, not segments of several sizes."""
 
     limits_itself: bool = True
-    """Whether a running process can be kept to a limit of a GPU's memory."""
+    """Whether the GPU memory of a running process can be limited."""
 
     copies_arrays: bool = False
-    """Whether `fit` copies the arrays that it is given."""
+    """Whether `fit` copies its arrays."""
 
     step_options: type[StepOptions] = StepOptions
-    """What can be chosen of a step."""
+    """Options of a training step."""
 
     settings: type[DeviceSettings]
-    """What sets and tells how the framework takes its cards."""
+    """GPU settings of the framework."""
 
     @abstractmethod
     def device_memory(self) -> tuple[DeviceReading, ...]:
-        """Return one reading per device, empty where the framework gives none."""
+        """Return one reading per device, or an empty tuple if unsupported."""
 
     @abstractmethod
     def reset_device_peak(self) -> bool:
-        """Start a new peak on every device; False where the framework cannot."""
+        """Reset the peak of every device. Return False if unsupported."""
 
     def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
-        """Call `observer()` before anybody starts a new peak; return the undo.
+        """Call `observer()` before any peak reset, and return the undo function.
 
-        A device has one peak for all who read it: whoever still needs that of before
-        takes it over in `observer`. A reset is seen that goes through the adapter or
-        through the framework's public function, looked up when it is called.
+        Several users share the peak of a device, so `observer` must store the old peak.
+        Resets through the adapter and the public function of the framework are
+        observed.
         """
         return nothing_to_undo
 
     def free_caches(self) -> None:
-        """Give back what the framework keeps for later: programs, device memory.
-
-        TensorFlow's pool of a card stays.
-        """
+        """Free cached programs and device memory, except TensorFlow's GPU pool."""
         return
 
     def release_graphs(self) -> None:
-        """Let graphs go with their functions, where the framework would keep them.
+        """Release graphs together with their functions.
 
-        Call it after the training of a model that will be dropped.
+        Call after training a model that will be deleted.
         """
         return
 
     def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:
-        """Return bytes of variables by identity of each graph that no function needs.
-
-        Args:
-            objects: all that the garbage collector knows.
-        """
+        """Return the variable bytes of each graph without a function, by graph `id`."""
         del objects
         return {}
 
     @abstractmethod
     def why_no_device_memory(self) -> str:
-        """Return one plain sentence for a user who gets no device figures."""
+        """Return the reason for missing device values, as a sentence for users."""
 
     def input_bytes(self) -> int | None:
-        """Return the bytes that the host holds ready for a device that trains.
+        """Return the bytes of input data on the host while a GPU trains.
 
-        None where the framework does not count them, or no device but the CPU trains.
+        None if the framework does not count them, or if only the CPU trains.
         """
         return None
 
     def refusals(self) -> AbstractContextManager[RefusalLog]:
-        """Return a scope in which what an allocator refuses is noted."""
+        """Return a context that logs failed allocations."""
         return nullcontext(RefusalLog())
 
     def cpu_limit_bytes(self) -> int | None:
-        """Return the most bytes the CPU allocator hands out, None without a limit."""
+        """Return the limit of the CPU allocator in bytes, or None."""
         return None
 
     @abstractmethod
     def cuda_ordinals(self) -> dict[str, int]:
-        """Return CUDA's number, from 0 among the visible, of each device's card."""
+        """Return the CUDA index of the card of each device."""
 
     @abstractmethod
     def processes(self, model: Model) -> tuple[int, int]:
-        """Return the index of this process and the number that train together."""
+        """Return the index of this process and the number of training processes."""

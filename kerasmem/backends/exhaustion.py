@@ -1,4 +1,4 @@
-"""What a framework says when memory runs out, in one form for all of them."""
+"""Out-of-memory messages of all frameworks in one form."""
 
 import math
 import re
@@ -24,10 +24,10 @@ _WORDS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a framework raised `error` because memory ran out.
+    """Return whether `error` is an out-of-memory error of a framework.
 
-    By its name and words: the classes differ from one framework to the next, and JAX
-    and torch raise plain ones too.
+    The name and the text decide, because the classes differ and JAX and torch also
+    raise generic ones.
 
     Example:
         >>> is_out_of_memory(RuntimeError("RESOURCE_EXHAUSTED: Out of memory")), (
@@ -40,9 +40,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def complaint(text: str) -> str:
-    """Return the part of an error's text that is about memory, in one line.
+    """Return the part of an error text that concerns memory, in one line.
 
-    TensorFlow tells first how the operation came about, at length.
+    TensorFlow's texts start with a long description of the operation.
     """
     lines = text.splitlines()
     about = (n for n, line in enumerate(lines) if any(word in line for word in _WORDS))
@@ -51,22 +51,10 @@ def complaint(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A request that was refused, as the text of the error tells of it.
+    """A failed allocation, parsed from an error text.
 
-    What the text does not tell is None or `""`.
-
-    Args:
-        requested_bytes: bytes asked for; rounded where the text rounds.
-        shape: of the tensor, such as `"[64,128]"`.
-        dtype: type of its entries, by the framework's name.
-        operation: the framework's name of the operation that asked.
-        device: name of the device, as in `DeviceReading`.
-        limit_bytes: most bytes that could be had of the device.
-        in_use_bytes: bytes in use.
-        free_bytes: bytes not in use, in whatever pieces.
-        is_tensor: whether one tensor was asked for; a compiled step asks for all of its
-            memory at once.
-        in_pipeline: whether it was the input pipeline that asked.
+    Missing values are None or `""`. Free bytes may be in any number of blocks.
+    `is_tensor` is False for a compiled step, which requests all of its memory at once.
     """
 
     requested_bytes: int | None = None
@@ -82,7 +70,7 @@ class Refusal:
 
 
 def read_refusal(text: str) -> Refusal:
-    """Return what the text of an error tells, of any of the frameworks and NumPy.
+    """Parse the out-of-memory text of any framework or of NumPy.
 
     Example:
         >>> read_refusal("OOM when allocating tensor with shape[64,8] and type float "
@@ -113,7 +101,7 @@ _ARRAY = re.compile(
     r"array with shape \((?P<shape>[\d, ]*)\) and data type (?P<dtype>\w+)"
 )
 _ASKED = (
-    re.compile(r"\((\d+B)\)"),  # XLA writes the whole number behind a rounded one
+    re.compile(r"\((\d+B)\)"),  # XLA adds the exact number after the rounded one
     re.compile(rf"(?:allocating|allocate|request for) {_AMOUNT}"),
 )
 _NODE = re.compile(r"Detected at node (\S+) defined|\[\[\{?\{?node ([^\s}\]]+)")
@@ -203,13 +191,7 @@ def _of_cuda(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PoolState:
-    """An allocator's pool at one moment.
-
-    Args:
-        in_use_bytes: bytes in use.
-        pool_bytes: bytes of the pool, in use or not.
-        largest_free_bytes: largest free block of the pool.
-    """
+    """The pool of an allocator at one point in time."""
 
     in_use_bytes: int
     pool_bytes: int
@@ -217,14 +199,11 @@ class PoolState:
 
 
 class RefusalLog:
-    """What the allocators write down while the scope is open that gave it.
-
-    This one stays empty, for a framework that tells nothing.
-    """
+    """Log of failed allocations. This one stays empty, for unsupported frameworks."""
 
     def fullest(self) -> PoolState | None:
-        """Return the state in which most was in use, since the last such call.
+        """Return the logged pool state with the most bytes in use, and clear the log.
 
-        None if no request was refused, or the framework does not tell.
+        None if there was no failure, or if the framework does not support it.
         """
         return None

@@ -1,4 +1,4 @@
-"""The gradients that reach an update: where they stand in it, and their figures."""
+"""Gradients of an update: hooks into the optimizer, and their statistics."""
 
 import math
 import threading
@@ -15,21 +15,21 @@ from kerasmem.backends.patching import patch_method
 from kerasmem.types import Optimizer, Tensor, Variable
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
-"""Called with gradients and variables; what it returns is called after the update."""
+"""Called with gradients and variables. Its result is called after the update."""
 
 
 def innermost(optimizer: Optimizer) -> Any:
-    """Return the optimizer that updates, below any that only scale the loss."""
+    """Return the optimizer that updates the variables, without loss scaling."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 class _Update(threading.local):
-    """One call of the observer. Each replica of a strategy runs in its own thread.
+    """One call of the observer. Thread-local, because replicas run in threads.
 
-    No method returns a value to branch on: compiled code (torch) may keep the branch
-    that it saw in the first steps.
+    No method returns a value to branch on, because torch's compiled code may keep the
+    branch of the first steps.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -38,13 +38,13 @@ class _Update(threading.local):
         self._finish: Callable[[], None] | None = None
 
     def note(self, grads: Any = (), *_: Any, **__: Any) -> None:
-        """Keep gradients that are about to be clipped."""
+        """Store gradients before clipping."""
         self._unclipped = grads
 
     def begin(
         self, grads: Any = (), trainable_variables: Any = (), *_: Any, **__: Any
     ) -> None:
-        """Call the observer, unless gradients and variables are no matching lists."""
+        """Call the observer, unless gradients and variables do not match."""
         own_gradients, self._unclipped, self._finish = self._unclipped, (), None
         gradients = (
             own_gradients if _match(own_gradients, trainable_variables) else grads
@@ -72,10 +72,10 @@ def _observe_clipping(
     end: Callable[[], None],
     note: Callable[..., None],
 ) -> Callable[[], None]:
-    # Private, for want of a public place: `apply` has scaled gradients of
-    # micro-batches, `_backend_update_step` has clipped ones. Between them,
-    # `_clip_gradients` gets them unscaled and accumulated. With accumulation JAX runs
-    # this code in every step, and reverts the assignments of a step without an update.
+    # Private methods, because there are no public ones. `apply` gets scaled gradients
+    # of micro-batches and `_backend_update_step` clipped ones. `_clip_gradients`, in
+    # between, gets unscaled, accumulated gradients. With accumulation, JAX runs this
+    # code in every step, and reverts the assignments of a step without an update.
     def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
         note(*args, **kwargs)
         return original(*args, **kwargs)
@@ -87,8 +87,8 @@ def _observe_clipping(
         return result
 
     with ExitStack() as undo:
-        # No issue known: Keras 3.15 has no hook before gradients are clipped, and none
-        # after an update and before constraints.
+        # No issue known: Keras 3.15 has no hook before gradient clipping, and none
+        # between an update and the constraints.
         undo.callback(patch_method(optimizer, "_clip_gradients", clip))
         undo.callback(patch_method(optimizer, "_backend_update_step", update))
         return undo.pop_all().close
@@ -97,7 +97,7 @@ def _observe_clipping(
 def _observe_apply(
     optimizer: Optimizer, begin: Callable[..., None], end: Callable[[], None]
 ) -> Callable[[], None]:
-    # Each inner optimizer gets a part of the gradient, so it is read here.
+    # Each inner optimizer gets only part of the gradients.
     def apply(original: Any, gradients: Any, variables: Any) -> Any:
         scale = optimizer.loss_scale_factor
         true_gradients = [
@@ -126,18 +126,15 @@ def around_apply(
     optimizer: Optimizer,
     wrapper: Callable[[Callable[..., Any], list[Any], list[Any]], Any],
 ) -> Callable[[], None]:
-    """Call `wrapper(original, gradients, variables)` in place of `apply`.
+    """Call `wrapper(original, gradients, variables)` instead of `apply`.
 
-    Args:
-        optimizer: the optimizer. On JAX, the one that updates.
-        wrapper: is given the variables also where the caller left them out.
-
-    Returns:
-        the undo.
+    Returns the undo function. On JAX, `optimizer` must be the one that updates the
+    variables.
     """
 
     def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        # Private: the variables it was built for, which is what `apply` itself takes.
+        # Private: the variables that the optimizer was built for, the default of
+        # `apply`.
         variables = trainable_variables or optimizer._trainable_variables
         return wrapper(original, list(grads), list(variables))
 
@@ -146,12 +143,12 @@ def around_apply(
 
 
 def scales_loss(optimizer: Optimizer) -> bool:
-    """Return True if the optimizer scales the loss and skips nonfinite gradients."""
+    """Return whether the optimizer scales the loss and skips nonfinite gradients."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 class GradientBackend(ABC):
-    """The gradients of a framework's step, and the update that they make."""
+    """Gradients of the training step of a framework."""
 
     ops: Any
     uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -159,29 +156,24 @@ class GradientBackend(ABC):
     def observe_gradients(
         self, optimizer: Optimizer, observer: Observer
     ) -> Callable[[], None]:
-        """Call `observer(gradients, variables)` in every update; return the undo.
+        """Call `observer(gradients, variables)` in every update, and return the undo.
 
         The gradients are unscaled, unclipped and accumulated; `complete_gradients`
-        sums them over replicas. The call happens inside the compiled
-        step, so the observer sees tensors and may assign a `StepState`. What it
-        returns, if it is not None, is called when the variables have been updated,
-        before any constraint. An optimizer with its own way to update may never call
-        the observer.
+        reduces them over replicas. The call happens inside the compiled step, so the
+        observer gets tensors and may assign a `StepState`. Its result, if not None, is
+        called after the update and before constraints. Optimizers with custom updates
+        may never call the observer.
         """
         optimizer = innermost(optimizer)
         update = _Update(observer)
-        # The observer counts steps in Python: its compiled form would keep one count.
+        # The observer counts steps in Python. Compiled code would freeze the count.
         begin, end, note = map(self.uncompiled, (update.begin, update.end, update.note))
         if isinstance(optimizer, keras.optimizers.MultiOptimizer):
             return _observe_apply(optimizer, begin, end)
         return _observe_clipping(optimizer, begin, end, note)
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027 - any will do
-        """Check that an optimizer can be observed.
-
-        Raises:
-            TypeError: if the optimizer cannot carry more variables through a step.
-        """
+    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027 - no check
+        """Raise `TypeError` if the optimizer cannot be observed."""
 
     def complete_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any]
@@ -190,12 +182,12 @@ class GradientBackend(ABC):
         return gradients
 
     def squared_norms(self, gradients: Sequence[Any]) -> Any:
-        """Return the square of the L2 norm of each gradient, a float32 vector."""
+        """Return the squared L2 norm of each gradient as a float32 vector."""
         ops = self.ops
         return ops.stack([ops.sum(ops.square(self._float32(g))) for g in gradients])
 
     def gradient_statistics(self, gradients: Sequence[Any]) -> Any:
-        """Return three figures per gradient, a float32 matrix.
+        """Return a float32 matrix with three values per gradient.
 
         The columns are the largest absolute value, the number of nonzero entries and
         the number of nonfinite entries. The first is undefined if the last is not 0.
@@ -205,7 +197,7 @@ class GradientBackend(ABC):
     def _statistics(self, values: Any) -> Any:
         ops = self.ops
         masks = (ops.not_equal(values, 0.0), ops.logical_not(ops.isfinite(values)))
-        # float32 stops counting at 16 million.
+        # float32 cannot count beyond 16 million.
         counts = [ops.sum(ops.cast(mask, "int32")) for mask in masks]
         return ops.stack(
             [ops.max(ops.abs(values)), *(ops.cast(n, "float32") for n in counts)]
@@ -214,7 +206,7 @@ class GradientBackend(ABC):
     def gradient_bytes(self, gradient: Tensor) -> Any:
         """Return the size of a gradient in bytes.
 
-        An int for a dense gradient. A float32 scalar tensor for a sparse one: the
+        An int for a dense gradient. For a sparse one, a float32 scalar tensor with the
         size of its values and indices.
         """
         dtype = np.dtype(keras.backend.standardize_dtype(gradient.dtype))
@@ -224,19 +216,16 @@ class GradientBackend(ABC):
         return self.ops.cast(gradient, "float32")
 
     def crossentropy(self, logits: Tensor, labels: Tensor) -> tuple[Any, Any, Any]:
-        """Return cross-entropies of rows, their slopes by the logits, and best words.
+        """Return per-row cross-entropies, gradients by the logits, and argmax.
 
-        Nothing flows back through them.
-
-        Args:
-            logits: float32 (rows, words).
-            labels: int32 (rows,), from 0 to `words - 1`.
+        The results have no gradient. `logits` has the shape `(rows, words)` and the
+        dtype float32. `labels` has the shape `(rows,)` and the dtype int32.
         """
         largest = ops.max(logits, axis=-1, keepdims=True)
         powers = ops.exp(logits - largest)
         total = ops.sum(powers, axis=-1, keepdims=True)
         own = ops.take_along_axis(logits, labels[:, None], axis=-1)
-        # What is below the first word would be counted from the last.
+        # A negative label would count from the last word.
         own = ops.where(labels[:, None] < 0, float("nan"), own)
         losses = (ops.log(total) + largest - own)[:, 0]
         every = ops.arange(logits.shape[-1], dtype="int32")[None]
@@ -245,16 +234,16 @@ class GradientBackend(ABC):
         return losses, slopes, ops.cast(ops.argmax(logits, axis=-1), "int32")
 
     def dense(self, gradient: Tensor) -> Any:
-        """Return a gradient as a tensor of its variable's shape, also one of rows."""
+        """Return a gradient as a dense tensor with the shape of its variable."""
         return gradient
 
     def in_turn(
         self, gradient: Tensor, variable: Variable
     ) -> AbstractContextManager[Callable[[Sequence[Any]], None]]:
-        """Return a scope for the update of one variable, which waits for its turn.
+        """Return a context that delays the update of one variable.
 
-        Where a graph would run all updates at once, what is made in the scope is made
-        when the gradient is there and the update before is done. The scope gives what
-        to call in it with the last tensors that are made.
+        A graph would run all updates at once. Operations in this context run after the
+        gradient is computed and the previous update is done. The context returns a
+        function to call with the last tensors.
         """
         return nullcontext(lambda _: None)

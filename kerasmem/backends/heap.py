@@ -1,4 +1,4 @@
-"""The heap of the C library: what it has, and its free pages given back."""
+"""Size of the heap of the C library, and release of its free pages."""
 
 import ctypes
 from contextlib import suppress
@@ -6,12 +6,9 @@ from typing import NamedTuple
 
 
 class CHeap(NamedTuple):
-    """What the heap of the C library has, bytes.
+    """Allocated and freed bytes of the C heap.
 
-    Args:
-        used_bytes: what was handed out, mapped blocks included.
-        free_bytes: what was given back and is kept to be handed out again; some of it
-            may be given back to the kernel.
+    Some freed bytes may already be returned to the kernel.
     """
 
     used_bytes: int
@@ -19,7 +16,7 @@ class CHeap(NamedTuple):
 
 
 def c_heap() -> CHeap | None:
-    """Return what the C library's heap has; None where it is not glibc's, from 2.33."""
+    """Return the size of the C heap, or None without glibc 2.33 or later."""
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
         return None
@@ -41,7 +38,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def trim_heap() -> None:
-    """Give free pages back to the kernel; nothing where the C library cannot."""
-    # glibc keeps freed pages; other C libraries have no such function.
+    """Return free pages of the heap to the kernel, if supported."""
+    # Only glibc keeps freed pages and has this function.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

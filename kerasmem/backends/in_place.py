@@ -1,4 +1,4 @@
-"""Steps that change the variables as they go: there is no state beside them."""
+"""Steps that update the variables in place, without a separate state."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from kerasmem.types import Logs, Variable
 
 @dataclass(frozen=True)
 class HostValues:
-    """Variables, a copy of their values, and what puts back all that rides along."""
+    """Variables, copies of their values, and functions that restore other state."""
 
     variables: list[Any]
     values: list[Any]
@@ -23,24 +23,24 @@ class HostValues:
 
 
 class InPlaceSteps(Steps):
-    """Steps of one model, which change its variables."""
+    """Steps of one model that update its variables in place."""
 
     def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
-        """Return no state, and batches of what Keras gave its function."""
+        """Return None and the batches from the arguments of Keras's function."""
         return None, iter(arguments[0])
 
     def pack(self, logs: Logs, state: Any) -> Any:
-        """Return what Keras expects of its function."""
+        """Return the result of Keras's function."""
         return logs
 
     def snapshot(self, state: Any) -> HostValues:
-        """Return a copy, on the host, of all that steps change."""
+        """Copy all values that steps change to the host."""
         variables = self._changed()
         values = [self._to_host(variable) for variable in variables]
         return HostValues(variables, values, saved_state(self._model.optimizer))
 
     def restore(self, snapshot: HostValues, state: Any) -> Any:
-        """Put back what `snapshot` has."""
+        """Restore a snapshot."""
         for variable, value in zip(snapshot.variables, snapshot.values, strict=True):
             self._put_back(variable, value)
         for put_back in snapshot.put_back:
@@ -50,7 +50,7 @@ class InPlaceSteps(Steps):
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
     ) -> Callable[[], None]:
-        """Have the optimizer add up gradients in steps that run a part of a batch."""
+        """Make the optimizer accumulate gradients in micro-batch steps."""
 
         def apply(
             original: Callable[..., Any], gradients: list[Any], variables: list[Any]
@@ -82,18 +82,18 @@ class InPlaceSteps(Steps):
 
     @abstractmethod
     def _to_host(self, variable: Variable) -> Any:
-        """Return a copy of a variable's value."""
+        """Return a copy of the value of a variable."""
 
     @abstractmethod
     def _put_back(self, variable: Variable, value: Any) -> None:
-        """Give a variable the value of a copy."""
+        """Restore the value of a variable from a copy."""
 
     @abstractmethod
     def _add(
         self, totals: Sequence[GradientSum], gradients: Sequence[Any], part: BatchPart
     ) -> Sequence[Any]:
-        """Add a part's gradients; return the sums, None for one with no gradient."""
+        """Add gradients and return the sums, None for a variable without gradient."""
 
     @abstractmethod
     def _clear(self, total: GradientSum) -> None:
-        """Have a sum start from zero again."""
+        """Reset a sum to zero."""

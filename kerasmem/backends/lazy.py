@@ -1,8 +1,8 @@
-"""Variables without a value until somebody looks at it.
+"""Variables whose values are created on first use.
 
-Keras makes a variable's first value at once. Here the variable is of a class that knows
-name, shape and dtype, and remembers an array over a file. The first who asks for the
-value makes it one of Keras's own class.
+Keras creates the value of a variable immediately. A lazy variable has a subclass with
+name, shape and dtype, and optionally an array over a file. The first read creates the
+value and restores the original class.
 """
 
 import functools
@@ -31,39 +31,34 @@ if TYPE_CHECKING:
 
 
 class LazyValues(ABC):
-    """How a framework comes by the value of a variable that had none."""
+    """Creation of values for lazy variables of a framework."""
 
     adopts: bool = False
-    """Whether an array becomes a tensor without a copy: then at once, for nothing."""
+    """Whether an array becomes a tensor without a copy, and therefore immediately."""
 
     def why_not(self) -> str | None:
-        """Return why variables cannot be without a value here, None if they can."""
+        """Return the reason why lazy variables are unsupported, or None."""
         return None
 
     def placeholder(self, variable: Variable) -> Any | None:
-        """Return a tensor without memory that is there first; None to do without."""
+        """Return a tensor without memory as the initial value, or None."""
         return None
 
     def outside_of_traces(self) -> AbstractContextManager[Any]:
-        """Return a scope in which a tensor is a real one, whatever is being traced."""
+        """Return a context in which tensors are concrete, even in a trace."""
         return nullcontext()
 
     @abstractmethod
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return what has a shape and a type, and no memory: nobody looks at it."""
+        """Return a tensor-like object with shape and dtype, without memory."""
 
     def fill(self, variable: Variable, value: Any) -> None:
-        """Give a variable of Keras's own class its first value."""
-        # Private, as in all backends: what Keras calls to give the first value.
+        """Set the first value of a variable."""
+        # Private: the method with which Keras sets the first value on all backends.
         variable._initialize(variable._convert_to_tensor(value, variable._dtype))
 
     def lend(self, variable: Variable, array: np.ndarray) -> Any:
-        """Return a tensor to compute with in the place of a variable's value.
-
-        Args:
-            variable: it goes on having none.
-            array: the value, over a file.
-        """
+        """Return a temporary tensor for the value of a variable."""
         return variable._convert_to_tensor(array, variable._dtype)
 
 
@@ -77,24 +72,20 @@ def lazy_variables(
     at_rest: "Offloaded | None" = None,
     assigned: bool = True,
 ) -> Iterator[None]:
-    """Return a scope in which a variable with an initializer gets no value yet.
+    """Return a context in which variables with an initializer are lazy.
 
     Args:
-        values: of the framework.
-        described: True for variables that only have a shape and a type, in the scope
-            and after it: one that an array over a file is assigned never gets memory,
-            and has no value to compute with. Its array is its `first_value`.
-        blank: True, with `described`, where there are no files: nor has one that is
-            assigned nothing a value.
-        settled: True to give what was assigned nothing its first value at the end.
-        at_rest: where variables go on having their values, in the scope and after it,
-            whatever they are assigned: each who asks for one is lent it. Scopes within
-            this one do the same, but for those of described variables.
-        assigned: False, with `at_rest`, where variables may keep their first values:
-            who looks at one gets it.
+        values: The `LazyValues` of the framework.
+        described: If True, variables have only shape and dtype, also after the context.
+            An assigned array over a file becomes the `first_value`.
+        blank: With `described`, whether variables without an array have no value.
+        settled: Whether to create the remaining values at the end.
+        at_rest: Files for offloaded values, also after the context and after
+            assignments. Reads return temporary tensors. Applies to nested contexts.
+        assigned: With `at_rest`, False if variables may keep their first values.
     """
     cls = keras.Variable
-    # Private: the one place where every backend makes a value by an initializer.
+    # Private: every backend creates initial values in this method only.
     name = "_initialize_with_initializer"
     with _ONE_THREAD:
         is_inherited = name not in vars(cls)
@@ -103,8 +94,8 @@ def lazy_variables(
             at_rest = at_rest or next(reversed(_AT_REST), None)
         thread = threading.get_ident()
         scope = _Scope(values, original, thread, described, at_rest, assigned, blank)
-        # No issue known: Keras 3.15 defers values in a `StatelessScope` alone, which
-        # takes assignments away as well.
+        # No issue known: Keras 3.15 defers values only in a `StatelessScope`, which
+        # also captures assignments.
         setattr(cls, name, functools.partialmethod(_defer, scope))
         _AT_REST.append(at_rest)
         try:
@@ -125,13 +116,9 @@ def lazy_variables(
 
 
 def first_value(variable: Variable) -> Any:
-    """Return the value that a variable has or would get, and make none its own.
+    """Return the current or future value of a variable without creating the value.
 
-    Args:
-        variable: any `keras.Variable`.
-
-    Returns:
-        A tensor, or the array over a file that it was assigned.
+    Returns a tensor, or the assigned array over a file.
     """
     state = vars(variable).get(_STATE)
     if state is None:
@@ -140,13 +127,13 @@ def first_value(variable: Variable) -> Any:
 
 
 def source_at_rest(variable: Variable) -> MappedArray | None:
-    """Return the array over a file in which a variable has its value, if it does."""
+    """Return the file array of an offloaded variable, or None."""
     state = vars(variable).get(_STATE)
     return None if state is None or state.scope.at_rest is None else state.source
 
 
 def array_at_rest(variable: Variable) -> np.ndarray | None:
-    """Return the value that a variable has in a file to read, None if it has none."""
+    """Return a readable array of an offloaded variable, or None."""
     source = source_at_rest(variable)
     if source is None:
         return None
@@ -154,14 +141,14 @@ def array_at_rest(variable: Variable) -> np.ndarray | None:
 
 
 def kept_at_rest(array: np.ndarray) -> np.ndarray:
-    """Return an array, over a file where variables have their values in files."""
+    """Return a file copy of an array inside an offloading context, else the array."""
     files = next(reversed(_AT_REST), None)
     mapped_array = None if files is None else files.keep(array)
     return array if mapped_array is None else mapped_array
 
 
 def is_made_of_zeros(variable: Variable) -> bool:
-    """Return whether a variable has no value yet, and would get zeros."""
+    """Return whether a variable has no value yet and a zero initializer."""
     state = vars(variable).get(_STATE)
     return (
         state is not None
@@ -198,11 +185,11 @@ class _State:
 _STATE, _VALUE = "_kerasmem_lazy", "_value"
 _SETTLING, _ONE_THREAD = threading.RLock(), threading.RLock()
 _AT_REST: list["Offloaded | None"] = []
-"""Of each scope that is open, the innermost last."""
+"""Files of the open contexts, innermost last."""
 
 
 class _Lazy:
-    """What a variable is before `keras.Variable`, until it has a value."""
+    """Mix-in for the class of a variable without a value."""
 
     _shape: tuple[int, ...]
     _dtype: str
@@ -218,7 +205,7 @@ class _Lazy:
             nothing = state.scope.values.described
             return nothing(self._shape, self._dtype) if own_value is None else own_value
         if state is not None and state.scope.is_open and state.source is None:
-            # Only shapes are asked for: it may be assigned a value yet.
+            # In an open context only shapes are needed, and a value may be assigned.
             own_value = vars(self).get(_VALUE)
             return _first(self, state) if own_value is None else own_value
         _settle(self)
@@ -229,7 +216,7 @@ class _Lazy:
         vars(self)[_VALUE] = value
 
     def numpy(self) -> Any:
-        """Return the value as an array; a first value is not made its own by that."""
+        """Return the value as an array. A read does not create a first value."""
         state = vars(self).get(_STATE)
         if state is None or not state.scope.is_described or state.source is not None:
             return super().numpy()  # type: ignore[misc]
@@ -239,21 +226,21 @@ class _Lazy:
         return keras.ops.convert_to_numpy(_first(self, state))
 
     def assign(self, value: Any) -> Any:
-        """Remember an array over a file; assign any other as ever."""
-        if in_stateless_scope():  # of a trace, whose tensors are no values
+        """Store an array over a file without reading; assign other values as usual."""
+        if in_stateless_scope():  # tensors of a trace are not values
             return super().assign(value)  # type: ignore[misc]
         if isinstance(value, MappedArray) and _fits(self, value):
             state = vars(self)[_STATE]
-            # The initializer is needed no more, and may hold on to another weight.
+            # Free the initializer, which may refer to another weight.
             state.source, state.initializer = value, keras.initializers.Zeros()
             return value
         if isinstance(value, MappedArray) and vars(self)[_STATE].scope.is_described:
-            # No file tells how much memory its arrays may take here.
+            # The file must not decide how much memory a described variable uses.
             raise ValueError(
                 f"The file has an array of shape {value.shape} and type {value.dtype} "
                 f"for a weight of shape {tuple(self._shape)} and type {self._dtype}."
             )
-        if _fits(self, value):  # then no first value is made
+        if _fits(self, value):  # avoids the creation of a first value
             return _begin_with(self, value)
         state = vars(self).get(_STATE)
         if state is not None and state.scope.at_rest is not None:
@@ -266,14 +253,14 @@ def _defer(variable: Variable, scope: _Scope, initializer: Callable[..., Any]) -
     files = scope.at_rest
     is_kept = scope.is_open or (files is not None and files.keeps(variable))
     if threading.get_ident() != scope.thread or not is_kept:
-        # What another thread makes has its value, and what is small.
+        # Variables of other threads and small variables are not lazy.
         scope.original(variable, initializer)
         return
     cls = type(variable)
     placeholder = scope.values.placeholder(variable)
     if placeholder is not None:
         variable._initialize(placeholder)
-    # No issue known: a layer of Keras 3.15 makes variables of no other class.
+    # No issue known: layers of Keras 3.15 create variables of one class only.
     become_plain = change_class(variable, _lazy_form(cls))
     vars(variable)[_STATE] = _State(scope, initializer, become_plain)
     scope.deferred.append(weakref.ref(variable))
@@ -287,14 +274,14 @@ def _lazy_form(cls: type) -> type:
 def _begin_with(variable: Variable, value: Any) -> Any:
     with _SETTLING:
         state = vars(variable).get(_STATE)
-        if state is None:  # another thread was first
+        if state is None:  # another thread has assigned a value
             return variable.assign(value)
         values, files = state.scope.values, state.scope.at_rest
         mapped_array = None if files is None else files.keep(value)
         if mapped_array is not None:
             return variable.assign(mapped_array)
         with values.outside_of_traces():
-            # Laid out as it is: a sum in another order has other last bits.
+            # Keeps the memory layout, which determines the order of sums.
             values.fill(variable, keras.ops.copy(value) if values.adopts else value)
         _become_plain(variable)
         return value
@@ -313,7 +300,7 @@ def _converted(variable: Variable, value: Any) -> Any:
 def _settle(variable: Variable) -> None:
     with _SETTLING:
         state = vars(variable).get(_STATE)
-        if state is None:  # another thread was first
+        if state is None:  # another thread has created the value
             return
         values, source = state.scope.values, state.source
         with values.outside_of_traces():
@@ -332,7 +319,7 @@ def _settle(variable: Variable) -> None:
 
 
 def _become_plain(variable: Variable) -> None:
-    # Whoever has read the class before finds the value all the same.
+    # Code that has already read the class finds the value in `_value`.
     vars(variable)[_STATE].become_plain(variable)
     del vars(variable)[_STATE]
 

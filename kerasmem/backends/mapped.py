@@ -1,4 +1,4 @@
-"""Arrays over a file, whose pages come and go."""
+"""Arrays over memory-mapped files."""
 
 import mmap
 from collections.abc import Iterator
@@ -6,25 +6,21 @@ from collections.abc import Iterator
 import numpy as np
 
 _READ_AROUND = 2 << 20
-"""So many bytes before and behind it a system may map with a page that is looked at."""
+"""Maximum bytes before and after an accessed page that the system may also map."""
 
 
 class MappedArray(np.ndarray):
-    """An array over a file, whose pages are read when they are looked at."""
+    """An array over a file, whose pages are read on access."""
 
     _region: tuple[mmap.mmap, int] | None = None
     name: str | None = None
-    """Its path in the file, where somebody noted it. A part of it has none."""
+    """Path of the array in the file, if set. Slices have None."""
 
     @classmethod
     def of(
         cls, file: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype
     ) -> "MappedArray":
-        """Return the array that begins at the byte `start` of a file.
-
-        Raises:
-            ValueError: if the file ends before it does.
-        """
+        """Return the array at the byte `start` of a file."""
         count = int(np.prod(shape, dtype=np.int64))
         entries = np.frombuffer(file, np.uint8, count * dtype.itemsize, start)
         array = entries.view(dtype).reshape(shape).view(cls)
@@ -33,25 +29,20 @@ class MappedArray(np.ndarray):
 
     @property
     def place(self) -> int | None:
-        """The byte of the file where it begins, None if the file has nothing of it."""
+        """Offset in the file in bytes, or None for an array in memory."""
         return None if self._region is None else self._region[1]
 
     def aligned(self) -> np.ndarray:
-        """Return an array whose entries lie where a framework takes them."""
+        """Return an aligned array, copied if necessary."""
         plain = self.view(np.ndarray)
         return plain if plain.flags.aligned else plain.copy()
 
     def release(self) -> None:
-        """Give back the memory of its pages; looked at again, they are read again."""
+        """Free the pages of the array. The next access reads them again."""
         self._release(self._region and self._region[1], self.nbytes)
 
     def release_around(self, start: int = 0, stop: int | None = None) -> None:
-        """Give back pages of entries, with those that the system read beside them.
-
-        Args:
-            start: the first entry.
-            stop: the one behind the last; None for all.
-        """
+        """Free the pages of entries and the pages that the system read around them."""
         if self._region is None:
             return
         file, place = self._region
@@ -61,11 +52,7 @@ class MappedArray(np.ndarray):
         self._release(first, min(end + _READ_AROUND, len(file)) - first)
 
     def pieces(self, size: int) -> Iterator[np.ndarray]:
-        """Yield all entries in order, in copies of one axis; no page stays in memory.
-
-        Args:
-            size: most entries of a piece.
-        """
+        """Yield 1D copies of at most `size` consecutive entries, and free the pages."""
         entries = self.view(np.ndarray).reshape(-1)
         for start in range(0, self.size, size):
             piece = entries[start : start + size].copy()

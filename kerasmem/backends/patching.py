@@ -1,4 +1,4 @@
-"""Wrap a method of one object, and unwrap it again in any order."""
+"""Wrappers of methods of single objects, removable in any order."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -12,11 +12,11 @@ import keras
 from kerasmem.types import Layer
 
 Wrapper = Callable[..., Any]
-"""Called as `wrapper(original, *args, **kwargs)` in place of the method."""
+"""Called as `wrapper(original, *args, **kwargs)` instead of the method."""
 
 
 class _Chain:
-    """What stands in an object's `__dict__` in place of a method."""
+    """Replacement of a method in the `__dict__` of an object."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.original: Callable[..., Any] = getattr(owner, name)
@@ -31,16 +31,10 @@ class _Chain:
 
 
 def patch_method(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
-    """Put `wrapper` before the method `name` of this one object; return the undo.
+    """Wrap a method of one object and return the undo function.
 
-    Several wrappers of one method may be undone in any order; with the last one the
-    object is as it was. Undoing twice is a no-op.
-
-    Args:
-        owner: the object; its class is left alone.
-        name: name of the method.
-        wrapper: called as `wrapper(original, *args, **kwargs)`; the latest wrapper
-            runs first.
+    `wrapper(original, *args, **kwargs)` is called instead of the method. The latest
+    wrapper runs first. Wrappers can be removed in any order. A second undo is a no-op.
 
     Example:
         >>> class Greeter:
@@ -57,7 +51,7 @@ def patch_method(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
     chain = vars(owner).get(name)
     if not isinstance(chain, _Chain):
         chain = _Chain(owner, name)
-        # Past the owner's __setattr__: Keras and torch track what is set there.
+        # Bypasses `__setattr__`, with which Keras and torch track attributes.
         object.__setattr__(owner, name, chain)
     chain.wrappers.append(wrapper)
     return partial(_unwrap, owner, name, chain, wrapper)
@@ -66,36 +60,24 @@ def patch_method(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
 def call_before(
     owner: Any, name: str, observer: Callable[[], None]
 ) -> Callable[[], None]:
-    """Call `observer()` before every call of the method `name`; return the undo.
-
-    Args:
-        owner: the object, or the module, that has the method.
-        name: name of the method.
-        observer: what it raises is raised from the call.
-    """
+    """Call `observer()` before every call of a method, and return the undo function."""
 
     def observed(original: Any, *args: Any, **kwargs: Any) -> Any:
         observer()
         return original(*args, **kwargs)
 
-    # No issue known: Keras 3.15 tells no callback of a `fit` that was broken off, nor
-    # frameworks of counters that are set back.
+    # No issue known: Keras 3.15 has no callback hook for a failed `fit`, and frameworks
+    # have none for a reset of counters.
     return patch_method(owner, name, observed)
 
 
 def change_class(owner: Any, cls: type) -> Callable[..., None]:
-    """Change the class of an object in place; its attributes stay. Return the undo.
+    """Change the class of an object in place, and return the undo function.
 
-    Args:
-        owner: the object, which the undo does not keep alive.
-        cls: its new class.
-
-    Returns:
-        A function that gives the object its class back, or a copy of it that is handed
-        in.
+    The undo function accepts a copy of the object. It has only a weak reference.
     """
     before, alive = type(owner), weakref.ref(owner)
-    # Not `setattr`: that of Keras tracks what is set.
+    # Bypasses Keras's `__setattr__`, which tracks attributes.
     object.__setattr__(owner, "__class__", cls)
 
     def undo(other: Any = None) -> None:
@@ -107,7 +89,7 @@ def change_class(owner: Any, cls: type) -> Callable[..., None]:
 
 
 def nothing_to_undo() -> None:
-    """Do nothing: the undo of a patch that was not needed."""
+    """Do nothing: the undo function of an unnecessary patch."""
 
 
 def _unwrap(owner: Any, name: str, chain: _Chain, wrapper: Wrapper) -> None:
@@ -122,15 +104,10 @@ def _unwrap(owner: Any, name: str, chain: _Chain, wrapper: Wrapper) -> None:
 
 @dataclass(eq=False)
 class LayerCall:
-    """One call of a layer, of its inputs before it and of its outputs after it.
+    """One call of a layer with backend tensors, before or after its execution.
 
-    Args:
-        layer: the layer.
-        run: runs the layer on what it was called with, arguments of its own by name in
-            place of these; the hooks that others put on it run too.
-        args: what it is called with, backend tensors.
-        kwargs: likewise, with what Keras adds, such as `mask`.
-        outputs: what it returned, None before it has run.
+    `run` runs the layer and its other hooks, with optional replacements of arguments by
+    name. `kwargs` includes the arguments from Keras, such as `mask`.
     """
 
     layer: Any
@@ -141,7 +118,7 @@ class LayerCall:
 
     @property
     def x(self) -> Any:
-        """The first thing that it is called on."""
+        """The first argument."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
 
@@ -151,17 +128,12 @@ See = Callable[[LayerCall], Any]
 def observe_calls(
     layers: Iterable[Any], *, inputs: See | None = None, outputs: See | None = None
 ) -> Callable[[], None]:
-    """Have calls of layers seen from now on, whoever makes them; return the undo.
+    """Observe all calls of layers, and return the undo function.
 
-    A layer that is called several times is seen as often. A layer that is called with
-    symbols, to trace it, is seen with symbols.
-
-    Args:
-        layers: the layers; after the undo they are as before.
-        inputs: sees each call before the layer runs. What it returns, if not None, is
-            what the call gives: the layer does not run then. One that has run the
-            layer returns the `LayerCall`, with its outputs.
-        outputs: sees each call after the layer ran.
+    Symbolic calls and repeated calls of a layer are observed too. `inputs` is called
+    before the layer, and a result other than None replaces the call. If `inputs` has
+    run the layer, it returns the `LayerCall` with outputs. `outputs` is called after
+    the layer.
     """
     watch = partial(_watched, inputs, outputs)
     with ExitStack() as hooks:
@@ -176,7 +148,7 @@ def observe_calls(
 def observing(
     layers: Iterable[Any], *, inputs: See | None = None, outputs: See | None = None
 ) -> Iterator[None]:
-    """Return a scope in which calls of layers are seen, see `observe_calls`."""
+    """Return a context that observes calls of layers, see `observe_calls`."""
     undo = observe_calls(layers, inputs=inputs, outputs=outputs)
     try:
         yield

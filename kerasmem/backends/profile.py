@@ -1,4 +1,4 @@
-"""What a framework's memory profiler saw, before anybody asked what it means."""
+"""Raw data of the memory profilers."""
 
 import re
 from collections import defaultdict, deque
@@ -8,33 +8,20 @@ from typing import Any, Protocol
 
 
 class ProfilerUnavailableError(RuntimeError):
-    """The backend or the device gives no profile of the memory.
+    """The backend or device has no memory profiler.
 
-    The message names the variable to set or the backend to use instead.
+    The message contains the variable to set or the backend to use.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """The allocation or the free of one block.
+    """An allocation or a deallocation of one block.
 
-    Args:
-        time_ns: when, in nanoseconds; in a plan the number of the instruction.
-        is_allocation: False for a free.
-        address: of the block.
-        requested_bytes: what was asked for.
-        given_bytes: what the allocator gave.
-        in_use_bytes: bytes in use after the event, by the allocator's own count.
-        fragmentation: share of the pool's free bytes outside of its largest free
-            block, 0 to 1; None if the allocator does not say.
-        reserved_bytes: bytes of the pool; None if the allocator does not say.
-        operation: the framework's name of what allocated, `""` if unknown.
-        layer: path of the Keras layer, if the framework says so itself.
-        phase: one of `records.PHASES`, if the framework says so itself.
-        is_scratch: whether an operation asked for its own use, not for a result.
-        shape: such as `"[64,128]"`, `""` if unknown.
-        dtype: such as `"float32"`, `""` if unknown.
-        thread: a number for the thread that did it.
+    In a plan, `time_ns` is the index of the instruction. `in_use_bytes` is the
+    allocator's count after the event. `fragmentation` is the fraction of the free bytes
+    outside the largest free block. `is_scratch` marks temporary memory of an operation.
+    `layer` and `phase` are set if the framework reports them.
     """
 
     time_ns: int
@@ -56,14 +43,9 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AllocatorTrace:
-    """The events of one allocator.
+    """The events of one allocator, in order per thread.
 
-    Args:
-        allocator: the framework's name of the allocator or device.
-        device: name of the device whose memory it is, as in `Storage.device`.
-        source: as in `records.Timeline`.
-        events: every event; those of one thread in the order in which they came.
-        rounding_bytes: the allocator gives at least the next multiple of this.
+    Allocations are at least the next multiple of `rounding_bytes`.
     """
 
     allocator: str
@@ -75,14 +57,7 @@ class AllocatorTrace:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the value of a variable lies, or another tensor that Python holds.
-
-    Args:
-        variable: index of the variable among those asked for, None for a tensor.
-        device: name of the device.
-        address: of the first byte, None if the framework does not say.
-        nbytes: bytes of the value.
-    """
+    """Location of the value of a variable, or of another tensor."""
 
     variable: int | None
     device: str
@@ -92,13 +67,9 @@ class Storage:
 
 @dataclass(frozen=True)
 class Followed:
-    """What a profiler has to know of a model.
+    """A model for a profiler, with its layers, their paths and all its variables.
 
-    Args:
-        model: the compiled model.
-        layers: every layer with its path; the model's own is empty.
-        variables: its `keras.Variable`s and the optimizer's; those that the first step
-            makes are added before the profiler stops.
+    Variables created by the first step are added before the profiler stops.
     """
 
     model: Any
@@ -108,14 +79,9 @@ class Followed:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a profiler saw.
+    """Traces per allocator, and the locations of variables at start and end.
 
-    Args:
-        traces: one per allocator.
-        opening: where the variables lay in the beginning, and other tensors that
-            Python held, where the framework can tell.
-        closing: the same in the end.
-        problem: what a user should know of that is missing, `""` if nothing is.
+    `problem` is a message about missing data, or `""`.
     """
 
     traces: Sequence[AllocatorTrace]
@@ -125,28 +91,26 @@ class Profile:
 
 
 class MemoryProfiler(Protocol):
-    """Watches the allocators of a framework for a while."""
+    """Profiles the allocators of a framework."""
 
     names: str
-    """How operations are named: `"tensorflow"`, `"xla"`, or `"given"` for events
-    that name layer and phase themselves."""
+    """Naming scheme of operations: `"tensorflow"`, `"xla"` or `"given"`.
+
+    `"given"` events contain layer and phase.
+    """
 
     def start(self) -> None:
-        """Begin.
-
-        Raises:
-            ProfilerUnavailableError: if that cannot be; the message says what to do.
-        """
+        """Start, or raise `ProfilerUnavailableError` with a fix."""
         ...
 
     def stop(self) -> Profile:
-        """End, leave nothing behind, and return what happened."""
+        """Stop, clean up and return the profile."""
         ...
 
 
 _ALLOCATION = "MemoryAllocation"
 EVENT_NAMES = frozenset({_ALLOCATION, "MemoryDeallocation"})
-# The enumeration of `types.proto`.
+# Enumeration of `types.proto`.
 _DTYPES = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8",
     7: "string", 8: "complex64", 9: "int64", 10: "bool", 14: "bfloat16",
@@ -158,14 +122,7 @@ _DTYPES = {
 def memory_event(
     time_ns: int, name: str, figures: Mapping[str, Any], thread: int = 0
 ) -> MemoryEvent:
-    """Return what one event of a profile says.
-
-    Args:
-        time_ns: when.
-        name: `"MemoryAllocation"` or `"MemoryDeallocation"`.
-        figures: its statistics, by TensorFlow's names for them.
-        thread: a number for the thread.
-    """
+    """Convert one event of a TensorFlow profile with its statistics."""
     is_allocation = name == _ALLOCATION
     return MemoryEvent(
         time_ns=time_ns,
@@ -184,7 +141,7 @@ def memory_event(
 
 
 def device_of(allocator: str) -> str:
-    """Return the device that an allocator belongs to, `""` for none.
+    """Return the device of an allocator, or `""`.
 
     Example:
         >>> device_of("GPU_0_bfc"), device_of("gpu_host_bfc"), device_of("mklcpu")
@@ -193,20 +150,14 @@ def device_of(allocator: str) -> str:
     gpu = re.search(r"gpu_(?:async_)?(\d+)|(\d+)_bfc", allocator.lower())
     if gpu:
         return f"GPU:{gpu[1] or gpu[2]}"
-    # Pinned memory of the host holds no variable; logical CPUs share one allocator.
+    # Pinned host memory contains no variables. Logical CPUs share one allocator.
     return "" if "gpu_host" in allocator else "CPU"
 
 
 def with_requests(
     events: Sequence[MemoryEvent], snapshot: Mapping[str, Any], device: int
 ) -> list[MemoryEvent]:
-    """Return the events with the bytes that were asked for, not only given.
-
-    Args:
-        events: of one device, in order.
-        snapshot: what `torch.cuda.memory._snapshot()` returns.
-        device: number of the device.
-    """
+    """Return the events of a device with the requested bytes from a torch snapshot."""
     sizes_by_address = _requests(snapshot, device)
     now: dict[int, int] = {}
     complete = []

@@ -1,4 +1,4 @@
-"""Protocol buffers, read field by field: enough for a big file or an unknown class."""
+"""Protocol buffer parser for large files and messages without a Python class."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +8,13 @@ _MOST_BITS = 63
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the number and the value of every field, in the order of the message.
+    """Yield number and value of every field, in order.
 
-    A value is an int for a number (floats come as their bits), else a view of the
-    bytes of a text or of an inner message.
+    Values are ints for numbers (floats as bits) and memoryviews for strings and nested
+    messages.
 
     Raises:
-        ValueError: if `message` is no protocol buffer.
+        ValueError: If `message` is not a valid protocol buffer.
 
     Example:
         >>> list(fields(memoryview(bytes([8, 150, 1]))))
@@ -30,14 +30,14 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             size, at = _size(kind, message, at)
             content = message[at : at + size]
             if len(content) < size:
-                raise ValueError(f"A protocol buffer is cut off. Received: {size=}.")
+                raise ValueError(f"Truncated protocol buffer. Received: {size=}.")
             value = content if kind == _BYTES else int.from_bytes(content, "little")
             at += size
         yield key >> 3, value
 
 
 class Message:
-    """The fields of a protocol buffer by number; what is missing is empty or 0."""
+    """The fields of a protocol buffer by number. Missing fields are empty or 0."""
 
     def __init__(self, content: bytes | memoryview) -> None:
         self._fields: dict[int, list[Any]] = {}
@@ -45,23 +45,23 @@ class Message:
             self._fields.setdefault(number, []).append(value)
 
     def all(self, number: int) -> list[Any]:
-        """Return every value of a field."""
+        """Return all values of a field."""
         return self._fields.get(number, [])
 
     def last(self, number: int) -> Any:
-        """Return the bytes of a field."""
+        """Return the last value of a bytes field."""
         return self._fields.get(number, [b""])[-1]
 
     def number(self, number: int) -> int:
-        """Return a number."""
+        """Return the last value of a number field."""
         return self._fields.get(number, [0])[-1]
 
     def text(self, number: int) -> str:
-        """Return a text."""
+        """Return the last value of a string field."""
         return bytes(self.last(number)).decode()
 
     def numbers(self, number: int) -> tuple[int, ...]:
-        """Return a repeated number, packed or not."""
+        """Return the values of a repeated number field, packed or not."""
         values: list[int] = []
         for value in self.all(number):
             values += [value] if isinstance(value, int) else _packed(value)
@@ -83,7 +83,7 @@ def _size(kind: int, message: memoryview, at: int) -> tuple[int, int]:
         return 8, at
     if kind == _FIXED32:
         return 4, at
-    raise ValueError(f"No protocol buffer. Received: a field of kind {kind}.")
+    raise ValueError(f"Invalid protocol buffer. Received: a field of kind {kind}.")
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
@@ -95,4 +95,4 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > _MOST_BITS:
-            raise ValueError("No protocol buffer. Received: a number without an end.")
+            raise ValueError("Invalid protocol buffer. Received: an endless varint.")

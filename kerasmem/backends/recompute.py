@@ -1,4 +1,4 @@
-"""What of a function is kept for its backward pass, and what is computed again."""
+"""Rematerialization: saved arguments and recomputation in the backward pass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,21 +11,19 @@ from keras import ops
 from kerasmem.types import Tensor, Tensors
 
 Function = Callable[..., tuple[Any, ...]]
-"""A pure function of tensors in order, which returns a tuple of tensors."""
+"""A pure function from tensors to a tuple of tensors."""
 
 Loop = Callable[[Callable[[Any], Any], int], Any]
 """Calls a function with each number below a count and stacks the results."""
 Linear = Callable[..., Any]
-"""A pure function of tensors, linear in the first of them, which returns one tensor."""
+"""A pure function from tensors to one tensor, linear in its first argument."""
 
 
 @dataclass(frozen=True)
 class Like:
-    """What is known of a tensor that was not kept.
+    """Shape and dtype of a tensor that was not saved.
 
-    Args:
-        shape: its shape; a length that only the running step knows is a scalar tensor.
-        dtype: type of its entries such as `"float32"`.
+    A length that is known only at run time is a scalar tensor.
     """
 
     shape: tuple[Any, ...]
@@ -33,30 +31,25 @@ class Like:
 
 
 class ArgumentStore(Protocol):
-    """How arguments are kept until the backward pass; stateless."""
+    """Stateless storage format of arguments until the backward pass."""
 
     def applies_to(self, index: int, tensor: Tensor) -> bool:
-        """Return whether the argument number `index` is kept packed, not as it is."""
+        """Return whether to pack the argument with this index."""
         ...
 
     def pack(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return the tensors that are kept in its place."""
+        """Return the tensors to save instead of `tensor`."""
         ...
 
     def unpack(self, packed: tuple[Any, ...], like: Like) -> Any:
-        """Return the tensor that the gradient is taken at."""
+        """Return the restored tensor for the gradient."""
         ...
 
 
 def save_arguments(
     store: ArgumentStore | None, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
-    """Return what is kept of the arguments, and what makes them of it again.
-
-    Args:
-        store: how they are kept; None for as they are.
-        tensors: the arguments.
-    """
+    """Return the saved tensors, and a function that restores the arguments."""
     parts: list[Any] = []
     rules: list[tuple[int, Like | None]] = []
     for index, tensor in enumerate(tensors):
@@ -85,13 +78,12 @@ def save_arguments(
 
 
 def add_dependency(tensors: Sequence[Any], gradient: Tensor) -> list[Any]:
-    """Return tensors that are not there before a gradient is, where XLA compiles.
+    """Make float tensors depend on a gradient, also in code compiled by XLA.
 
-    Control dependencies and barriers count for nothing there. No algebra makes nothing
-    of this zero, because of what is not a number. Tensors without floats stay as they
-    are.
+    XLA ignores control dependencies and barriers. It cannot simplify the added zero,
+    because of NaN.
     """
-    # Not the first entry: there may be none.
+    # Not the first entry, because the gradient may be empty.
     zero = ops.stop_gradient(ops.sum(ops.ravel(gradient)[:1]) * 0)
     zero = ops.where(ops.isfinite(zero), zero, ops.zeros_like(zero))
     return [
@@ -101,7 +93,7 @@ def add_dependency(tensors: Sequence[Any], gradient: Tensor) -> list[Any]:
 
 
 class RecomputeBackend(ABC):
-    """Functions whose tensors are computed a second time for the backward pass."""
+    """Rematerialization of functions."""
 
     @abstractmethod
     def recomputed(
@@ -111,47 +103,30 @@ class RecomputeBackend(ABC):
         *,
         compiled: bool = False,
     ) -> Function:
-        """Return `function` with a backward pass that keeps only the arguments.
+        """Return `function` with a backward pass that saves only the arguments.
 
-        The values are the same. When the gradient of the outputs is known, the rest is
-        computed again from what was kept of the arguments.
-
-        Args:
-            function: takes tensors and returns a tuple of tensors; it is pure, so that
-                every variable goes in and comes out as a tensor.
-            store: how the arguments are kept; None for as they are.
-            compiled: whether XLA compiles the step, where the backend must know.
+        The values are unchanged. Other tensors are recomputed from the saved arguments
+        when the output gradient is known. `function` must be pure: variables are passed
+        and returned as tensors. `store=None` saves the arguments unchanged.
         """
 
     @abstractmethod
     def linear(
         self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
-        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`.
+        """Return `forward(inputs, *held)`, saving only `held` for the gradient.
 
-        What `forward` makes of `held`, such as a float kernel of its codes, is made
-        again there, once the gradient of the result is known. It has no forward-mode
+        Tensors that `forward` computes from `held`, such as a float kernel from codes,
+        are recomputed in the backward pass. `transposed` computes the gradient of
+        `inputs` from the output gradient and `held`. There is no forward-mode
         derivative.
-
-        Args:
-            forward: linear in its first argument.
-            transposed: takes the gradient of the result and `held`, and returns that of
-                `inputs`.
-            inputs: a float tensor.
-            held: tensors to which no gradient flows.
         """
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
-        """Return `taken(value)`, of which nothing is made before `other` is there.
+        """Return `taken(value)`, computed only after `other`.
 
-        A graph runs whatever has its inputs, and a compiler may put what needs little
-        before all else: this holds it back. Where operations run one after the other
-        as they are called, there is nothing to hold back.
-
-        Args:
-            value: a tensor that is there from the beginning.
-            other: the tensor to wait for.
-            taken: cuts out what is needed of a tensor.
+        A graph runs operations as soon as their inputs exist, and a compiler may move
+        cheap ones to the start. Has no effect in eager execution.
         """
         return taken(value)
 

@@ -1,4 +1,4 @@
-"""A stretch of code whose random numbers can be repeated, and nothing left of it."""
+"""Reproducible random numbers without permanent changes of the generators."""
 
 import contextlib
 import random
@@ -9,16 +9,16 @@ import keras
 import numpy as np
 
 _UNSEEDED = 87654321
-"""What `tf.compat.v1.get_seed` returns as global seed where there is none."""
+"""Global seed that `tf.compat.v1.get_seed` returns if none is set."""
 
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Run a block on random numbers that `seed` decides; None leaves chance alone.
+    """Return a context with seeded random numbers. None changes nothing.
 
-    Afterwards the generators of Python, NumPy and torch go on where they were.
-    TensorFlow's global seed is what it was; if it was set, its sequence starts anew.
-    `keras.utils.set_random_seed` would leave its seed in Keras for good.
+    Afterwards, the generators of Python, NumPy and torch continue unchanged.
+    TensorFlow's global seed is restored, which restarts its sequence.
+    `keras.utils.set_random_seed` would change Keras's seed permanently.
     """
     if seed is None:
         yield
@@ -35,7 +35,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Let Python's, NumPy's and torch's generators go on afterwards as if unused."""
+    """Return a context that restores the generators of Python, NumPy and torch."""
     python, array = random.getstate(), np.random.get_state()
     torch_kept = contextlib.nullcontext()
     if keras.backend.backend() == "torch":
@@ -52,11 +52,11 @@ def generators_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tensorflow_seeded(seed: int) -> Iterator[None]:
-    # On every backend: Keras shuffles arrays with tf.data.
+    # On every backend, because Keras shuffles arrays with tf.data.
     import tensorflow as tf
 
     before, _ = tf.compat.v1.get_seed(1)
-    no_seed: Any = None  # what `set_seed` takes it for, though its type does not say
+    no_seed: Any = None  # valid for `set_seed`, but missing from its type
     tf.random.set_seed(seed)
     try:
         yield

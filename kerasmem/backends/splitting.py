@@ -1,4 +1,4 @@
-"""Cutting a batch into smaller ones."""
+"""Splitting of batches."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -12,14 +12,14 @@ from kerasmem.types import Tensors
 
 
 def rows(array: Any, begin: int, end: int) -> Any:
-    """Return the samples from one number to another of an array."""
+    """Return a range of the samples of an array."""
     return array[begin:end]
 
 
 def cut(
     batch: Tensors, begin: int, end: int, take: Callable[[Any, int, int], Any] = rows
 ) -> Any:
-    """Return the samples from one number to another of a batch."""
+    """Return a range of the samples of a batch."""
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else take(leaf, begin, end), batch
     )
@@ -28,15 +28,10 @@ def cut(
 def split(
     batch: Tensors, parts: int, take: Callable[[Any, int, int], Any] = rows
 ) -> list[Any]:
-    """Return a batch in so many parts, whose lengths differ by one at most.
+    """Split a batch into parts whose lengths differ by at most one.
 
-    Args:
-        batch: arrays in any structure, each with the samples along its first axis.
-        parts: number of parts, from 1 to that of the samples.
-        take: takes the samples from one number to another out of an array.
-
-    Raises:
-        DataError: if the arrays are of different lengths.
+    Samples are on the first axis. Raises `DataError` if the lengths of the arrays
+    differ.
 
     Example:
         >>> [len(part[0]) for part in split((np.zeros((32, 2)), None), 7)]
@@ -51,8 +46,8 @@ def copy_weights(batch: Tensors) -> Any:
     """Return a batch with a copy of its sample weights.
 
     On torch, Keras (3.15, `apply_mask` in `keras/src/losses/loss.py`) multiplies the
-    sample weights with the mask of the outputs in place, so that a second use of the
-    batch would be weighted wrongly.
+    sample weights by the output mask in place. A second use of the batch would have
+    wrong weights.
     """
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     if weight is None:
@@ -60,29 +55,25 @@ def copy_weights(batch: Tensors) -> Any:
     weight = keras.tree.map_structure(
         lambda leaf: None if leaf is None else keras.ops.copy(leaf), weight
     )
-    # A `train_step` of the user may read a named tuple by its names.
+    # A custom `train_step` may use the field names of a named tuple.
     return getattr(type(batch), "_make", tuple)((x, y, weight))
 
 
 def length_of(batch: Tensors) -> int:
-    """Return the number of samples in a batch.
-
-    Raises:
-        DataError: if the arrays are of different lengths.
-    """
+    """Return the number of samples, or raise `DataError` if lengths differ."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     lengths = {int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise DataError(
-            "A batch is split along the first axis of its arrays. Expected: one length "
-            f"for all of them. Received: lengths {sorted(lengths)}. Next: make batches "
-            "with the samples first, or fit with keras.Model.fit."
+            "Cannot split a batch whose arrays differ in length along the first axis. "
+            f"Expected: one length. Received: lengths {sorted(lengths)}. Next: make "
+            "batches with the samples first, or fit with keras.Model.fit."
         )
     return lengths.pop()
 
 
 def splittable_length(batch: Tensors) -> int:
-    """Return the number of samples in a batch, 1 if it cannot be split."""
+    """Return the number of samples in a batch, 1 if the batch cannot be split."""
     try:
         return length_of(batch)
     except DataError:
@@ -98,16 +89,11 @@ def axes_of(batch: Tensors) -> tuple[int, ...]:
 def weights(
     lengths: Sequence[int], valid: Sequence[np.ndarray] | None
 ) -> list[tuple[np.float32, np.ndarray]]:
-    """Return what each part of a batch counts: its share, and a factor per loss.
+    """Return the weight of each part of a batch, and a factor per loss.
 
-    A gradient is multiplied with the share. A loss of a part is multiplied with its
-    factor first, so that the shares, which are those of the samples, are right for
-    losses that are no mean over the samples; they say what they are a mean of.
-
-    Args:
-        lengths: samples in each part.
-        valid: of each part, what each loss divides its sum by, NaN for one that does
-            not; None if that is the number of samples, times the same for all parts.
+    A gradient is multiplied by the weight, which is the fraction of the samples. The
+    factor of a loss corrects the weight for losses with another divisor. `valid`
+    contains the divisors per part, NaN for a loss without one.
 
     Example:
         >>> weights([3, 1], None)[0]

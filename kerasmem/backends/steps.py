@@ -1,4 +1,4 @@
-"""How a framework's `fit` calls its training step, and what a step changes."""
+"""Training steps of a framework and their state."""
 
 import gc
 import weakref
@@ -16,19 +16,13 @@ from kerasmem.backends.variables import StepState
 from kerasmem.types import Logs, Model, Tensors
 
 Step = Callable[..., Any]
-"""A model's `train_step` or `test_step`, or what stands in for it."""
+"""The `train_step` or `test_step` of a model, or a replacement."""
 Count = Callable[[Sequence[tuple[Any, Any]], Any], Any]
-"""Returns a vector for a batch, where variables have the values paired with them."""
+"""Returns a vector for a batch, with variables replaced by the paired values."""
 
 
 class BatchPart(NamedTuple):
-    """A part of a batch.
-
-    Args:
-        share: what each gradient is multiplied with.
-        is_last: whether the sum, with this part in it, is then what the variables are
-            updated with, and starts from zero again.
-    """
+    """A part of a batch with its weight. The sum is applied after the last part."""
 
     share: Any
     is_last: bool
@@ -36,12 +30,9 @@ class BatchPart(NamedTuple):
 
 @dataclass(eq=False)
 class GradientSum:
-    """The sum of one variable's gradients over the parts of a batch.
+    """The sum of the gradients of one variable over the parts of a batch.
 
-    Args:
-        state: the float32 state that it rides in.
-        is_reached: whether any part had a gradient for the variable. Where a step is
-            compiled: any that was traced.
+    `is_reached` is True if any part, or any traced part, had a gradient.
     """
 
     state: StepState
@@ -54,23 +45,16 @@ class GradientSum:
 
     @property
     def value(self) -> Any:
-        """The sum so far."""
+        """The current sum."""
         return self.state.variable.value
 
 
 class Steps(ABC):
-    """One model that a `fit` of this framework trains, or evaluates meanwhile.
+    """Training or evaluation steps of one model, with `kind` `"train"` or `"test"`.
 
-    `state` is what a step is given and returns where steps are pure functions, as on
-    JAX; elsewhere it is None, and the variables hold the state.
-
-    Args:
-        model: the compiled model.
-        kind: `"train"` or `"test"`, as Keras names its functions.
-
-    Attributes:
-        survives_failure: whether variables can be written when a step has run out of
-            memory.
+    `state` is the argument and result of steps that are pure functions, as in JAX.
+    Otherwise `state` is None and the variables have the state. `survives_failure` is
+    False if variables cannot be written after a step ran out of memory.
     """
 
     survives_failure: bool = True
@@ -82,58 +66,50 @@ class Steps(ABC):
 
     @property
     def step(self) -> Step:
-        """The model's own step."""
+        """The step of the model."""
         return getattr(self._model, f"{self._kind}_step")
 
     @abstractmethod
     def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
-        """Return state and batches of what Keras gave its function."""
+        """Return state and batches from the arguments of Keras's function."""
 
     @abstractmethod
     def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
-        """Return logs and state after `function` had one batch."""
+        """Run `function` on one batch and return logs and state."""
 
     @abstractmethod
     def pack(self, logs: Logs, state: Any) -> Any:
-        """Return what Keras expects of its function."""
+        """Return the result of Keras's function."""
 
     @abstractmethod
     def wait(self, logs: Logs, state: Any) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait for the device."""
 
     @abstractmethod
     def snapshot(self, state: Any) -> Any:
-        """Return a copy, on the host, of all that steps change."""
+        """Copy all values that steps change to the host."""
 
     @abstractmethod
     def restore(self, snapshot: Any, state: Any) -> Any:
-        """Put back what `snapshot` has; return the state to go on with."""
+        """Restore a snapshot and return the state for the next step."""
 
     def is_intact(self, state: Any) -> bool:
-        """Return whether the step that has just failed is sure to have changed none."""
+        """Return whether the failed step certainly changed nothing."""
         return False
 
-    def give_up(self, state: Any) -> None:  # noqa: B027 - mostly there is none
-        """Leave the model with `state`, because an error is about to end the fit."""
+    def give_up(self, state: Any) -> None:  # noqa: B027 - usually there is no state
+        """Set the state of the model before an error ends the fit."""
 
     def values(self, state: Any) -> AbstractContextManager[Any]:
-        """Return a scope in which the variables have the values of `state`."""
+        """Return a context in which the variables have the values of `state`."""
         return nullcontext()
 
     @abstractmethod
     def function_of(self, step: Step) -> Step:
-        """Return what Keras makes of a step: compiled and distributed.
-
-        Args:
-            step: takes and returns what the model's own does.
-        """
+        """Compile and distribute a step as Keras does."""
 
     def split(self, batch: Tensors, parts: int) -> list[Any]:
-        """Return a batch in so many parts, of nearly one size.
-
-        Raises:
-            DataError: if the arrays in it are of different lengths.
-        """
+        """Split a batch into parts of nearly equal size, see `splitting.split`."""
         pieces = [
             splitting.split(local, parts, self.take_rows)
             for local in self.on_replicas(batch)
@@ -141,10 +117,9 @@ class Steps(ABC):
         return [self._together(part) for part in zip(*pieces, strict=True)]
 
     def size(self, batch: Tensors) -> int:
-        """Return the number of samples, the least that a replica has.
+        """Return the smallest number of samples per replica.
 
-        It is 1 if the batch cannot be split, because its arrays are of different
-        lengths or one of them is empty.
+        1 if the batch cannot be split: its arrays differ in length, or one is empty.
         """
         return min(map(splitting.splittable_length, self.on_replicas(batch)))
 
@@ -155,20 +130,15 @@ class Steps(ABC):
 
     @abstractmethod
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
-        """Return a function of state and batch that calls `count`, compiled.
+        """Return a compiled function of state and batch that calls `count`.
 
-        It gives `weigh` what a part's losses are means of, on each replica.
+        Its results are the divisors of the losses per replica, for `weigh`.
         """
 
     def weigh(
         self, parts: Sequence[Any], valid: Sequence[Any] | None
     ) -> list[tuple[Any, Any]]:
-        """Return each part with what it counts, see `splitting.weights`.
-
-        Args:
-            parts: what `split` returned.
-            valid: what `counting` gave for each; None for means over the samples.
-        """
+        """Return each part with its weight, see `splitting.weights`."""
         local = [self.on_replicas(part) for part in parts]
         valid_parts = None if valid is None else [*map(self.on_replicas, valid)]
         by_replica = [
@@ -186,40 +156,33 @@ class Steps(ABC):
         ]
 
     def free(self) -> None:
-        """Give back to the device what nothing holds any more."""
+        """Free unreferenced device memory."""
         gc.collect()
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return the scope in which variables of this training are made."""
+        """Return the context for creating variables of this training."""
         return nullcontext()
 
     @abstractmethod
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
     ) -> Callable[[], None]:
-        """Have the optimizer add up gradients in steps that run a part of a batch.
+        """Make the optimizer accumulate gradients in micro-batch steps.
 
-        Args:
-            sums: the sums of gradients, by the `id` of the variable.
-            part: asked while a step is traced or runs; None for the optimizer's own
-                update.
-
-        Returns:
-            the undo.
+        Returns the undo function. `sums` has the `id` of variables as keys. `part`
+        returns the part of the current step, or None for a normal update. It is called
+        during tracing or execution.
         """
 
     def adopt(self, state: Any, variables: Sequence[Any]) -> Any:
-        """Return the state for the variables that the optimizer has now.
+        """Return the state with the current variables of the optimizer.
 
-        Args:
-            state: the state of before.
-            variables: the variables that the optimizer had before; those that came
-                since start from zero.
+        New variables start from zero.
         """
         return state
 
     def on_replicas(self, values: Any) -> list[Any]:
-        """Return what each replica has of a batch, or of a tensor."""
+        """Return the local part of a batch or tensor on each replica."""
         return [values]
 
     def _together(self, by_replica: Sequence[Any]) -> Any:
@@ -233,27 +196,27 @@ class Steps(ABC):
 
 
 class StepBackend(ABC):
-    """How a framework compiles steps, runs them and feeds them."""
+    """Compilation, execution and input of steps in a framework."""
 
     runs_eagerly: bool = False
-    """Whether an observer runs as plain Python in every step, not once in a trace."""
+    """Whether an observer runs as Python code in every step, not once in a trace."""
 
     ops: Any = keras.ops
-    """Some functions of `keras.ops` by their names, quick enough for every step."""
+    """Functions of `keras.ops` by name, fast enough for every step."""
 
     steps: type[Steps]
-    """How `fit` trains or evaluates a compiled model, and what a step changes."""
+    """Class of the steps of a compiled model."""
 
     def training(self, model: Model) -> Steps:
-        """Return how `fit` trains a compiled model, and what a step changes."""
+        """Return the training steps of a compiled model."""
         return self.steps(model, "train")
 
     def evaluation(self, model: Model) -> Steps:
-        """Return how a compiled model is evaluated, and what a step changes."""
+        """Return the evaluation steps of a compiled model."""
         return self.steps(model, "test")
 
     def weighs_batches_alike(self, model: Model) -> bool:
-        """Return whether a smaller batch counts as much in the losses of outputs."""
+        """Return whether losses of outputs ignore the size of a batch."""
         return False
 
     def compiles_with_xla(self, model: Model) -> bool:
@@ -262,58 +225,50 @@ class StepBackend(ABC):
 
     @abstractmethod
     def traces(self, model: Model) -> int | None:
-        """Return how many times the training step of `model` was traced so far.
+        """Return the number of traces of the training step of `model`.
 
-        None before the first step, and where the framework does not count.
+        None before the first step, or if the framework has no count.
         """
 
     def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` so that no compiler of Python code looks into it."""
+        """Exclude `function` from compilation of Python code."""
         return function
 
     def inference(self) -> AbstractContextManager[Any]:
-        """Return a scope in which no backward pass is recorded."""
+        """Return a context that records no backward pass."""
         return nullcontext()
 
 
 def build_for(model: Model, batch: Tensors) -> None:
-    """Build what the first step on `batch` would build: layers, slots, metrics.
+    """Create layers, slots and metrics before the first step on `batch`.
 
-    Else they would come to be in the midst of a step that may fail. A model that can
-    only be built by a real call is left to the step.
+    Otherwise they would be created inside a step that may fail. Models that need a real
+    call are not built here.
     """
     with suppress(RuntimeError, ValueError, TypeError, AttributeError):
-        # Private: what Keras itself calls first in `fit`, on JAX and torch always.
+        # Private: Keras's `fit` calls this method first, always on JAX and torch.
         model._symbolic_build(data_batch=batch)
 
 
 _COUNTERS = ("experimental_get_tracing_count", "_cache_size")
-"""Methods by which the compiled functions of TensorFlow and JAX tell their traces."""
+"""Methods of compiled TensorFlow and JAX functions that return the trace count."""
 
 
 def count_traces(model: Model, counter: str) -> int | None:
-    """Return how many traces the training step has, None before the first step.
+    """Return the trace count of the training step, None before the first step.
 
-    Args:
-        model: a compiled model.
-        counter: name of the method by which the framework's compiled functions tell
-            their traces.
+    `counter` is the name of the method of compiled functions that returns the count.
     """
     function = getattr(model, "train_function", None)
     counts = [getattr(f, counter)() for f in compiled_functions(function, counter)]
-    # The step is compiled in several functions, one within the other.
+    # The step consists of nested compiled functions.
     return max(counts, default=None)
 
 
 def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
-    """Return the compiled functions that a training step calls.
-
-    Args:
-        function: `model.train_function`.
-        method: name of a method that only the framework's compiled functions have.
-    """
-    # Private: `model.train_function` is a plain function, and the compiled ones are in
-    # its closure. Keras has no public way to them.
+    """Return the compiled functions that a training step calls, those with `method`."""
+    # Private: `model.train_function` is a plain function whose closure contains the
+    # compiled functions. Keras has no public access to them.
     functions: list[Callable[..., Any]] = []
     waiting, visited_ids = [function], {id(function)}
     while waiting:
@@ -332,13 +287,7 @@ def compiled_functions(function: Any, method: str) -> list[Callable[..., Any]]:
 
 
 class Traced(NamedTuple):
-    """A compiled function and how often it was traced.
-
-    Args:
-        function: a weak reference to it.
-        name: of what it compiles.
-        traces: number of its traces.
-    """
+    """A weak reference to a compiled function, its name and its number of traces."""
 
     function: "weakref.ref[Any]"
     name: str
@@ -346,15 +295,11 @@ class Traced(NamedTuple):
 
 
 _own = type.__dict__["__dict__"].__get__
-"""Returns the attributes of a type itself, without code of its metaclass."""
+"""Returns the attributes of a type without running code of its metaclass."""
 
 
 def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
-    """Return the compiled functions among some objects by identity.
-
-    Args:
-        objects: any; TensorFlow's and JAX's kinds of compiled functions are looked at.
-    """
+    """Return the compiled TensorFlow and JAX functions among objects, by `id`."""
     counters: dict[type, str | None] = {}
     by_id: dict[int, Traced] = {}
     for each in objects:
@@ -363,7 +308,7 @@ def traced_functions(objects: Iterable[Any]) -> dict[int, Traced]:
             has = (n for n in _COUNTERS for b in type.mro(kind) if n in _own(b))
             counters[kind] = next(has, None)
         counter = counters[kind]
-        # JAX's own functions, such as broadcast_in_dim, are traced for any shape.
+        # JAX functions such as broadcast_in_dim have a trace per shape.
         module = getattr(each, "__module__", "") if counter is not None else ""
         if counter is not None and not str(module).startswith("jax."):
             name = str(getattr(each, "__name__", kind.__name__))

@@ -1,6 +1,6 @@
-"""TensorFlow's checkpoints, read whichever backend Keras runs on.
+"""TensorFlow checkpoints, readable with any Keras backend.
 
-TensorFlow's own reader is what is used of it; no device is started, nothing computed.
+Uses only TensorFlow's checkpoint reader, without devices or computations.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,7 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass(frozen=True)
 class Node:
-    """One object that was saved.
-
-    Args:
-        children: numbers of the objects within, by the name of the attribute.
-        name: of a variable.
-        key: under which its value stands, None for what is no variable.
-    """
+    """An object in a checkpoint. For a variable, `key` is the key of its value."""
 
     children: dict[str, int]
     name: str
@@ -31,13 +25,10 @@ class Node:
 
 
 class Checkpoint:
-    """The objects of a checkpoint, and the values of variables.
+    """The objects and variable values of a checkpoint.
 
-    Args:
-        prefix: path of its files without what follows `variables`.
-
-    Raises:
-        ValueError: if there is none, or it is damaged.
+    `prefix` is the path of the files up to and including `variables`. Raises
+    `ValueError` if the checkpoint is missing or damaged.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -54,23 +45,15 @@ class Checkpoint:
 
     @property
     def root(self) -> Node:
-        """The object that was saved as a whole."""
+        """The root object."""
         return self._nodes[0]
 
     def child(self, node: Node, name: str) -> Node:
-        """Return an object within.
-
-        Raises:
-            KeyError: if there is none of that name.
-        """
+        """Return a child object, or raise `KeyError`."""
         return self._nodes[node.children[name]]
 
     def array(self, node: Node) -> np.ndarray:
-        """Return the value of a variable.
-
-        Raises:
-            ValueError: if it is none, or damaged.
-        """
+        """Return the value of a variable, or raise `ValueError`."""
         try:
             return self._reader.get_tensor(node.key)
         except Exception as error:
@@ -87,15 +70,11 @@ def _node(saved: Any) -> Node:
 
 
 def write_events(path: Path, scalars: Iterable[Scalar]) -> None:
-    """Write one event file; TensorBoard wants `tfevents` in its final name.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write an event file. TensorBoard requires `tfevents` in the final name."""
     import tensorflow as tf
 
     event, summary = tf.compat.v1.Event, tf.compat.v1.Summary
-    path.touch()  # TensorFlow's own error would be no OSError
+    path.touch()  # raises OSError, unlike TensorFlow
     with tf.io.TFRecordWriter(str(path)) as file:
         file.write(event(file_version="brain.Event:2").SerializeToString())
         for scalar in scalars:

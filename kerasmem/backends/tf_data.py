@@ -1,6 +1,6 @@
-"""What a `tf.data.Dataset` is made of. TensorFlow is imported on the first call.
+"""Stages of a `tf.data.Dataset`. TensorFlow is imported on the first call.
 
-A module of its own, not a method of an adapter: such a dataset feeds any backend.
+Not part of an adapter, because such datasets work with any backend.
 """
 
 import math
@@ -16,15 +16,11 @@ AUTOTUNE = -1
 
 @dataclass(frozen=True)
 class DatasetStage:
-    """One transformation.
+    """One transformation of a dataset. Unknown or infinite values are None.
 
-    Args:
-        kind: its class without underscores and "Dataset", such as `"Shuffle"`.
-        element_bytes: bytes of one element that it puts out; None if unknown.
-        elements: number of elements that it puts out; None if unknown or infinite.
-        size: its buffer, parallel calls or cycle length; `AUTOTUNE` if TensorFlow
-            chooses, None if it has none.
-        file: file that a cache is kept in, `""` for memory.
+    `kind` is the class name without "Dataset", such as `"Shuffle"`. `size` is a buffer
+    size, a number of parallel calls, a cycle length or `AUTOTUNE`. `file` is the file
+    of a cache, `""` for memory.
     """
 
     kind: str
@@ -35,13 +31,13 @@ class DatasetStage:
 
 
 def is_dataset(data: Dataset) -> bool:
-    """Return True for a `tf.data.Dataset`, without importing TensorFlow for others."""
+    """Return whether data is a `tf.data.Dataset`, without importing TensorFlow."""
     names = (f"{c.__module__}.{c.__name__}" for c in type(data).__mro__)
     return any(name.endswith("dataset_ops.DatasetV2") for name in names)
 
 
 def stages(dataset: Dataset) -> Iterator[DatasetStage]:
-    """Yield the transformations of a dataset, from its sources on."""
+    """Yield the transformations of a dataset, sources first."""
     for source in _sources(dataset):
         yield from stages(source)
     sizes = [_number(dataset, name) for name in _SIZES]
@@ -55,8 +51,8 @@ def stages(dataset: Dataset) -> Iterator[DatasetStage]:
     )
 
 
-# Private, for want of a public way to look into a dataset: the buffers are set by its
-# author, and what is in force is not in `options()`.
+# Private: `options()` does not contain the buffer sizes of a dataset, and there is no
+# other public access.
 _SIZES = ("_buffer_size", "_cycle_length", "_num_parallel_calls", "_batch_size")
 
 
@@ -94,7 +90,7 @@ def _element_bytes(dataset: Dataset) -> int | None:
 def _has_size(spec: Any) -> bool:
     import tensorflow as tf
 
-    # A text or a handle has as many bytes as it happens to have.
+    # The size of strings and handles is not fixed.
     is_tensor = isinstance(spec, tf.TensorSpec) and spec.dtype.size > 0
     return is_tensor and spec.shape.is_fully_defined()
 
@@ -105,5 +101,5 @@ _KEEP_ELEMENTS = frozenset(
 
 
 def processors() -> int:
-    """Return the number of processors that TensorFlow may run parallel calls on."""
+    """Return the number of processors for parallel calls of TensorFlow."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -1,4 +1,4 @@
-"""A step of a model as the framework would run it, found without running it."""
+"""Steps of a model as the framework would execute them, without execution."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,17 @@ from typing import Any, Literal
 import keras
 
 Step = Literal["train", "predict", "generate"]
-"""A step of `fit`, of `predict`, or of `generate` of a `CausalLM` of KerasHub."""
+"""A step of `fit`, of `predict`, or of `generate` of a KerasHub `CausalLM`."""
 
 STOP_TOKEN = 0
-"""Generation ends at such a token, whichever it is."""
+"""Token that ends generation. Any value works."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationOutput:
-    """A tensor that an operation makes.
+    """An output tensor of an operation. An unknown shape is None.
 
-    Args:
-        shape: its shape, None if it is not known before the step runs.
-        itemsize: bytes of one entry; 0 for what takes nothing of the device, such as a
-            handle or the few integers of a shape.
+    `itemsize` is 0 without device memory, as for handles and small integer shapes.
     """
 
     shape: tuple[int, ...] | None
@@ -45,15 +42,9 @@ class OperationOutput:
 class Operation:
     """A node of a graph.
 
-    Args:
-        name: the framework's name of it, in which the Keras layer stands.
-        kind: such as `"MatMul"`.
-        inputs: the tensors it takes, each as the index of the operation that makes it
-            and the number among that one's outputs.
-        after: indices of operations that must have run before.
-        outputs: the tensors it makes.
-        attributes: those on which its scratch memory depends; for a handle, under
-            `"variable"`, the index of its variable, if the model has it.
+    `name` contains the Keras layer. Inputs are pairs of operation index and output
+    index. Operations in `after` must run before. `attributes` determine the scratch
+    memory. For a handle, `"variable"` is the index of the model variable.
     """
 
     name: str
@@ -66,12 +57,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Graph:
-    """A step as a graph.
+    """A step as a graph, with operations in order of creation.
 
-    Args:
-        operations: in the order in which they were made; a handle of a variable has
-            the variable as its output.
-        results: tensors that the caller gets.
+    The output of a variable handle is the variable.
     """
 
     operations: Sequence[Operation]
@@ -79,6 +67,6 @@ class Graph:
 
 
 def tracer() -> Any:
-    """Return the module that traces steps on the running backend."""
+    """Return the trace module of the active backend."""
     name = keras.backend.backend()
     return importlib.import_module(f"kerasmem.backends.{name}.trace")

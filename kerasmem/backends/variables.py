@@ -1,4 +1,4 @@
-"""Variables: those of a compiled step, and the weights of a layer that is built."""
+"""Extra state of compiled steps, and weights of built layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,14 +16,7 @@ from kerasmem.types import Layer, Model, Optimizer, Tensor, Variable
 
 
 class VariableShape:
-    """The shape of a variable, for an optimizer that creates slots for the variable.
-
-    Args:
-        shape: the shape.
-        dtype: the type of an entry.
-        name: the name.
-        path: the path.
-    """
+    """The shape of a variable, for an optimizer that creates slots for the variable."""
 
     overwrite_with_gradient = False
     trainable = True
@@ -31,11 +24,11 @@ class VariableShape:
     def __init__(self, shape: Sequence[int], dtype: str, name: str, path: str) -> None:
         self.shape, self.dtype = tuple(shape), dtype
         self.name, self.path = name, path
-        self._unique_id = id(self)  # by which the TensorFlow optimizer tells variables
+        self._unique_id = id(self)  # key of a variable in the TensorFlow optimizer
 
     @classmethod
     def of(cls, variable: Variable, dtype: str | None = None) -> Any:
-        """Return the shape of a variable, with another type if one is given."""
+        """Return the shape of a variable, optionally with another dtype."""
         stored_dtype = str(keras.backend.standardize_dtype(dtype or variable.dtype))
         shape = cls(variable.shape, stored_dtype, variable.name, variable.path)
         shape.trainable = variable.trainable
@@ -53,14 +46,9 @@ class VariableShape:
 class StepState:
     """A variable that a compiled training step may read and assign.
 
-    On JAX a step is a pure function: only what rides among the optimizer's
-    variables survives it. On the other backends any variable will do. The state
-    never reaches a checkpoint.
-
-    Args:
-        variable: the `keras.Variable` to read and assign inside the step.
-        to_numpy: turns the framework's own variable in it into an array. Keras does
-            so with a deprecation warning of NumPy, on TensorFlow and torch.
+    JAX steps are pure functions, so only the optimizer's variables keep their values.
+    On other backends any variable works. Checkpoints do not contain the state. Keras's
+    own conversion to NumPy issues a deprecation warning, so `to_numpy` is used.
     """
 
     def __init__(
@@ -70,92 +58,79 @@ class StepState:
         self._to_numpy = to_numpy
 
     def read(self) -> np.ndarray:
-        """Return a copy of the current value; call it between epochs only."""
+        """Return a copy of the current value. Only valid between epochs."""
         return self._to_numpy(self.variable.value).copy()
 
     def write(self, value: np.ndarray) -> None:
-        """Set the value; call it between epochs only."""
+        """Set the value. Only valid between epochs."""
         self.variable.assign(value)
 
     def release(self) -> None:
-        """Take the variable out of the optimizer again; a second call is a no-op."""
+        """Remove the variable from the optimizer. A second call is a no-op."""
 
 
 class VariableBackend(ABC):
-    """What a framework makes of variables and their values."""
+    """Variables of a framework and their values."""
 
     hands_state_on: bool = False
-    """Whether a step gets all variables and gives them back, as on JAX."""
+    """Whether a step gets and returns all variables, as in JAX."""
 
     lazy_values: type[LazyValues]
-    """How a variable comes by a value that it had not."""
+    """Class for values of lazy variables."""
 
     @abstractmethod
     def step_state(
         self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> StepState:
-        """Return a state that starts as `value` and rides in compiled steps.
+        """Return a state with the initial value `value`, available in compiled steps.
 
-        On JAX call it before the step is traced; elsewhere also while it is.
-
-        Args:
-            optimizer: the optimizer that the steps update with.
-            value: its first value.
-            name: its name.
-            like: a variable that it is laid out as over several devices; None for a
-                copy on each.
+        On JAX, call before the step is traced. The state has the device layout of the
+        variable `like`, by default a copy on each device.
         """
 
     def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
-        """Return variables that stand for others inside a compiled step.
+        """Return copies of variables for use inside a compiled step.
 
-        Empty where a step reads the variables themselves. A compiled step of JAX sees
-        only the state that is handed to it, and gives the memory of that state away,
-        for good if the step is interrupted: so it takes copies.
+        Empty if steps read the variables themselves. A JAX step reads only its state
+        argument and donates the memory, which is lost if the step is interrupted.
         """
         return []
 
     def read_only_array(self, tensor: Tensor) -> np.ndarray:
-        """Return a tensor's value, not to be written to: no copy if it is on a CPU."""
+        """Return the read-only value of a tensor, without a copy on a CPU."""
         return ops.convert_to_numpy(tensor)
 
     def masked(self, value: Any, mask: Tensor) -> Any:
-        """Return what a variable becomes, with zeros where `mask` is False.
-
-        Args:
-            value: a float tensor, which may be overwritten.
-            mask: a bool tensor of its shape.
-        """
-        # With zeros that are made of one number: half the time of an array of them.
+        """Return `value` with zeros where `mask` is False, possibly in place."""
+        # A broadcast scalar takes half the time of an array of zeros.
         return ops.where(mask, value, ops.zeros((), value.dtype))
 
     def replicating(self, model: Model) -> AbstractContextManager[Any]:
-        """Return a scope in which a variable is made for every replica of a model."""
+        """Return a context in which variables have a copy per replica."""
         return nullcontext()
 
     def sharing_of(self, strategy: Any | None) -> tuple[int, int]:
-        """Return the number of devices that train a model, and of parts of a batch."""
+        """Return the number of training devices and the number of parts of a batch."""
         return 1, 1
 
     def layout_of(self, variable: Variable) -> Any | None:
-        """Return how devices hold a variable, None where each has all of it.
+        """Return the device layout of a variable, None for a copy on each device.
 
-        Returns:
-            What has `shard_shape(shape)`: the shape of what one device holds.
+        `shard_shape(shape)` of the layout is the shape on one device.
         """
         return None
 
     def distribution_config(self) -> dict[str, Any] | None:
-        """Return plain data of which `distributed` makes the distribution that is set.
+        """Return the current distribution as a config for `distributed`.
 
-        None where there is none, or where each replica runs a step of its own.
+        None without a distribution, or if each replica runs a separate step.
         """
         return None
 
     def distributed(
         self, config: Mapping[str, Any] | None
     ) -> AbstractContextManager[Any]:
-        """Return a scope with a distribution over as many devices of this process."""
+        """Return the context of a distribution from its config."""
         return nullcontext()
 
 
@@ -171,19 +146,16 @@ def hidden_variable(value: np.ndarray, name: str) -> Any:
 
 
 SaveState = Callable[[], Callable[[], None]]
-"""Saves what a step changes besides variables; returns what restores it."""
+"""Saves the non-variable state of a step. Returns a function that restores it."""
 
 _EXTRA_STATE: WeakKeyDictionary[Any, list[WeakMethod[SaveState]]] = WeakKeyDictionary()
 
 
 def register_state(optimizer: Optimizer, save: SaveState) -> Callable[[], None]:
-    """Have `save` called whenever a training is copied; return the undo.
+    """Call `save` whenever a training is copied, and return the undo function.
 
-    Not on JAX: extra state is among the optimizer's variables there.
-
-    Args:
-        optimizer: that of the training.
-        save: a method, called between steps as long as its object lives.
+    Not for JAX, where the optimizer's variables include the extra state. `save` must be
+    a bound method and is called between steps while its object exists.
     """
     method = WeakMethod(save)
     _EXTRA_STATE.setdefault(optimizer, []).append(method)
@@ -191,7 +163,7 @@ def register_state(optimizer: Optimizer, save: SaveState) -> Callable[[], None]:
 
 
 def saved_state(optimizer: Optimizer) -> list[Callable[[], None]]:
-    """Return what restores all that is registered with an optimizer."""
+    """Return functions that restore the registered state of an optimizer."""
     methods = [method() for method in _EXTRA_STATE.get(optimizer, ())]
     return [save() for save in methods if save is not None]
 
@@ -202,20 +174,20 @@ def _unregister(optimizer: Optimizer, method: WeakMethod[SaveState]) -> None:
 
 
 def exchange_weight(layer: Layer, attribute: str, old: Any, new: Any) -> None:
-    """Put another weight in the place of one that a built layer has."""
-    # A built layer is locked, and Keras offers no public way to exchange a weight; its
-    # own `quantize` does the same.
+    """Replace a weight of a built layer."""
+    # A built layer is locked, and Keras has no public API to replace a weight. Keras's
+    # `quantize` uses these functions too.
     layer._untrack_variable(old)
     if keras.backend.backend() == "tensorflow":
-        # TensorFlow keeps a list of its own, and with it the float weight alive.
+        # TensorFlow tracks attributes separately, which would keep the float weight.
         layer._delete_tracking(attribute)
     object.__setattr__(layer, attribute, new)
 
 
 @contextmanager
 def unlocked(layer: Layer) -> Iterator[None]:
-    """Return a scope in which a built layer takes more variables and layers."""
-    # See `exchange_weight`: the lock is Keras's own, and has to be opened for a moment.
+    """Return a context in which a built layer accepts new variables and layers."""
+    # See `exchange_weight`: there is no public API for Keras's lock.
     was_locked = layer._tracker.locked
     layer._tracker.unlock()
     try:
@@ -226,12 +198,12 @@ def unlocked(layer: Layer) -> Iterator[None]:
 
 
 def forget_float_weights(layers: list[Any]) -> None:
-    """Drop the references to replaced weights that the layers around them keep."""
+    """Remove references of outer layers to replaced weights."""
     if keras.backend.backend() != "torch":
         return
     modules = (module for layer in layers for module in layer.modules())
     for module in {id(m): m for m in modules}.values():
         if isinstance(module, keras.layers.Layer):
-            # On torch every layer keeps a table of the parameters of all layers inside
-            # it, made when it was built. This remakes the table.
+            # On torch, every layer has a table of all inner parameters from its build.
+            # This call updates the table.
             module._track_variables()

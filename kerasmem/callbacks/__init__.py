@@ -1,4 +1,4 @@
-"""What goes into `model.fit(callbacks=[...])`."""
+"""Callbacks for `model.fit(callbacks=[...])`."""
 
 from kerasmem.callbacks.channel_sparsity import ChannelSparsity
 from kerasmem.callbacks.freeze_batch_norm import FreezeBatchNorm

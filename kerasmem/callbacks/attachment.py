@@ -1,4 +1,4 @@
-"""What a callback hangs on a model for one `fit`, and how it comes off again."""
+"""Temporary changes of a model during one `fit`."""
 
 import sys
 from collections.abc import Callable
@@ -16,33 +16,28 @@ _RUNNING = ("fit", "evaluate", "predict")
 
 
 def is_fitting(model: Model) -> bool:
-    """Return True while `model.fit` runs in this thread."""
+    """Return whether `model.fit` is running in this thread."""
     return _frame_of(("fit",), model, sys._getframe()) is not None
 
 
 def callbacks_of_fit(model: Model) -> list[Any] | None:
-    """Return the callbacks that the running `fit` calls, None if there are none."""
+    """Return the callbacks of the running `fit`, or None."""
     frame = _frame_of(("fit",), model, sys._getframe())
     container = frame and frame.f_locals.get("callbacks")
     return getattr(container, "callbacks", None)
 
 
 def is_running(model: Model, thread: int) -> bool:
-    """Return True while `fit`, `evaluate` or `predict` of the model runs in a thread.
-
-    Args:
-        model: the model.
-        thread: identifier of the thread.
-    """
-    # Private by name, documented by Python: there is no other way to a stack.
+    """Return whether `fit`, `evaluate` or `predict` of a model runs in a thread."""
+    # The name is private but documented by Python. No public function returns a stack.
     frame = sys._current_frames().get(thread)
     return _frame_of(_RUNNING, model, frame) is not None
 
 
 def is_called_by_fit(model: Model) -> bool:
-    """Return True if `model.fit` itself made the call into kerasmem.
+    """Return whether `model.fit` itself called into kerasmem.
 
-    False in a callback of `fit`, though `fit` runs then too.
+    False inside a callback of `fit`, although `fit` is running.
     """
     frame: FrameType | None = sys._getframe()
     while frame and frame.f_globals.get("__name__", "").startswith(_OWN_MODULES):
@@ -53,9 +48,8 @@ def is_called_by_fit(model: Model) -> bool:
 def _frame_of(
     methods: tuple[str, ...], model: Model, frame: FrameType | None
 ) -> FrameType | None:
-    # Keras tells nobody that a `fit` was broken off by an exception or Ctrl-C, and a
-    # flag set when it began would stand for ever. The call stack cannot be wrong:
-    # `fit` runs if and only if it is on it.
+    # Keras has no hook for a `fit` that ends with an exception or Ctrl-C, so a flag
+    # could stay set. The call stack contains `fit` exactly while `fit` runs.
     while frame is not None:
         if frame.f_code.co_name in methods and frame.f_locals.get("self") is model:
             return frame
@@ -64,17 +58,11 @@ def _frame_of(
 
 
 class Attachment:
-    """Undoes what was done to a model, at the latest when the model is used next.
+    """Reverts a temporary change of a model, at the latest before its next use.
 
-    Keras calls `on_train_end` only after a `fit` that ends well. After an exception
-    or Ctrl-C the attachment undoes itself when the model is next fitted (with or
-    without callbacks), trained on a batch, or saved.
-
-    Args:
-        model: the model of the running `fit`.
-        undo: called once, on `release()`.
-        for_fit: False in a training loop of the user's own, where nothing tells its
-            end but `release()`.
+    Keras calls `on_train_end` only if `fit` succeeds. After an exception or Ctrl-C,
+    `undo` is called at the next `fit`, `train_on_batch` or save of the model. In a
+    custom training loop (`for_fit=False`), only `release()` calls `undo`.
     """
 
     def __init__(
@@ -90,15 +78,15 @@ class Attachment:
         model = self._model
         return [
             call_before(model, "make_train_function", self._at_next_training),
-            # Every way of saving a model asks its optimizer for its config.
+            # Saving a model always calls `get_config` of its optimizer.
             call_before(model.optimizer, "get_config", self._at_save),
         ]
 
     def release(self) -> None:
-        """Undo everything; a second call is a no-op. Works during a `fit` too."""
+        """Revert all changes. Works during `fit`; a second call is a no-op."""
         if not self._undo:
             return
-        with ExitStack() as everything:  # also if a part of it fails
+        with ExitStack() as everything:  # runs every undo even if one raises
             everything.callback(retrace, self._model)
             for undo in self._undo:
                 everything.callback(undo)
@@ -109,12 +97,12 @@ class Attachment:
             self.release()
 
     def _at_save(self) -> None:
-        if not is_fitting(self._model):  # a ModelCheckpoint may save all the time
+        if not is_fitting(self._model):  # a ModelCheckpoint may save during `fit`
             self.release()
 
 
 class AttachedCallback(keras.callbacks.Callback):
-    """A callback that hangs something on the model for one `fit`, abstract."""
+    """Abstract callback that changes the model for the duration of one `fit`."""
 
     async_safe = True
     _attachment: Attachment | None = None
@@ -122,34 +110,34 @@ class AttachedCallback(keras.callbacks.Callback):
     def attach(
         self, model: Model, undo: Callable[[], None], *, for_fit: bool = True
     ) -> None:
-        """Note what was hung on the model, and what takes it off; see `Attachment`.
+        """Register the function that reverts a change.
 
         Args:
-            model: the model of the running `fit`.
-            undo: called once, when the callback lets go.
-            for_fit: False in a training loop of the user's own.
+            model: The model of the running `fit`.
+            undo: Function that reverts the change. Called once, by `detach()`.
+            for_fit: Boolean. False in a custom training loop. Defaults to True.
         """
         self._attachment = Attachment(model, undo, for_fit=for_fit)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Begin anew."""
+        """Revert changes that an earlier `fit` left on the model."""
         self.detach()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Leave no trace."""
+        """Revert all changes of the model."""
         self.detach()
 
     def detach(self) -> None:
-        """Take everything off the model now; a second call is a no-op."""
+        """Revert all changes of the model now. A second call is a no-op."""
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             attachment.release()
 
 
 def retrace(model: Model) -> None:
-    """Have the next training step traced anew; it may have been traced otherwise."""
+    """Trace the training step again, because an earlier trace lacks the change."""
     model.train_function = None
     if is_fitting(model):
-        # Of the class, not of the object: there it is how an attachment learns that
-        # a new `fit` begins.
+        # The method of the class: an `Attachment` replaces the one of the instance and
+        # would treat the call as the start of a new `fit`.
         type(model).make_train_function(model)

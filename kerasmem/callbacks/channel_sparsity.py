@@ -1,4 +1,4 @@
-"""Training that makes whole channels small, before they are removed."""
+"""Sparsity penalty on whole channels, for training before channel pruning."""
 
 import keras
 
@@ -11,25 +11,27 @@ from kerasmem.types import Logs
 class ChannelSparsity(AttachedCallback):
     """A callback that adds a sparsity penalty on whole channels to the loss.
 
-    For the training before `km.PruneChannels`: what is small by then can go with little
-    harm. After `fit` the model's loss is what it was.
+    Use this callback for a training before `km.PruneChannels`: channels with small
+    weights can be removed with little loss of accuracy. After `fit`, the model has its
+    original loss.
 
-    | key in `logs` | what it is |
+    | key in `logs` | value |
     |---|---|
-    | `channel_penalty` | the sum over channels, without `strength` |
+    | `channel_penalty` | sum of the penalty over all channels, without `strength` |
 
     Args:
-        strength: what the penalty is multiplied with before it is added to the loss,
-            above 0; 1e-5 to 1e-3 is usual.
-        penalty: `"group_lasso"`: of every channel the L2 norm of all weights that make
-            it, in all layers that lose it together (Wen et al., "Learning Structured
-            Sparsity in Deep Neural Networks", 2016); `"batch_norm"`: the absolute
-            scale that BatchNormalization gives it (Liu et al., "Learning Efficient
-            Convolutional Networks through Network Slimming", 2017).
+        strength: Float above 0. Factor of the penalty in the loss, usually 1e-5 to
+            1e-3. Defaults to 1e-4.
+        penalty: One of `"group_lasso"` and `"batch_norm"`. `"group_lasso"` is the L2
+            norm of all weights of a channel, over all layers with the channel (Wen et
+            al., "Learning Structured Sparsity in Deep Neural Networks", 2016).
+            `"batch_norm"` is the absolute scale of BatchNormalization (Liu et al.,
+            "Learning Efficient Convolutional Networks through Network Slimming", 2017).
+            Defaults to `"group_lasso"`.
 
     Raises:
-        ConfigError: if a value is out of its range.
-        ModelError: at the start of `fit`, if the model has no such channels.
+        ConfigError: If an argument is invalid.
+        ModelError: At the start of `fit`, if the model has no such channels.
 
     Example:
         >>> layers = [keras.layers.Dense(5), keras.layers.Dense(1)]
@@ -59,6 +61,6 @@ class ChannelSparsity(AttachedCallback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Write the penalty into `logs`."""
         if logs is not None and self._penalty is not None:
-            # Asking for the model brings its weights up to date on JAX.
+            # On JAX, reading `self.model` copies the current weights into the model.
             _ = self.model
             logs["channel_penalty"] = float(keras.ops.convert_to_numpy(self._penalty()))

@@ -1,4 +1,4 @@
-"""BatchNormalization that ends its training as inference will compute it."""
+"""Frozen batch normalization statistics for the end of a training."""
 
 from typing import Any
 
@@ -13,22 +13,25 @@ from kerasmem.types import Logs, Model
 
 
 class FreezeBatchNorm(AttachedCallback):
-    """A callback that freezes the statistics of batch normalization from an epoch on.
+    """A callback that freezes batch normalization statistics from a given epoch on.
 
-    They change no more. Scale and offset go on training. For the last part of a
-    quantization-aware training: inference normalizes by them too. It goes by the number
-    of the epoch, so it freezes in a training that is resumed as it would have before. A
-    layer that is called with `training=True` takes the statistics of a batch in
-    inference as well, and goes on so.
+    The moving mean and variance keep their values, and training batches are normalized
+    with them, as in inference. Gamma and beta are still trained. Use this callback for
+    the last epochs of quantization-aware training.
+
+    The epoch index decides, so a resumed training freezes at the same epoch. Layers
+    that are called with `training=True` use batch statistics in inference and are not
+    frozen.
 
     Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient
     inference: A whitepaper", 2018.
 
     Args:
-        after: share of the epochs after which it does, 0 for at once to 1 for never.
+        after: Float in [0, 1]. Fraction of the epochs before the statistics are frozen.
+            0 freezes at once, 1 never. Defaults to 0.5.
 
     Raises:
-        ConfigError: if `after` is out of its range.
+        ConfigError: If `after` is outside [0, 1].
 
     Example:
         >>> callbacks = [FreezeBatchNorm(0.5)]
@@ -40,7 +43,7 @@ class FreezeBatchNorm(AttachedCallback):
         self._after = after
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Freeze the layers if it is time."""
+        """Freeze the statistics if the epoch has been reached."""
         is_due = epoch >= self._after * self.params["epochs"]
         if is_due and self._attachment is None:
             always = _always_trained(self.model)

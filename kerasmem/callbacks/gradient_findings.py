@@ -1,4 +1,4 @@
-"""What is wrong with the gradients of a run, in words."""
+"""Findings about the gradients of a training run."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -20,38 +20,34 @@ from kerasmem.callbacks.gradient_signs import (
 from kerasmem.records import Finding, GradientRecord, VariableGradient
 
 EXPLODED = 100.0
-"""Multiple of the median norm of the epochs before from which a norm has exploded."""
+"""Ratio to the median norm of earlier epochs from which a gradient norm explodes."""
 
 ABSURDLY_EXPLODED = 1e4
-"""The same where less came before: one or two epochs, or the first update alone."""
+"""The ratio for fewer than three earlier epochs."""
 
 _LEAST_EPOCHS = 3
 _KERNELS = ("kernel", "embeddings")
 
 
 class GradientFindings:
-    """Looks at one epoch after the other and tells each thing once.
+    """Checks the gradients of each epoch and reports each problem once.
 
     | kind | rule |
     |---|---|
-    | `divergence` | updates throw the weights away, see `divergence_text` |
-    | `nonfinite gradient` | a step's gradient held NaN or infinity |
-    | `dead layer` | every gradient of a layer was exactly zero in every sampled step |
-    | `vanishing gradient` | a kernel's norm is below a millionth of the largest one's |
-    | `exploding gradient` | a norm is 100 times the usual, before three epochs 10,000 |
-    | `too large update` | a kernel's mean update exceeds it, at first 100 times |
+    | `divergence` | updates overwrite the weights, see `divergence_text` |
+    | `nonfinite gradient` | the gradient of a step contains NaN or infinity |
+    | `dead layer` | all gradients of a layer are zero in all sampled steps |
+    | `vanishing gradient` | a kernel's norm is below a millionth of the largest norm |
+    | `exploding gradient` | norm 100 times the usual, 10,000 times at first |
+    | `too large update` | update larger than its kernel, 100 times in the first epoch |
 
-    Layers that show the same in the same epoch are one finding. After a divergence
-    nothing more is told of that fit: the rest follows from it.
+    Layers with the same problem in the same epoch share one finding. After a
+    divergence, no other finding is reported for that `fit`.
 
-    Gradients shrink or grow from layer to layer by a factor, so orders of magnitude
-    lie between healthy layers and others (Glorot and Bengio, "Understanding the
-    difficulty of training deep feedforward neural networks", 2010; Pascanu, Mikolov
-    and Bengio, "On the difficulty of training recurrent neural networks", 2013). A
-    healthy update is about a thousandth of the weight.
-
-    Args:
-        monitor: class name of the callback that asks.
+    Gradients shrink or grow by a factor per layer, so thresholds are large (Glorot and
+    Bengio, "Understanding the difficulty of training deep feedforward neural networks",
+    2010; Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+    networks", 2013).
     """
 
     def __init__(self, monitor: str) -> None:
@@ -64,7 +60,7 @@ class GradientFindings:
         self._samples: dict[tuple[str, str], int] = {}
 
     def start_fit(self, model_name: str) -> None:
-        """Look at another fit, of a model whose own name is left out of paths."""
+        """Start a new fit of a model whose name is removed from paths."""
         self._prefix = f"{model_name}/"
         self._has_diverged = False
         self._reported.discard(("divergence", None))
@@ -77,15 +73,11 @@ class GradientFindings:
         skipped_steps: int = 0,
         rate: LearningRate | None = None,
     ) -> list[Finding]:
-        """Return what is new after an epoch, the gravest first.
+        """Return the new findings of an epoch, most severe first.
 
-        Args:
-            record: the epoch's figures.
-            nonfinite_paths: the variables whose gradient was not finite in the first
-                update that was made with such a gradient.
-            first_nonfinite: index in the epoch of that update, None if there is none.
-            skipped_steps: number of steps that loss scaling skipped for that reason.
-            rate: the highest learning rate of the epoch, or that of that update.
+        `nonfinite_paths` are the variables with a nonfinite gradient in the update with
+        the index `first_nonfinite`. `rate` is the learning rate of this update,
+        otherwise the highest rate of the epoch.
         """
         if self._has_diverged:
             return []
@@ -192,7 +184,7 @@ class GradientFindings:
         where = f" The largest entry is in {layer}." if layer else ""
         yield self._finding(
             "exploding gradient",
-            f"The gradient's norm reached {record.norm_max:.3g}, "
+            f"The gradient norm reached {record.norm_max:.3g}, "
             f"{record.norm_max / usual:,.0f} times its usual {usual:.3g}.{where} "
             f"{_lower(rate)} Clipping (clipnorm=1.0) bounds the step.",
             [layer] if layer else [],
@@ -207,13 +199,14 @@ class GradientFindings:
     ) -> Iterator[Finding]:
         updates = record.nonfinite_steps - skipped
         if updates <= 0:
-            return  # loss scaling skips a step now and then, as it should
+            return  # loss scaling skips steps as part of its normal operation
         where = f" in {layer_words(layers, layers)}" if layers else ""
         at = "" if first is None else f", first in step {first + 1} of the epoch{where}"
         yield self._finding(
             "nonfinite gradient",
-            f"The gradient held NaN or infinity in {updates} of {record.steps} "
-            f"updates{at}. The weights took them over; the loss need not show it.",
+            f"The gradient contained NaN or infinity in {updates} of {record.steps} "
+            f"updates{at}. They changed the weights, although the loss may not "
+            "show it.",
             layers,
             "error",
         )
@@ -221,4 +214,4 @@ class GradientFindings:
 
 def _lower(rate: LearningRate | None) -> str:
     than = "" if rate is None else f" than {rate.value:g}"
-    return f"A lower learning rate{than} helps."
+    return f"Use a lower learning rate{than}."

@@ -1,4 +1,4 @@
-"""What the gradients look like, epoch by epoch, without a second backward pass."""
+"""Gradient statistics per epoch without a second backward pass."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -29,62 +29,61 @@ _COUNTING = Lock()
 
 
 class GradientMonitor(AttachedCallback):
-    """A callback that writes the norm of the gradient into `logs` every epoch.
+    """A callback that writes the gradient norm of each epoch to `logs`.
 
-    List it before the callbacks that shall see its keys: `EarlyStopping` (with
-    `mode="min"` or `"max"`, which Keras cannot guess), `CSVLogger`, `TensorBoard`.
-    `History` and the progress bar see them anyway.
+    Place this callback before callbacks that read its keys, such as `EarlyStopping`,
+    `CSVLogger` and `TensorBoard`. `EarlyStopping` also needs an explicit `mode`,
+    because Keras cannot infer one from these keys.
 
-    | key in `logs` | what it is |
+    | key in `logs` | value |
     |---|---|
-    | `gradient_norm` | mean over the epoch's updates of the global L2 norm |
-    | `gradient_norm_max` | the largest of these norms |
-    | `gradient_nonfinite` | number of steps whose gradient held NaN or infinity |
+    | `gradient_norm` | mean global L2 norm over the updates of the epoch |
+    | `gradient_norm_max` | largest of these norms |
+    | `gradient_nonfinite` | number of steps whose gradient contained NaN or infinity |
 
-    The gradient is the one that reaches the update: unscaled, not yet clipped,
-    accumulated, summed over replicas. It is read inside the compiled step. A step
-    that is not finite counts in `gradient_nonfinite` alone; if all are, the norms are
-    NaN. A float32 norm above 1.8e19 counts as infinite. `CSVLogger` writes an empty
-    `val_` twin for every key, Keras's own too, if there is no validation.
+    The norm is measured inside the compiled step, after unscaling, accumulation and
+    reduction over replicas, and before clipping. Steps with a nonfinite gradient count
+    only in `gradient_nonfinite`. If all steps are nonfinite, the norms are NaN. A
+    float32 norm above 1.8e19 counts as infinite. Without validation data, `CSVLogger`
+    writes an empty `val_` column per key.
 
-    Cost: one pass over the gradients per update, and about three more in every
-    `every`-th. On two CPU cores with Adam a step took 1.00 to 1.04 times as long by
-    default and 0.99 to 1.13 with `every=1`, of a small CNN and of dense layers. The
-    peak of memory rises by no more than twice the largest gradient and 2 %, beside the
-    `own_bytes` of a record. Under a `tf.distribute` strategy there is one more
-    reduction over the replicas.
+    Cost: one pass over the gradients per update, and about three more in each update
+    with per-variable statistics. On two CPU cores with Adam, a step took 1.00 to 1.04
+    times as long with the defaults, and 0.99 to 1.13 times with `every=1`. Peak memory
+    rises by at most 2 % plus twice the largest gradient plus `own_bytes` of a record.
+    `tf.distribute` strategies need one more reduction over the replicas.
 
-    Limits: only `model.optimizer` is watched, in `fit`. Of a `MultiOptimizer` whose
-    parts accumulate gradients the gradient of each batch is seen. With an optimizer
-    that does not update through the methods of Keras's optimizers, the monitor warns
-    once and the keys are absent.
+    Limits: the callback observes only `model.optimizer` in `fit`. For a
+    `MultiOptimizer` with gradient accumulation, it observes the gradient of each batch.
+    Optimizers that do not update through the methods of Keras optimizers cause one
+    warning and no keys.
 
-    Reading changes no training: bit for bit without jit (on TensorFlow with
-    `tf.config.experimental.enable_op_determinism()`, without which it may fuse other
-    operations than before), to rounding with jit. One exception: on TensorFlow, SGD
-    may differ in the last bit, because TensorFlow's graph optimizer reorders products
-    if nothing else reads the gradient. Deep networks amplify such a difference.
+    The training result does not change: bit for bit without jit, and to rounding with
+    jit. TensorFlow needs `tf.config.experimental.enable_op_determinism()` for equal
+    bits. Even then SGD may differ in the last bit, because TensorFlow's graph optimizer
+    reorders products. Deep networks amplify such differences.
 
-    After `fit` nothing is left on the model or its optimizer. After an exception or
-    Ctrl-C in `fit` what is left does nothing but count, and goes at the model's next
-    `fit`, when it is saved, or with `detach()`. A checkpoint written in the meantime
-    is as if there were no monitor.
+    After `fit`, the model and its optimizer are unchanged. After an exception or
+    Ctrl-C, counters remain until the next `fit`, a save or `detach()`. Checkpoints do
+    not contain them.
 
     Args:
-        every: number of updates, from 1, from one with per-variable statistics to the
-            next; the first update of an epoch always has them.
-        per_variable: whether to take per-variable statistics at all.
-        log_dir: folder in which `gradients.jsonl` gets a line per epoch as it comes
-            and `findings.jsonl` one per finding; existing files are appended to.
+        every: Integer, at least 1. Interval of per-variable statistics, in updates. The
+            first update of an epoch always has them. Defaults to 10.
+        per_variable: Boolean. Whether to collect per-variable statistics. Defaults to
+            True.
+        log_dir: Folder for `gradients.jsonl` (one line per epoch) and `findings.jsonl`
+            (one line per finding). Lines are appended to existing files. Defaults to
+            None, which writes no files.
 
     Attributes:
-        records: a `GradientRecord` per epoch, over all fits.
-        findings: a `Finding` per thing that is wrong: a training that diverges,
-            gradients that are not finite, vanish or explode, layers that get none,
-            updates as large as the weights, validation far from training.
+        records: List of `GradientRecord`, one per epoch, over all fits.
+        findings: List of `Finding`, one per problem: divergence, nonfinite, vanishing
+            or exploding gradients, dead layers, too large updates, or a validation loss
+            far from the training loss.
 
     Raises:
-        ConfigError: if `every` is not a whole number from 1.
+        ConfigError: If `every` is not an integer of at least 1.
 
     Example:
         >>> monitor = GradientMonitor(every=100)
@@ -115,13 +114,14 @@ class GradientMonitor(AttachedCallback):
         return notebook_html(self._run())
 
     def plot(self) -> Plot:
-        """Return a picture of loss and gradient norm by epoch: `.save(path)` writes it.
+        """Plot loss and gradient norm by epoch.
 
         Returns:
-            A picture that a notebook shows; `.figure` is matplotlib's.
+            A plot that notebooks display. `.save(path)` writes a file; `.figure` is the
+            matplotlib figure.
 
         Raises:
-            ConfigError: if nothing was recorded yet.
+            ConfigError: If there are no records.
         """
         panels = (loss_panel(self._run()), norm_panel(self.records))
         return panels_plot([panel for panel in panels if panel is not None])
@@ -130,9 +130,9 @@ class GradientMonitor(AttachedCallback):
         return Run(gradients=tuple(self.records), findings=tuple(self.findings))
 
     def detach(self) -> None:
-        """Take everything off the model; a second call is a no-op."""
+        """Remove all hooks from the model. A second call is a no-op."""
         self._tally = None
-        with self._guard("come off the model"):
+        with self._guard("detach from the model"):
             super().detach()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -144,15 +144,15 @@ class GradientMonitor(AttachedCallback):
             self._log.find_process(self.model)
             if self.model.built and not self.model.trainable_variables:
                 self._guard.warn(
-                    "GradientMonitor has nothing to watch: the model has no trainable "
-                    "weights."
+                    "GradientMonitor has nothing to observe: the model has no "
+                    "trainable weights."
                 )
             else:
                 self._attach(self.model)
         self._log.begin(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forget the epoch before."""
+        """Reset the statistics of the epoch."""
         with self._guard("start a new epoch"):
             if self._tally:
                 self._tally.clear()
@@ -163,19 +163,19 @@ class GradientMonitor(AttachedCallback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Count the batches of the epoch."""
-        # Keras may call it in several threads, and not in order.
+        # Keras may call this hook in several threads and out of order.
         with _COUNTING:
             self._batches = max(self._batches, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keep a record, write it into `logs`, and tell what is wrong."""
+        """Add a record, write its values to `logs` and report problems."""
         findings: list[Finding] = []
         with self._guard("read the gradients"):
             reading = self._tally.read(epoch, self._skipped()) if self._tally else None
             if reading is None:
                 self._guard.warn(
-                    "GradientMonitor saw no update of model.optimizer in this epoch, "
-                    "so its keys are absent from the logs."
+                    "GradientMonitor observed no update of model.optimizer in this "
+                    "epoch, so its keys are absent from the logs."
                 )
                 return
             last = self._learning_rate([1])
@@ -200,7 +200,7 @@ class GradientMonitor(AttachedCallback):
                 warn(finding.text)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Leave no trace."""
+        """Remove all hooks from the model."""
         super().on_train_end(logs)
         self._log.complete(self.model)
 
@@ -211,7 +211,7 @@ class GradientMonitor(AttachedCallback):
         return max(0, self._batches - (_updates(optimizer) - self._before))
 
     def _look(self, reading: GradientReading) -> list[Finding]:
-        # Of the update at which it went wrong, else of the first and the last.
+        # Learning rate of the first nonfinite update, otherwise of the first and last.
         steps, first = reading.record.steps, reading.first_nonfinite
         ago = [1, max(1, steps)] if first is None else [steps - first]
         return self._rules.after_epoch(
@@ -228,8 +228,8 @@ class GradientMonitor(AttachedCallback):
         return None
 
     def _undo(self, hooks: ExitStack) -> None:
-        # Also where the next `fit`, or a `save`, takes the monitor off.
-        with self._guard("come off the model"):
+        # The guard also covers calls by the next `fit` or by `save`.
+        with self._guard("detach from the model"):
             hooks.close()
 
     def _attach(self, model: Model) -> None:
@@ -246,7 +246,7 @@ class GradientMonitor(AttachedCallback):
             return None
 
         def guarded(finish: Callable[[], None]) -> None:
-            with self._guard("see how far an update went"):
+            with self._guard("measure the size of an update"):
                 finish()
 
         with ExitStack() as hooks:
@@ -257,7 +257,7 @@ class GradientMonitor(AttachedCallback):
 
 
 def _updates(optimizer: Optimizer) -> int:
-    # Private: the public count leaves out batches whose gradients are accumulated.
+    # Private: the public count excludes batches whose gradients are accumulated.
     return int(to_numpy(innermost(optimizer)._iterations))
 
 

@@ -1,4 +1,4 @@
-"""Signs of a training gone wrong: divergence, dead, vanishing, too large updates."""
+"""Rules for divergence, dead layers, vanishing gradients and too large updates."""
 
 import inspect
 import math
@@ -17,7 +17,7 @@ _MOST_RANGES = 4
 
 
 def layer_of(path: str) -> str:
-    """Return the path of the layer that a variable belongs to.
+    """Return the layer path of a variable path.
 
     Example:
         >>> layer_of("block/dense/kernel")
@@ -27,16 +27,12 @@ def layer_of(path: str) -> str:
 
 
 def layers_of(paths: Iterable[str]) -> list[str]:
-    """Return the layers that some variables belong to, each once, in their order."""
+    """Return the unique layer paths of variable paths, in order."""
     return list(dict.fromkeys(map(layer_of, paths)))
 
 
 def runs(layers: Collection[str], order: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the layers in parts that follow each other.
-
-    Args:
-        layers: some of the layers.
-        order: all of them, in the order of the model.
+    """Yield runs of `layers` that are consecutive in `order`, the order of the model.
 
     Example:
         >>> list(runs({"a", "b", "d"}, "abcde"))
@@ -54,7 +50,7 @@ def runs(layers: Collection[str], order: Sequence[str]) -> Iterator[list[str]]:
 
 
 def layer_words(layers: Collection[str], order: Sequence[str]) -> str:
-    """Return the layers in words, without the word for a single one.
+    """Return a phrase that lists layers, with consecutive layers as a range.
 
     Example:
         >>> layer_words({"a"}, "abcdefg"), layer_words({"a", "c", "d", "e"}, "abcdefg")
@@ -72,13 +68,7 @@ def layer_words(layers: Collection[str], order: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A learning rate, and what it is to be compared with.
-
-    Args:
-        value: the learning rate.
-        optimizer: class name of the optimizer.
-        usual: that class's default, None if it has none.
-    """
+    """A learning rate, with the class name and the default rate of the optimizer."""
 
     value: float
     optimizer: str
@@ -88,11 +78,9 @@ class LearningRate:
 def learning_rate(
     optimizer: Optimizer, updates_ago: Sequence[int]
 ) -> LearningRate | None:
-    """Return the highest learning rate of some updates; None if there is none.
+    """Return the highest learning rate of some updates, or None if unknown.
 
-    Args:
-        optimizer: a Keras optimizer; one of several parts has none of its own.
-        updates_ago: which updates, 1 for the latest; a schedule has a value for each.
+    In `updates_ago`, 1 is the latest update. A `MultiOptimizer` has no single rate.
     """
     optimizer = innermost(optimizer)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -110,7 +98,7 @@ def learning_rate(
 
 
 def _value(optimizer: Optimizer, updates_ago: int) -> float:
-    # Private: in public an optimizer tells the value of the next step alone.
+    # Private: the public attribute has only the value for the next step.
     schedule = optimizer._learning_rate
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return float(to_numpy(optimizer.learning_rate))
@@ -119,15 +107,15 @@ def _value(optimizer: Optimizer, updates_ago: int) -> float:
 
 
 OVERWRITTEN = 10.0
-"""Update-to-weight ratio of a typical kernel from which the weights are gone."""
+"""Median update-to-weight ratio from which the weights count as overwritten."""
 
 LOST = 3.0
-"""The same of one kernel, where the gradient has grown, is not finite or all zero."""
+"""The ratio for one kernel if there is another sign of divergence."""
 
 GROWN = 1e3
-"""Multiple of its usual size from which a norm tells of a divergence."""
+"""Ratio to the usual gradient norm from which growth is a sign of divergence."""
 
-_LEAST_KERNELS = 3  # of fewer, one that begins near zero would be typical
+_LEAST_KERNELS = 3  # with fewer kernels, one initialized near zero sets the median
 _SYMPTOMS_ALONE = 2
 _FAR_ABOVE = 10.0
 
@@ -139,25 +127,17 @@ def divergence_text(
     first_nonfinite: int | None,
     rate: LearningRate | None,
 ) -> str | None:
-    """Return in words that an epoch's training diverged; None if it did not.
+    """Return a message if the training diverged in an epoch, else None.
 
-    It did if the mean update of a typical kernel is `OVERWRITTEN` times as large as the
-    kernel, or that of one kernel `LOST` times and nothing is left to learn from. A
-    healthy update is about a thousandth of the weight.
-
-    Args:
-        record: the epoch's figures.
-        kernels: those of its kernels.
-        usual_norm: norm of the gradient before, NaN if unknown.
-        first_nonfinite: index in the epoch of the first update that was made with a
-            gradient that is not finite, None if there is none.
-        rate: the learning rate of that update, None if unknown.
+    It diverged if the median update is `OVERWRITTEN` times as large as the kernel. One
+    update of `LOST` times the kernel also counts, together with another sign: a
+    gradient that has grown, is nonfinite or zero. A healthy ratio is about 0.001.
     """
     with_ratio = [kernel for kernel in kernels if kernel.update_ratio is not None]
     worst = max(with_ratio, key=_ratio, default=None)
     symptoms = list(_symptoms(record, usual_norm, first_nonfinite))
     if worst is None:
-        # Without statistics per variable the norms have to tell alone.
+        # Without per-variable statistics, only the norms can show the divergence.
         if len(symptoms) < _SYMPTOMS_ALONE:
             return None
     else:
@@ -169,7 +149,7 @@ def divergence_text(
             return None
         update = (
             f"an update of {layer_of(worst.path)} was {_times(_ratio(worst))} times "
-            "as large as its weights (a thousandth is healthy)"
+            "as large as its weights (about 0.001 is healthy)"
         )
         symptoms.insert(0, update)
     evidence = " and ".join(filter(None, (", ".join(symptoms[:-1]), symptoms[-1])))
@@ -180,25 +160,23 @@ def _symptoms(
     record: GradientRecord, usual_norm: float, first_nonfinite: int | None
 ) -> Iterator[str]:
     if record.norm_max >= GROWN * usual_norm > 0:
-        yield f"the gradient's norm went from {usual_norm:.2g} to {record.norm_max:.2g}"
+        yield f"the gradient norm rose from {usual_norm:.2g} to {record.norm_max:.2g}"
     if first_nonfinite is not None:
-        yield f"the gradient held NaN or infinity from step {first_nonfinite + 1} on"
+        yield f"the gradient contained NaN or infinity from step {first_nonfinite + 1}"
     if record.norm_last == 0.0:
         yield "the last gradient was exactly zero"
 
 
 def _text(evidence: str, rate: LearningRate | None) -> str:
-    advice = "The weights are lost: begin again from earlier ones."
+    advice = "The weights are lost: restart from an earlier checkpoint."
     if rate is None:
-        return (
-            f"The training diverged. {evidence} A lower learning rate helps. {advice}"
-        )
+        return f"The training diverged. {evidence} Use a lower learning rate. {advice}"
     if rate.usual is not None and rate.value <= _FAR_ABOVE * rate.usual:
         return (
             f"The training diverged at a learning rate of {rate.value:g}, which is not "
-            f"unusual for {rate.optimizer}. {evidence} Inputs or targets far from a "
-            "size of 1 do that: scale them, clip the gradient (clipnorm=1.0) or lower "
-            f"the rate. {advice}"
+            f"unusual for {rate.optimizer}. {evidence} Inputs or targets with a scale "
+            "far from 1 can cause this: normalize them, clip the gradient "
+            f"(clipnorm=1.0) or lower the rate. {advice}"
         )
     usual = (
         ""
@@ -218,27 +196,21 @@ def _ratio(kernel: VariableGradient) -> float:
 
 
 VANISHED = 1e-6
-"""Share of the largest kernel's gradient norm below which a kernel's has vanished."""
+"""Ratio to the largest kernel gradient norm below which a gradient has vanished."""
 
 TOO_LARGE_UPDATE = 1.0
 """Update-to-weight ratio from which a layer is overwritten rather than trained."""
 
 ABSURD_UPDATE = 100.0
-"""The same in the first epoch, in which weights that begin near zero double."""
+"""The ratio for the first epoch, where weights initialized near zero may double."""
 
 LEAST_SAMPLES = 3
-"""Sampled updates, of epochs in a row, below which nothing is said of one layer."""
+"""Minimum number of sampled updates, over consecutive epochs, for a finding."""
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What one layer showed in one epoch.
-
-    Args:
-        layer: path of the layer.
-        value: the figure that gave it away: a norm, or a ratio.
-        samples: number of sampled updates in which it did.
-    """
+    """A problem of one layer in one epoch: a norm or ratio in a number of updates."""
 
     layer: str
     value: float
@@ -246,7 +218,7 @@ class Sign:
 
 
 def dead(variables: Sequence[VariableGradient]) -> Iterator[Sign]:
-    """Yield the layers all of whose gradients were exactly zero."""
+    """Yield the layers whose gradients were all exactly zero."""
     by_layer: dict[str, list[VariableGradient]] = {}
     for variable in variables:
         by_layer.setdefault(layer_of(variable.path), []).append(variable)
@@ -256,7 +228,7 @@ def dead(variables: Sequence[VariableGradient]) -> Iterator[Sign]:
 
 
 def vanishing(kernels: Sequence[VariableGradient]) -> Iterator[Sign]:
-    """Yield the layers whose kernel's gradient is next to nothing."""
+    """Yield the layers whose kernel gradient has vanished."""
     largest = max((kernel.norm for kernel in kernels), default=0.0)
     for kernel in kernels:
         if 0 < kernel.norm < VANISHED * largest:
@@ -266,9 +238,7 @@ def vanishing(kernels: Sequence[VariableGradient]) -> Iterator[Sign]:
 def too_large(kernels: Sequence[VariableGradient], *, is_first: bool) -> Iterator[Sign]:
     """Yield the layers whose updates are larger than their weights.
 
-    Args:
-        kernels: the kernels' figures.
-        is_first: whether no epoch came before; then only what is absurd counts.
+    The first epoch has a higher threshold.
     """
     for kernel in kernels:
         ratio = kernel.update_ratio or 0.0
@@ -279,15 +249,15 @@ def too_large(kernels: Sequence[VariableGradient], *, is_first: bool) -> Iterato
 
 
 def dead_text(signs: Mapping[str, Sign], order: Sequence[str]) -> str:
-    """Return in words that layers are dead."""
+    """Return a message about dead layers."""
     samples = min(sign.samples for sign in signs.values())
     it, does, its = (
         ("it", "does", "Its") if len(signs) == 1 else ("they", "do", "Their")
     )
     return (
         f"Every gradient of {layer_words(signs, order)} was exactly zero in all "
-        f"{samples} sampled updates of the epoch: {it} {does} not learn. {its} output "
-        "may be cut off further on, as by a ReLU that no input passes."
+        f"{samples} sampled updates of the epoch: {it} {does} not train. {its} output "
+        "may be blocked by a later layer, such as a ReLU that is zero for all inputs."
     )
 
 
@@ -296,23 +266,23 @@ def vanishing_text(
     order: Sequence[str],
     kernels: Sequence[VariableGradient],
 ) -> str:
-    """Return in words that the gradients of layers have vanished."""
+    """Return a message about vanishing gradients."""
     largest = max(kernels, key=lambda kernel: kernel.norm)
     where = layer_words(signs, order)
     norms = _range([sign.value for sign in signs.values()])
     what = (
-        f"The gradient of {where} has a norm of {norms}, that of "
-        f"{layer_of(largest.path)} one of {largest.norm:.2g}: {where} hardly learns."
+        f"The gradient norm of {where} is {norms}, compared with "
+        f"{largest.norm:.2g} in {layer_of(largest.path)}: {where} hardly trains."
         if len(signs) == 1
-        else f"The gradients of {where} have norms of {norms}, that of "
-        f"{layer_of(largest.path)} one of {largest.norm:.2g}: these {len(signs)} "
-        "layers hardly learn."
+        else f"The gradient norms of {where} are {norms}, compared with "
+        f"{largest.norm:.2g} in {layer_of(largest.path)}: these {len(signs)} "
+        "layers hardly train."
     )
-    return f"{what} Other activations, normalization or skip connections help."
+    return f"{what} Use other activations, normalization or skip connections."
 
 
 def too_large_text(signs: Mapping[str, Sign], order: Sequence[str], advice: str) -> str:
-    """Return in words that layers are overwritten."""
+    """Return a message about too large updates."""
     it = "it is" if len(signs) == 1 else "they are"
     its = "its" if len(signs) == 1 else "their"
     ratios = _range([sign.value for sign in signs.values()])

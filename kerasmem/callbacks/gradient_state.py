@@ -1,4 +1,4 @@
-"""The running figures of an epoch as state of the training step."""
+"""Gradient statistics of an epoch, stored as state of the training step."""
 
 import math
 import time
@@ -19,13 +19,7 @@ from kerasmem.types import Optimizer
 def if_due(
     is_due: Any, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """Return what `compute` returns, where it is not due what `otherwise` returns.
-
-    Args:
-        is_due: whether it is; where the step is compiled a boolean tensor.
-        compute: makes a tensor.
-        otherwise: makes one of the same shape and type.
-    """
+    """Return `compute()` if a boolean or boolean tensor is true, else `otherwise()`."""
     if isinstance(is_due, bool):
         return compute() if is_due else otherwise()
     return keras.ops.cond(is_due, compute, otherwise)
@@ -33,15 +27,7 @@ def if_due(
 
 @dataclass(frozen=True)
 class GradientReading:
-    """One epoch's figures.
-
-    Args:
-        record: what is kept.
-        skipped_steps: number of steps that loss scaling skipped.
-        first_nonfinite: index in the epoch of the first update made with a gradient
-            that was not finite, None if there is none.
-        nonfinite_paths: the variables whose gradient was not finite then.
-    """
+    """The record of one epoch, its skipped steps and its first nonfinite update."""
 
     record: GradientRecord
     skipped_steps: int
@@ -50,18 +36,11 @@ class GradientReading:
 
 
 class GradientState:
-    """The two arrays of `gradient_sums`, and whose their figures are.
+    """The arrays of `gradient_sums` and their assignment to variables.
 
-    A third one has some entries of the variables as they were at first, then as the
-    latest update left them: how far the next update moves them is seen when it is
-    done. To look before and after an update would have XLA copy variables that it
-    otherwise updates in place.
-
-    Args:
-        optimizer: the optimizer that they ride with.
-        variables: the variables that it updates.
-        has_rows: whether to keep a row of figures per variable.
-        in_step: whether a step is being traced already.
+    A third array has sampled entries of the variables before the next update, so the
+    next step can measure the size of an update. Reading before and after one update
+    would force XLA to copy variables that are otherwise updated in place.
     """
 
     def __init__(
@@ -94,28 +73,26 @@ class GradientState:
             self.own_bytes += start.nbytes + entries.nbytes
 
     def order(self, variables: Sequence[Any]) -> list[int]:
-        """Return for each of its own variables where it is among `variables`.
+        """Return the index in `variables` of each variable of this state.
 
-        One that is not among them is said to stand behind the last.
-
-        Raises:
-            ValueError: if none of its own variables is among `variables`.
+        A missing variable gets the index `len(variables)`. If all are missing, raises
+        `ValueError`.
         """
         index_by_place = {
             self._place_of.get(id(v)): index for index, v in enumerate(variables)
         }
         if set(index_by_place) <= {None}:
-            raise ValueError("The update has no trainable variable of the model")
+            raise ValueError("The update has no trainable variable of the model.")
         return [
             index_by_place.get(place, len(variables))
             for place in range(len(self.paths))
         ]
 
     def is_due(self, every: int) -> tuple[Any, Any]:
-        """Return whether a traced step, and whether the one before, is sampled."""
+        """Return whether the traced step and the step before are sampled."""
         vector = self._vector.variable.value
-        # Not a constant even for 1: XLA would merge what is measured into what makes
-        # the gradient and the update, and do these twice.
+        # Never a constant, not even for 1: XLA would fuse the measurement with the
+        # gradient and the update, and compute them twice.
         place = keras.ops.mod(vector[sums.STEPS], every)
         return keras.ops.equal(place, 0), vector[sums.SAMPLED] > 0.0
 
@@ -133,13 +110,10 @@ class GradientState:
         statistics: Callable[[], Any],
         is_updated: Sequence[bool],
     ) -> None:
-        """Add what is due to the rows; call it when the update is done.
+        """Add the statistics of a sampled step to the rows, after the update.
 
-        Args:
-            is_sampled: whether the step is; where it is compiled a boolean tensor.
-            was_sampled: whether the step before was, or there is none; likewise.
-            statistics: makes the rows that `gradient_sums.with_statistics` wants.
-            is_updated: whether each variable was updated.
+        `is_sampled` and `was_sampled` (the previous step) are boolean tensors in a
+        compiled step. `statistics` returns rows for `gradient_sums.with_statistics`.
         """
         if self._rows is None:
             return
@@ -151,8 +125,8 @@ class GradientState:
             lambda: old,
         )
 
-        # Outside of the branch: for one that reads variables TensorFlow would keep what
-        # their update needs, two and a half times their size.
+        # Outside the branch: for a branch that reads variables, TensorFlow would
+        # allocate two and a half times their size.
         parts = self._sample.parts()
         is_wanted = is_sampled | was_sampled
         after = if_due(is_wanted, lambda: self._sample.join(parts), lambda: before)
@@ -160,7 +134,7 @@ class GradientState:
         def with_changes() -> Any:
             changes = self._sample.changes(before, after)
             if not all(is_updated):
-                # Then there is no ratio: 0 / 0.
+                # The ratio 0 / 0 is not finite and is not counted.
                 mask = np.array(is_updated, "float32")[:, None]
                 changes = keras.ops.multiply(changes, mask)
             return sums.with_changes(new_rows, changes)
@@ -171,15 +145,9 @@ class GradientState:
     def read_epoch(
         self, epoch: int, every: int, dense_bytes: Sequence[int], skipped: int
     ) -> GradientReading | None:
-        """Return what an epoch's figures tell, None if no step was seen.
+        """Return the statistics of an epoch, or None if there was no step.
 
-        Call it between epochs only.
-
-        Args:
-            epoch: index of the epoch, from 0.
-            every: number of updates between two that were sampled, 0 if none was.
-            dense_bytes: bytes of each variable's gradient, 0 if it is sparse.
-            skipped: number of steps that loss scaling skipped.
+        Must be called between epochs. `dense_bytes` has 0 for sparse gradients.
         """
         vector: list[float] = self._vector.read().tolist()
         count = len(self.paths)
@@ -232,17 +200,17 @@ class GradientState:
         return tuple(record for record in records if record is not None)
 
     def clear(self) -> None:
-        """Start a new epoch."""
-        # Between epochs anybody may change the weights.
+        """Reset the statistics at the start of an epoch."""
+        # Weights may change between epochs, so the old entries are only valid once.
         is_sampled, self._is_first_epoch = float(self._is_first_epoch), False
         self._vector.write(sums.no_steps(len(self.paths), sampled=is_sampled))
         if self._rows is not None:
             self._rows.write(sums.no_rows(len(self.paths)))
 
     def keep(self) -> Callable[[], None]:
-        """Return what puts the figures back to what they are now.
+        """Return a function that restores the current statistics.
 
-        Call it between steps, and not on JAX, where they are the optimizer's.
+        Call only between steps. Not for JAX, where the optimizer holds the arrays.
         """
         states = self._states()
         values = [state.read() for state in states]
@@ -254,8 +222,8 @@ class GradientState:
         return put_back
 
     def release(self) -> None:
-        """Take it out of the optimizer."""
-        with ExitStack() as everything:  # also if a part of it fails
+        """Remove the arrays from the optimizer."""
+        with ExitStack() as everything:  # releases every state even if one raises
             for state in self._states():
                 everything.callback(state.release)
 
@@ -266,11 +234,7 @@ class GradientState:
 
 
 def placing(order: Sequence[int]) -> Callable[[Any], Any]:
-    """Return what puts an entry, or row, per given variable in the state's order.
-
-    Args:
-        order: what `GradientState.order` returned.
-    """
+    """Return a function that reorders entries or rows by `GradientState.order`."""
     is_in_place = order == list(range(len(order)))
 
     def place(entries: Any) -> Any:

@@ -1,10 +1,10 @@
-"""The running figures of an epoch, and how a step adds to them.
+"""Running gradient statistics of an epoch, updated in each step.
 
-Two small float32 arrays ride in the step. One is a vector with figures of the whole
-gradient and whether the latest update was sampled, then two of each variable: the
-number of the first update, from 1, whose gradient was not finite, and the bytes of the
-largest sparse gradient. The other has a row of figures per variable, of sampled steps
-only. How far an update moves a large variable is seen by a sample of its entries.
+There are two small float32 arrays. The vector contains statistics of the whole gradient
+and whether the latest update was sampled. It also has two entries per variable: the
+1-based index of the first update with a nonfinite gradient, and the bytes of the
+largest sparse gradient. The matrix has a row of statistics per variable, from sampled
+steps only. The size of an update is estimated from a sample of entries.
 """
 
 import math
@@ -19,22 +19,20 @@ from kerasmem import backends
 from kerasmem.records import VariableGradient
 
 NORM, NONFINITE, STEPS, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(8)
-_SUMS = LARGEST  # what stands before is a sum over the steps
+_SUMS = LARGEST  # the entries before this index are sums over steps
 
 _FIGURES = ("norm", "entry", "nonzero", "nonfinite", "finite", "steps")
 _RATIOS = ("ratio", "ratios")
 _LARGEST = ("largest_norm", "largest_entry")
 _COLUMNS = (*_FIGURES, *_RATIOS, *_LARGEST, "last_norm")
 STATISTICS = len(_FIGURES)
-"""Number of figures per variable that are known before the update."""
+"""Number of statistics per variable that are known before the update."""
 
 
 def no_steps(variables: int, *, sampled: float) -> np.ndarray:
-    """Return the vector of an epoch that begins.
+    """Return the vector for the start of an epoch.
 
-    Args:
-        variables: number of variables.
-        sampled: 1.0 if the sampled entries are those of the variables as they are.
+    `sampled` is 1.0 if the sampled entries match the current variables, else 0.0.
     """
     vector = np.zeros(HEAD + 2 * variables, "float32")
     vector[SAMPLED] = sampled
@@ -42,18 +40,15 @@ def no_steps(variables: int, *, sampled: float) -> np.ndarray:
 
 
 def no_rows(variables: int) -> np.ndarray:
-    """Return the rows of an epoch that begins."""
+    """Return the rows for the start of an epoch."""
     return np.zeros((variables, len(_COLUMNS)), "float32")
 
 
 def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) -> Any:
-    """Return the vector with one more update.
+    """Return the vector after one more update.
 
-    Args:
-        vector: as it was.
-        squared_norms: the square of the L2 norm of each variable's gradient.
-        sparse_bytes: bytes of each gradient that is sparse, else 0; None if none is.
-        sampled: 1.0 if the update is sampled, else 0.0.
+    `squared_norms` and `sparse_bytes` have a value per gradient. `sparse_bytes` is None
+    if all gradients are dense. `sampled` is 1.0 or 0.0.
     """
     ops = backends.current().ops
     ends = np.cumsum([_SUMS, 1, 1, 2, squared_norms.shape[0]])
@@ -78,12 +73,7 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
 
 
 def statistics_of(squared_norms: Any, figures: Any) -> Any:
-    """Return what a sampled step tells of some gradients, `STATISTICS` figures each.
-
-    Args:
-        squared_norms: the square of the L2 norm of each.
-        figures: what `gradient_statistics` returned.
-    """
+    """Return `STATISTICS` values per gradient of a sampled step."""
     ops = backends.current().ops
     squares = ops.reshape(squared_norms, (-1, 1))
     is_finite = ops.isfinite(squares)
@@ -94,13 +84,7 @@ def statistics_of(squared_norms: Any, figures: Any) -> Any:
 
 
 def with_statistics(rows: Any, statistics: Any) -> Any:
-    """Return the rows with those of one more sampled step.
-
-    Args:
-        rows: as they were.
-        statistics: a row per variable of what `statistics_of` returned; zeros if there
-            was no gradient.
-    """
+    """Return the rows after a sampled step with the output of `statistics_of`."""
     ops = backends.current().ops
     ends = np.cumsum([STATISTICS, len(_RATIOS), len(_LARGEST)]).tolist()
     sums, ratios, largest, last = ops.split(rows, ends, axis=1)
@@ -118,12 +102,10 @@ def with_statistics(rows: Any, statistics: Any) -> Any:
 
 
 def with_changes(rows: Any, changes: Any) -> Any:
-    """Return the rows with how far one update moved the variables.
+    """Return the rows with the size of one update added.
 
-    Args:
-        rows: as they were.
-        changes: per variable the L2 norm of its change, and that of itself before.
-            Where the latter is 0, or one is not finite, no ratio is counted.
+    `changes` has two L2 norms per variable: of the change and of the value before. A
+    ratio that is not finite is not counted.
     """
     ops = backends.current().ops
     ends = [STATISTICS, STATISTICS + len(_RATIOS)]
@@ -138,14 +120,7 @@ def with_changes(rows: Any, changes: Any) -> Any:
 def variable_record(
     path: str, size: int, gradient_bytes: int, row: Sequence[float]
 ) -> VariableGradient | None:
-    """Return the record of one variable, None if it was never sampled.
-
-    Args:
-        path: its path.
-        size: number of its entries.
-        gradient_bytes: bytes of its gradient.
-        row: its figures.
-    """
+    """Return the record of one variable, or None if it was never sampled."""
     figures = dict(zip(_COLUMNS, row, strict=True))
     steps, finite, ratios = (figures[name] for name in ("steps", "finite", "ratios"))
     if not steps:
@@ -156,7 +131,7 @@ def variable_record(
         steps=round(steps),
         norm=figures["norm"] / finite if finite else math.nan,
         max_abs=figures["largest_entry"],
-        zero_fraction=min(1.0, max(0.0, zero_fraction)),  # rounding goes beyond
+        zero_fraction=min(1.0, max(0.0, zero_fraction)),  # corrects rounding errors
         nonfinite=round(figures["nonfinite"]),
         norm_max=figures["largest_norm"] if finite else math.nan,
         norm_last=figures["last_norm"],
@@ -166,24 +141,18 @@ def variable_record(
 
 
 MOST_ENTRIES = 16_384
-"""Of one variable; all entries of a smaller one are taken."""
+"""Maximum number of sampled entries per variable. Smaller variables are used whole."""
 LEAST_ENTRIES = 16_384
-"""Of all variables together, before any is taken in part."""
+"""Minimum number of entries of all variables before any variable is sampled."""
 FEWEST_ROWS = 16
-"""Of a variable that is not taken as a whole, if it has that many."""
+"""Minimum number of rows in the sample of a variable, if it has that many."""
 
 
 class UpdateSample:
-    """Takes the same entries of some variables, time and again.
+    """Reads a fixed sample of `size` entries of the variables.
 
-    All together they are no more than an eighth of what the largest variable has, or
-    `LEAST_ENTRIES` if that is more: next to the gradients they take little memory.
-
-    Args:
-        variables: the variables.
-
-    Attributes:
-        size: number of entries that are taken.
+    The sample has at most an eighth of the entries of the largest variable, or
+    `LEAST_ENTRIES` if that is more. Its memory is small compared with the gradients.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -200,23 +169,18 @@ class UpdateSample:
         self._ends = list(accumulate(part_sizes[:-1]))
 
     def parts(self) -> list[Any]:
-        """Return of each variable what is sampled, of a small one all of it."""
+        """Return the sampled entries of each variable."""
         pairs = zip(self._variables, self._parts, strict=True)
         return [self._entries(variable.value, part) for variable, part in pairs]
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Return a float32 copy of what `parts` returned, a vector of `size`."""
+        """Return the output of `parts` as one float32 vector of length `size`."""
         ops = backends.current().ops
         entries = [ops.reshape(part, (-1,)) for part in parts]
         return ops.concatenate([ops.cast(each, "float32") for each in entries])
 
     def changes(self, before: Any, after: Any) -> Any:
-        """Return two L2 norms per variable: of its change, and of itself before.
-
-        Args:
-            before: what `join` returned then.
-            after: what it returned later.
-        """
+        """Return two L2 norms per variable: of the change and of the value before."""
         backend = backends.current()
         squares = [
             backend.squared_norms(self._split(entries))
@@ -239,14 +203,7 @@ class UpdateSample:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """Some entries of a variable, whose last axis makes the columns of a matrix.
-
-    Args:
-        rows: number of rows that are taken.
-        row_step: rows from one that is taken to the next.
-        column_step: columns from one that is taken to the next.
-        size: number of entries that are taken.
-    """
+    """Every n-th row and column of a variable, with its last axis as columns."""
 
     rows: int
     row_step: int
@@ -255,7 +212,7 @@ class MatrixPart:
 
 
 def spaced_part(shape: Sequence[int], limit: int) -> MatrixPart | None:
-    """Return which entries to take, `limit` at most; None if those are all.
+    """Return the sample of at most `limit` entries, or None for all entries.
 
     Example:
         >>> spaced_part((1024, 1024), 16_384)
@@ -265,7 +222,7 @@ def spaced_part(shape: Sequence[int], limit: int) -> MatrixPart | None:
     size = math.prod(shape)
     if size <= limit:
         return None
-    # Whole rows, because they are quick to take, but not too few of them.
+    # Whole rows are fast to gather, but too few rows are not representative.
     height, width = size // shape[-1], shape[-1]
     fewest = min(height, FEWEST_ROWS, limit)
     column_step = -(-width // (limit // fewest))

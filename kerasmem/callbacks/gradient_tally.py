@@ -1,4 +1,4 @@
-"""Adding up, inside the training step, what an epoch's gradients looked like."""
+"""Accumulation of gradient statistics inside the training step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,13 +21,7 @@ from kerasmem.types import Model
 
 
 class _Layout(NamedTuple):
-    """How the gradients of an update are measured, and where their figures belong.
-
-    Args:
-        groups: indices of the gradients that one branch reads.
-        order: for each variable of the state the index of its gradient.
-        place: puts an entry, or row, per gradient in the state's order.
-    """
+    """Groups of gradients per branch, and their order in the state."""
 
     groups: list[range]
     order: list[int]
@@ -35,20 +29,14 @@ class _Layout(NamedTuple):
 
 
 class GradientTally:
-    """Watches the updates of one `fit`.
-
-    Args:
-        model: the compiled model.
-        every: number of updates between two with per-variable statistics, from 1; 0
-            for no such statistics.
-    """
+    """Measures the updates of one `fit`, without per-variable rows if `every` is 0."""
 
     def __init__(self, model: Model, every: int) -> None:
         self._model = model
         self._every = every
         self._backend = backends.current()
         self._state: GradientState | None = None
-        # Of steps that run eagerly; in a trace the state tells.
+        # For eager steps only; in a trace the state has both values.
         self._updates, self._was_sampled = 0, model.built
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._dense_bytes: list[int] = []
@@ -59,17 +47,17 @@ class GradientTally:
     def observe(
         self, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> Callable[[], None] | None:
-        """Add one update; return what to call when the variables have been updated.
+        """Add one update and return a function to call after it, or None.
 
-        Called while the step is traced, or in it where it runs eagerly.
+        Called while the step is traced, or in every eager step.
         """
         with self._backend.inference():
             state = self._prepare(in_step=True)
             gradients = self._backend.complete_gradients(gradients, variables)
             is_sampled, was_sampled = self._due(state)
             groups, order, place = self._layout(state, variables)
-            # A branch waits for all that it reads, so there are several, each of few
-            # gradients: else all of them would be kept until the last one is known.
+            # A branch needs all its inputs at once. Small groups keep few gradients in
+            # memory until their branch runs.
             parts = [[gradients[i] for i in group] for group in groups]
             squares = [self._backend.squared_norms(part) for part in parts]
             squared_norms = self._backend.ops.concatenate(squares)
@@ -98,27 +86,22 @@ class GradientTally:
         return finish
 
     def clear(self) -> None:
-        """Start a new epoch."""
+        """Reset the statistics at the start of an epoch."""
         self._was_sampled = self._was_sampled and not self._updates
         self._updates = 0
         if self._state is not None:
             self._state.clear()
 
     def read(self, epoch: int, skipped: int) -> GradientReading | None:
-        """Return the figures since `clear()`, None if no step was seen.
-
-        Args:
-            epoch: index of the epoch, from 0.
-            skipped: number of steps that loss scaling skipped.
-        """
+        """Return the statistics since `clear()`, or None if there was no step."""
         if self._state is None:
             return None
-        # Loss scaling may have skipped every step so far.
+        # Loss scaling may have skipped all steps so far.
         dense_bytes = self._dense_bytes or [0] * len(self._state.paths)
         return self._state.read_epoch(epoch, self._every, dense_bytes, skipped)
 
     def keep(self) -> Callable[[], None]:
-        """Return what takes all back that is counted from now on."""
+        """Return a function that discards everything counted after this call."""
         counts = self._updates, self._was_sampled
         state = self._state and self._state.keep()
 
@@ -126,20 +109,20 @@ class GradientTally:
             self._updates, self._was_sampled = counts
             if state is not None:
                 state()
-            elif self._state is not None:  # it came since
+            elif self._state is not None:  # created after this call
                 self._state.clear()
 
         return take_back
 
     def release(self) -> None:
-        """Take the state out of the optimizer."""
-        with ExitStack() as everything:  # also if a part of it fails
+        """Remove the state from the optimizer."""
+        with ExitStack() as everything:  # runs all callbacks even if one raises
             if self._state is not None:
                 everything.callback(self._state.release)
             everything.callback(self._get_off)
 
     def _prepare(self, *, in_step: bool) -> GradientState:
-        # A subclassed model has no variables before its first step on TensorFlow.
+        # On TensorFlow, a subclassed model has no variables before its first step.
         if self._state is None:
             self._state = GradientState(
                 self._model.optimizer,
@@ -150,9 +133,9 @@ class GradientTally:
         return self._state
 
     def _due(self, state: GradientState) -> tuple[Any, Any]:
-        """Return whether this update, and whether the one before, is sampled.
+        """Return whether this update and the one before are sampled.
 
-        A bool each, where the step is compiled a boolean tensor.
+        Both are booleans, or boolean tensors in a compiled step.
         """
         if not self._every:
             return False, False
@@ -166,7 +149,7 @@ class GradientTally:
     def _layout(self, state: GradientState, variables: Sequence[Any]) -> _Layout:
         key = tuple(map(id, variables))
         if key not in self._layouts:
-            in_one = self._backend.runs_eagerly  # there are no branches
+            in_one = self._backend.runs_eagerly  # eager steps have no branches
             groups = [range(len(variables))] if in_one else neighbors(variables)
             order = state.order(variables)
             self._layouts[key] = _Layout(groups, order, placing(order))
@@ -188,19 +171,19 @@ def _as_number(condition: Any) -> Any:
     return ops.cast(condition, "float32")
 
 
-_FIGURES = 3  # what `gradient_statistics` tells of a gradient
+_FIGURES = 3  # values per gradient from `gradient_statistics`
 
 
 def _zeros(is_due: Any, rows: int) -> Any:
-    # Not as a constant: TensorFlow would keep it in memory for good.
+    # Not a constant, because TensorFlow would never free its memory.
     zero = ops.cast(is_due, "float32")
     return ops.broadcast_to(zero, (rows, _FIGURES))
 
 
 def neighbors(variables: Sequence[Any]) -> list[range]:
-    """Return variables in groups that are little larger than the largest of all."""
+    """Group consecutive variables up to about the size of the largest variable."""
     sizes = [math.prod(variable.shape) for variable in variables]
-    limit = 1.25 * max(sizes)  # room for a bias beside each of many equal kernels
+    limit = 1.25 * max(sizes)  # includes the biases of many equal kernels
     groups: list[range] = []
     start, total = 0, 0
     for index, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Notices memory that grows from epoch to epoch or call to call, and what grows."""
+"""Detection of memory that grows from epoch to epoch or from call to call."""
 
 import functools
 import gc
@@ -24,19 +24,19 @@ from kerasmem.types import Model
 from kerasmem.units import KIB, format_bytes
 
 WARM_UP = 2
-"""Values at the beginning that are never looked at."""
+"""Number of initial values that are ignored."""
 
 WINDOWS = (8, 16, 32)
-"""Numbers of values in which a rise is looked for."""
+"""Numbers of values over which a rise is tested."""
 
 _RISE_PER_SCATTER = 8.0
 _HELD_UP = 0.7
 _LEAST_NET_RISE = 1 - 1 / _RISE_PER_SCATTER
-"""Share of slope times epochs by which a steady rise ends above its begin."""
+"""Minimum net rise, as a fraction of slope times number of epochs."""
 
 
 class Rise(NamedTuple):
-    """A sustained rise: by how much per value, and the index of its first value."""
+    """A sustained rise: slope per value and index of the first value."""
 
     slope: float
     since: int
@@ -45,21 +45,17 @@ class Rise(NamedTuple):
 def sustained_rise(
     values: Sequence[float], least: float, windows: Sequence[int] = WINDOWS
 ) -> Rise | None:
-    """Return the rise that the latest values show, or None.
+    """Return the rise in the latest values, or None.
 
     The slope is the median of the slopes between any two values (Theil, "A
     rank-invariant method of linear and polynomial regression analysis", 1950; Sen,
-    1968), which a few odd values do not move. A rise is sustained if it is at least
-    `least` per value and eight times as high as the values scatter about it, if its
-    second half is about as steep as the whole, and if it ends higher than anything
-    before; so neither noise nor a step, a rise that wears off or a sawtooth whose
-    teeth are shorter than the smallest window is one.
+    1968), so outliers do not change it. A sustained rise has four properties: the slope
+    is at least `least`. The rise is eight times the scatter of the values around the
+    slope. The second half is about as steep as the whole. The last value is the
+    highest. The widest of `windows` with a rise gives its start.
 
-    Args:
-        values: one value per epoch, the latest last.
-        least: smallest slope of interest.
-        windows: numbers of latest values to look at; the widest that shows a rise
-            says since when.
+    Noise, a step, a rise that levels off and a sawtooth shorter than the smallest
+    window are therefore excluded.
 
     Example:
         >>> sustained_rise([0, 9, 9, 9, 9, 9, 9, 9, 9, 9], least=1)
@@ -71,7 +67,7 @@ def sustained_rise(
         if first < WARM_UP or values[-1] <= max(values[:-1]):
             continue
         if values[-1] - values[first] < _LEAST_NET_RISE * least * (window - 1):
-            continue  # it cannot be, and that was cheap to see
+            continue  # cheap check before the slope
         slope = _slope(values[first:])
         if slope >= least and _is_steady(values[first:], slope):
             return Rise(slope, first)
@@ -103,23 +99,17 @@ TRACES = "traces of the training step"
 _NUMBERS = {OBJECTS: 1000.0, TRACES: 0.5}
 _LEAST_BYTES = 64 * KIB
 _LEAST_HOST_BYTES = 256 * KIB
-_ADVICE = (
-    "Every trace stays in memory; one is enough if all batches have one shape and type."
-)
+_ADVICE = "Every trace stays in memory. Use one shape and dtype for all batches."
 _EARLY_WINDOWS = (5,)
-"""Enough values for a suspicion: then objects are counted by kind a first time."""
+"""Enough values to count objects by type a first time."""
 
 
 class LeakWatch:
-    """Tells each series that rises from step to step, once, and who holds it.
+    """Reports once each series that rises, with the objects and their references.
 
-    Before it speaks it has Python collect garbage and looks again: memory that only
-    waits for the collector is no leak. Series that are told in one epoch are one
-    finding.
-
-    Args:
-        monitor: class name of the callback that asks.
-        step: what is counted, `"epoch"` or `"call"`.
+    Runs garbage collection and measures again before a report, because uncollected
+    garbage is no leak. Series that are reported in one epoch share a finding. `step` is
+    `"epoch"` or `"call"`.
     """
 
     def __init__(self, monitor: str, step: str = "epoch") -> None:
@@ -133,12 +123,7 @@ class LeakWatch:
     def after_step(
         self, epoch: int, measure: Callable[[], dict[str, float]]
     ) -> list[Finding]:
-        """Measure, and return what is new, one finding at most.
-
-        Args:
-            epoch: index of the epoch, or of the call, from 0.
-            measure: returns figures by name, such as `figures` does.
-        """
+        """Measure, and return at most one new finding."""
         self._epochs += 1
         for name, value in measure().items():
             series = self._series.setdefault(name, _Series([], []))
@@ -201,12 +186,7 @@ class LeakWatch:
 
 
 def figures(model: Model, *, host: bool) -> dict[str, float]:
-    """Return what is to be watched by name: devices and `HOST` in bytes, numbers.
-
-    Args:
-        model: the model that is being fitted.
-        host: whether to read the resident memory of the process too.
-    """
+    """Return the watched values by name: bytes per device, `HOST` bytes, and counts."""
     backend = backends.current()
     values: dict[str, float] = {
         device.name: device.current_bytes
@@ -234,10 +214,10 @@ def _what_grows(early: Census, epochs: int, blocks: float, step: str) -> Iterato
     growing_kinds = grown(early, census(), epochs=epochs, blocks=blocks)
     if not growing_kinds:
         if blocks:
-            yield "They are of kinds that Python does not list: numbers, text."
+            yield "Their types are not tracked by Python, such as numbers and text."
         return
-    yield f"What grows by the {step}: {', '.join(map(_growth_words, growing_kinds))}."
-    # Of Python's own kinds there are many that somebody else holds.
+    yield f"Growth per {step}: {', '.join(map(_growth_words, growing_kinds))}."
+    # Built-in types have many instances that other code holds.
     kind = next(
         (one for one in growing_kinds if one.nbytes or "." in one.kind),
         growing_kinds[0],
@@ -245,7 +225,7 @@ def _what_grows(early: Census, epochs: int, blocks: float, step: str) -> Iterato
     samples = newest(kind.kind, round(kind.number * epochs), early)
     place = None
     while samples and (place is None or place.startswith(NOBODY)):
-        # Popped: the list must not hold it.
+        # Popped, so that the list holds no reference to the object.
         place = holder(samples.pop()) or place
     if place:
         yield f"Held by {place}."

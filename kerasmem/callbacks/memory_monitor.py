@@ -1,4 +1,4 @@
-"""Memory of the devices and of the process, epoch by epoch."""
+"""Memory of the devices and of the process per epoch."""
 
 import os
 import threading
@@ -28,65 +28,48 @@ from kerasmem.types import Logs, Model
 
 
 class MemoryMonitor(keras.callbacks.Callback):
-    """A callback that writes the memory in use, and its peak, into `logs` every epoch.
+    """A callback that writes current and peak memory of each epoch to `logs`.
 
-    List it before the callbacks that shall see its keys: `EarlyStopping` (with
-    `mode="min"`, which Keras cannot guess), `CSVLogger`, `TensorBoard`. `History` and
-    the progress bar see them anyway.
+    Place this callback before callbacks that read its keys, such as `EarlyStopping`
+    (with `mode="min"`), `CSVLogger` and `TensorBoard`. In `evaluate` and `predict`, the
+    callback only adds records. If memory grows from epoch to epoch, the callback issues
+    one warning and adds one `Finding`. The training result does not change.
 
-    | key in `logs` | what it is, in MiB |
+    | key in `logs` | value in MiB |
     |---|---|
-    | `device_peak_mib` | most bytes in use in the epoch, on the fullest device |
-    | `device_mib` | bytes in use at the epoch's end, on the fullest device |
-    | `host_peak_mib` | most resident memory of the process in the epoch |
+    | `device_peak_mib` | peak bytes in use in the epoch, on the fullest device |
+    | `device_mib` | bytes in use at the end of the epoch, on the fullest device |
+    | `host_peak_mib` | peak resident memory of the process in the epoch |
 
-    Device figures are those of the framework's own allocator. The peak starts anew
-    at every epoch's begin, on JAX at the process's begin; it takes in the validation
-    of the epoch, which has a record of its own besides. Of the first epoch of a fit
-    the records tell the peak of the first step apart from the later ones (not on
-    JAX; on torch the second step may have begun). On JAX and torch, records of batches
-    may come out of order. TensorFlow's CPU allocator leaves requests under 256 KiB
-    out unless `TF_CPU_ALLOCATOR_USE_BFC=1` is set before TensorFlow is imported: an
-    epoch without a larger one has no device keys. JAX and torch give no figures on a
-    CPU. Then the device keys are absent and `unavailable` says why. `CSVLogger` writes
-    an empty `val_` twin for every key, Keras's own too, if there is no validation.
+    The device values come from the allocator of the framework. On a CPU, JAX and torch
+    have none: the device keys are absent and `unavailable` has the reason. TensorFlow's
+    CPU allocator counts only requests of at least 256 KiB, unless
+    `TF_CPU_ALLOCATOR_USE_BFC=1` is set before the import. On JAX, the peak is the peak
+    of the process, because JAX cannot reset it.
 
-    Given to `evaluate` or `predict` it keeps records of them.
-
-    With several devices there are sums over them too, such as
-    `device_peak_sum_mib`. With several processes each keeps its own records, and in
-    the `logs` of process 0 the keys are taken over all of them, sums of the host's
-    memory included: from the `log_dir` if they share one, else from `workers`. Nobody
-    is waited for: of a process that is behind, the record of its epoch before counts,
-    and as long as one has told nothing the sums are NaN.
-
-    Memory that rises from epoch to epoch, over at least eight epochs after the first
-    two, is told once: a warning and a finding, with the slope, what else rises (a
-    device, the process, Python objects, traces of the training step), the kinds of
-    objects, arrays and tensors that pile up, and who holds them.
-
-    Cost: a fifth of a millisecond per reading, about one an epoch. Where the kernel's
-    peak cannot be reset, a thread looks every 5 milliseconds. If something seems to
-    pile up, objects are counted by kind, and again when a rise is told; then garbage
-    is collected and up to three of them are followed to who holds them: some tenths
-    of a second each.
+    With several devices, there are also sums such as `device_peak_sum_mib`. With
+    several processes, process 0 writes the largest value and the sum over all
+    processes. See [Watching a training](../watching.md) for records, findings and
+    costs.
 
     Args:
-        every: `"epoch"`, `"batch"`, or a number of batches after which one more
-            record is kept. `logs` are written at the end of an epoch only.
-        host: whether to read the resident memory of the process too.
-        log_dir: folder in which `memory.jsonl` gets a line per record as it comes and
-            `findings.jsonl` one per finding; existing files are appended to.
+        every: `"epoch"`, `"batch"` or a number of batches between additional records.
+            `logs` are written only at the end of an epoch. Defaults to `"epoch"`.
+        host: Boolean. Whether to read the resident memory of the process. Defaults to
+            True.
+        log_dir: Folder for `memory.jsonl` (one line per record) and `findings.jsonl`
+            (one line per finding). Lines are appended to existing files. Defaults to
+            None, which writes no files.
 
     Attributes:
-        records: a `MemoryRecord` per reading, in whole bytes, over all runs.
-        findings: a `Finding` per rise.
-        unavailable: one sentence on why there is no device series, or None.
-        workers: a `WorkerReader` to be set before `fit`, where several processes
-            share no `log_dir`.
+        records: List of `MemoryRecord`, in bytes, over all runs.
+        findings: List of `Finding`, one per rise.
+        unavailable: Reason for missing device values, or None.
+        workers: A `WorkerReader` for several processes without a shared `log_dir`. Must
+            be set before `fit`.
 
     Raises:
-        ConfigError: if `every` is none of these.
+        ConfigError: If `every` is invalid.
 
     Example:
         >>> monitor = MemoryMonitor(every=100)
@@ -126,11 +109,11 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._steps_per_execution = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy keeps: Keras Tuner copies callbacks for every trial."""
+        """Return the state without reader and lock: Keras Tuner copies callbacks."""
         return vars(self) | {"_lock": None, "_reader": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Become a copy that measures nothing yet."""
+        """Restore the state with a new lock and no reader."""
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
@@ -140,36 +123,37 @@ class MemoryMonitor(keras.callbacks.Callback):
         )
 
     def plot(self) -> Plot:
-        """Return a picture of the memory by epoch: `.save(path)` writes it.
+        """Plot memory by epoch.
 
         Returns:
-            A picture that a notebook shows; `.figure` is matplotlib's.
+            A plot that notebooks display. `.save(path)` writes a file; `.figure` is the
+            matplotlib figure.
 
         Raises:
-            ConfigError: if nothing was recorded yet.
+            ConfigError: If there are no records.
         """
         return panels_plot(memory_panels(self.records))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Find out what can be read."""
+        """Determine the available measurements."""
         self._open()
         self._fitted = self.model
         self._is_first_step = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start new peaks."""
+        """Reset the peaks."""
         self._epoch = epoch
         self._with_reader(lambda reader: reader.begin("train"))
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Keep a record if it is time for one."""
+        """Add a record if one is due."""
         if self._is_first_step:
             self._is_first_step = False
             self._with_reader(MemoryReader.end_first_step)
         self._read_if_due(batch, "train")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keep a record, write it into `logs`, and look for what rises."""
+        """Add a record, write its values to `logs` and check for leaks."""
         self._epoch = epoch
         record = self._read(None, "train", logs)
         if record is not None and logs is not None:
@@ -179,33 +163,33 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._look_for_leaks(self._leaks, epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Stop sampling."""
+        """Stop the measurement."""
         self._close()
         self._fitted = None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start the peaks of a validation, or of `evaluate`."""
+        """Reset the peaks for a validation or `evaluate`."""
         self._test_phase = "validation" if self._is_in_fit() else "evaluate"
         self._begin_pass(self._test_phase)
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Keep a record if it is time for one."""
+        """Add a record if one is due."""
         self._read_if_due(batch, self._test_phase)
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Keep a record."""
+        """Add a record."""
         self._end_pass(self._test_phase)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start the peaks of `predict`."""
+        """Reset the peaks for `predict`."""
         self._begin_pass("predict")
 
     def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Keep a record if it is time for one."""
+        """Add a record if one is due."""
         self._read_if_due(batch, "predict")
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Keep a record."""
+        """Add a record."""
         self._end_pass("predict")
 
     def _begin_pass(self, phase: Phase) -> None:
@@ -241,13 +225,13 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._steps_per_execution = model.steps_per_execution
         self._close()
         earlier_reason, self.unavailable = self.unavailable, None
-        with self._guard("find out what memory can be read"):
+        with self._guard("determine the available memory measurements"):
             self._log.find_process(model)
             self._others = self._other_processes()
             self._reader = self._new_reader(model)
             self.unavailable = _why_unavailable()
         if self.unavailable and not earlier_reason:
-            # Nothing is wrong, so it may not end a run that has warnings as errors.
+            # Not an error, so the training continues even if warnings are errors.
             with suppress(KerasMemWarning):
                 warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)
         self._log.begin(model)
@@ -262,13 +246,13 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     def _new_reader(self, model: Model) -> MemoryReader:
         is_needed = partial(is_running, model, threading.get_ident())
-        # In a loop written by hand nothing runs that could be seen to end.
+        # In a custom loop, the call stack does not show the end of the training.
         is_over = (lambda: not is_needed()) if is_needed() else (lambda: False)
         host = host_peak(is_needed) if self._watch_host else None
         return MemoryReader(host, self._log.process, is_over)
 
     def _close(self) -> None:
-        with self._lock, self._guard("end the measurement"):
+        with self._lock, self._guard("stop the measurement"):
             reader, self._reader = self._reader, None
             if reader:
                 reader.close()
@@ -281,7 +265,7 @@ class MemoryMonitor(keras.callbacks.Callback):
     def _read_if_due(self, batch: int, phase: Phase) -> None:
         if self._interval is None:
             return
-        # From the index alone: on JAX and torch the calls may come out of order.
+        # Only from the index: on JAX and torch, calls may come out of order.
         before, after = batch + 1 - self._steps_per_execution, batch + 1
         if after // self._interval > before // self._interval:
             self._read(batch, phase)
@@ -290,7 +274,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         self, batch: int | None, phase: Phase, logs: Mapping[str, Any] | None = None
     ) -> MemoryRecord | None:
         record = None
-        with self._lock:  # for both, so that lines stand in the order of the records
+        with self._lock:  # keeps lines and records in one order
             with self._guard("read the memory"):
                 if self._reader:
                     record = self._reader.record(self._epoch, batch, phase)

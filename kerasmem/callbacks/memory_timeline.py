@@ -1,4 +1,4 @@
-"""Where every byte goes during a few steps of a training."""
+"""Memory timeline of a few training steps."""
 
 import os
 import weakref
@@ -22,52 +22,53 @@ from kerasmem.types import Model
 
 
 class MemoryTimeline(keras.callbacks.Callback):
-    """A callback that records every block of memory of a few training steps.
+    """A callback that records every memory block of a few training steps.
 
-    Each block has its bytes (asked for and given), its operation, the Keras layer,
-    the phase of the step (forward, backward, optimizer, input) and a category
-    (parameter, gradient, optimizer state, activation, temporary, input, unknown).
-    The window ends with its epoch at the latest, and before a validation. If `fit` is
-    broken off inside of it, as by out-of-memory, `finish()` reads what there is. A
-    framework takes one profile at a time: of two in one fit, one that would begin while
-    the other records gets the other's window.
+    Each block has its requested and allocated bytes, its operation, the Keras layer and
+    the phase of the step (forward, backward, optimizer, input). Its category is
+    parameter, gradient, optimizer state, activation, temporary, input or unknown.
 
-    | backend | where it comes from |
+    The window ends before a validation and at the end of its epoch. If an exception
+    ends `fit` inside the window, call `finish()` to read the profile. A framework
+    supports one profile at a time, so overlapping windows of two callbacks share the
+    first window.
+
+    | backend | source |
     |---|---|
-    | TensorFlow | its profiler; under jit XLA's plan for the compiled step too |
-    | torch | its profiler, and on CUDA its memory snapshot |
-    | JAX | XLA's plan for the compiled step; only with jit, Keras's default |
+    | TensorFlow | its profiler, and XLA's plan of a step that is compiled with jit |
+    | torch | its profiler, and its memory snapshot on CUDA |
+    | JAX | XLA's plan of the compiled step, only with jit (Keras's default) |
 
-    On a CPU, TensorFlow tells nothing unless `TF_CPU_ALLOCATOR_USE_BFC=1` and
-    `TF_ENABLE_ONEDNN_OPTS=0` are set before it is imported, as `kerasmem run
-    --timeline SCRIPT.py` does. Under jit its allocator sees a step as one block without
-    layers; what is in that block is a timeline of its own, XLA's plan as on JAX. With
-    `run_eagerly=True` operations have no layers. On a CPU torch does not tell of what
-    was there before but for the variables. A plan is that of one step; the time is the
-    number of the instruction. The gradient of an Embedding comes as the rows that were
-    looked up; the tables that TensorFlow's optimizer makes of them hold other things
-    (its square, its part of a momentum) and are temporary.
+    TensorFlow on a CPU records nothing unless `TF_CPU_ALLOCATOR_USE_BFC=1` and
+    `TF_ENABLE_ONEDNN_OPTS=0` are set before its import. `kerasmem run --timeline
+    SCRIPT.py` sets both. With jit, its allocator reports a step as one block without
+    layers, and XLA's plan of that block is a second timeline. With `run_eagerly=True`,
+    operations have no layers. On a CPU, torch reports only the variables of the memory
+    that was allocated before the window. A plan covers one step, and its time is the
+    number of the instruction. For an Embedding, only the gradient rows of the lookup
+    are gradients; the tables that TensorFlow's optimizer builds from them are
+    temporary.
 
-    Cost: nothing outside of the window but a comparison per step. In the window
-    TensorFlow writes some 50 KB a step into a temporary folder, which is deleted; at
-    its end training waits until the profile is read, and an event takes about 1 KB of
-    memory for that moment. Nothing is compiled for a plan: TensorFlow's profile brings
-    it with it, and JAX remembers it. Training itself is the same, bit for bit.
+    Cost: outside the window, one comparison per step. Inside, TensorFlow writes about
+    50 KB per step to a temporary folder. At the end, training pauses to read the
+    profile, with about 1 KB of memory per event. Plans need no compilation. The
+    training result does not change, bit for bit.
 
     Args:
-        steps: the steps to record, numbered from 0 over the whole `fit`. The first
-            ones are unlike the others: slots are made, kernels are tuned.
-        log_dir: folder in which the window becomes `timeline-0000.json.gz` (or the
-            next number that is free), of 5 MB at most, and when the fit has ended
-            `timeline-0000.html`, the page of it. Where there can be none, the reason
-            becomes a finding in `findings.jsonl`.
+        steps: Range of consecutive steps to record, counted from 0 over the whole
+            `fit`. The first steps differ from later ones, because optimizer slots are
+            created and kernels are tuned. Defaults to `range(2, 5)`.
+        log_dir: Folder for `timeline-0000.json.gz` (or the next free number, at most 5
+            MB). Its page `timeline-0000.html` is written after `fit`. Without a
+            timeline, the reason is written to `findings.jsonl`. Defaults to None, which
+            writes no files.
 
     Attributes:
-        timelines: one `Timeline` per allocator and plan, fullest first; of the latest
-            `fit`.
+        timelines: List of `Timeline` of the latest `fit`, one per allocator and plan,
+            fullest first.
 
     Raises:
-        ConfigError: if `steps` is no range of consecutive steps.
+        ConfigError: If `steps` is not a range of consecutive steps.
 
     Example:
         >>> timeline = MemoryTimeline(steps=range(10, 12))
@@ -100,25 +101,26 @@ class MemoryTimeline(keras.callbacks.Callback):
         return notebook_html(Run(timelines=tuple(self.timelines)))
 
     def plot(self) -> Plot:
-        """Return a picture of the window by category: `.save(path)` writes it.
+        """Plot the memory in the window by category.
 
         Returns:
-            A picture that a notebook shows; `.figure` is matplotlib's.
+            A plot that notebooks display. `.save(path)` writes a file; `.figure` is the
+            matplotlib figure.
 
         Raises:
-            ConfigError: if there is no timeline.
+            ConfigError: If there is no timeline.
         """
         return timeline_plot(self.timelines)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Wait for the window."""
+        """Reset the step count and discard earlier windows."""
         self._drop()
         self._fitted = self.model
-        # No window of this fit can be open yet: it is one of a fit that was broken off.
+        # A window that is still open belongs to an earlier `fit` that failed.
         self._drop_windows(lambda window: window.is_open_on(self._fitted))
         self._seen = 0
         self._is_waiting = True
-        with self._guard("find out which process this is"):
+        with self._guard("find the index of this process"):
             self._log.find_process(self._fitted)
         self._log.begin(self._fitted)
 
@@ -142,7 +144,7 @@ class MemoryTimeline(keras.callbacks.Callback):
             self._open(step)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Close the window: a validation is no training step."""
+        """Close the window, because a validation is not a training step."""
         self._close(self._seen)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -150,20 +152,20 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._close(self._seen)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Close the window, or say so if there was no such step."""
+        """Close the window, or warn if its steps were never reached."""
         if self._is_waiting:
             self._tell_why_missing(
-                f"MemoryTimeline saw no step of its window: there were {self._seen} "
-                "steps. Give it earlier ones, such as steps=range(0, 1)."
+                f"MemoryTimeline recorded no step: `fit` ran {self._seen} steps and "
+                "the window starts later. Use earlier steps, such as steps=range(0, 1)."
             )
         self._log.complete(self._fitted)
         self.finish()
 
     def finish(self) -> None:
-        """Close the window, read it and write it down; a second call is a no-op.
+        """Close the window, read the profile and write the files.
 
-        Needed only where `fit` was broken off inside of the window, as by
-        out-of-memory: Keras tells a callback nothing of that.
+        A second call is a no-op. Only needed if an exception ended `fit` inside the
+        window, because Keras calls no hook in that case.
         """
         self._close(self._seen)
         self._write_page()
@@ -180,16 +182,15 @@ class MemoryTimeline(keras.callbacks.Callback):
 
     def _open(self, step: int) -> None:
         self._is_waiting = False
-        # There can be but one profile at a time, and the callback that took one may
-        # live as long as it likes.
+        # Only one profile can run, and the callback of a failed `fit` may still exist.
         self._drop_windows(lambda window: window.is_abandoned())
-        with self._guard("take a profile"):
+        with self._guard("start a profile"):
             try:
                 self._window = _window_of(self._fitted) or _Window(
                     self, self._fitted, step
                 )
             except ProfilerUnavailableError as error:
-                self._tell_why_missing(f"{error} Training goes on.")
+                self._tell_why_missing(f"{error} Training continues.")
 
     def _close(self, step: int) -> None:
         window, self._window = self._window, None
@@ -221,18 +222,18 @@ class MemoryTimeline(keras.callbacks.Callback):
     def _drop_windows(self, is_meant: Callable[["_Window"], bool]) -> None:
         for window in list(_open_windows):
             if is_meant(window):
-                with self._guard("end a profile"):
+                with self._guard("stop a profile"):
                     window.drop()
 
 
 class _Window:
-    """A profile that is being taken.
+    """A running profile.
 
     Args:
-        owner: whatever lives as long as the window can be closed: a `fit` that is
-            broken off tells nobody.
-        model: the model that is being fitted.
-        step: number of the first step.
+        owner: Object whose garbage collection stops the profile. Keras calls no hook if
+            `fit` fails.
+        model: The model in training.
+        step: Index of the first step.
     """
 
     def __init__(self, owner: object, model: Model, step: int) -> None:
@@ -243,17 +244,17 @@ class _Window:
         try:
             self._profiler.start()
         except BaseException:
-            self._profiler.stop()  # it may have come half the way
+            self._profiler.stop()  # it may have started partly
             raise
         self._fitted = model
         self._at_end = weakref.finalize(owner, self._profiler.stop)
-        self._at_end.atexit = False  # then there is nothing to keep clean
+        self._at_end.atexit = False  # no cleanup is needed at exit
         _open_windows.add(self)
 
     def close(self, step: int) -> tuple[list[Timeline], list[str]]:
-        """Return what happened until `step`, this one left out, and what is missing.
+        """Return the timelines before `step`, and the problems found.
 
-        Later calls, of other owners, return the same.
+        Later calls return the same result, because several callbacks share a window.
         """
         if self._seen is None:
             self._seen = self._read(step)
@@ -274,15 +275,15 @@ class _Window:
         return windows, problems + [_gap(one) for one in windows if one.lost_events]
 
     def drop(self) -> None:
-        """Stop, and forget what was seen."""
+        """Stop the profile and discard its data."""
         self._at_end()
 
     def is_open_on(self, model: Model) -> bool:
-        """Return True while steps of `model` are recorded."""
+        """Return whether steps of `model` are being recorded."""
         return self._at_end.alive and self._fitted is model
 
     def is_abandoned(self) -> bool:
-        """Return True if the fit was broken off: Keras tells nobody."""
+        """Return whether the `fit` of the window has failed."""
         return self._at_end.alive and not is_fitting(self._fitted)
 
 
@@ -296,21 +297,21 @@ def _window_of(model: Model) -> _Window | None:
 def _gap(timeline: Timeline) -> str:
     events = timeline.lost_events + len(timeline.times_ns)
     return (
-        f"The profiler left out events of {timeline.allocator}. Its timeline is the "
-        f"longest run without a gap; {timeline.lost_events:,} of the {events:,} events "
-        "that were told are not in it. A window of fewer steps loses fewer."
+        f"The profiler lost events of {timeline.allocator}. The timeline is the "
+        f"longest run without a gap, without {timeline.lost_events:,} of the "
+        f"{events:,} reported events. Use fewer steps to lose fewer events."
     )
 
 
 def _cut_short(window: _Window, wanted: range) -> str:
     return (
-        "Another MemoryTimeline of this fit recorded, and there is one profile at a "
-        f"time: the timeline has the steps {window.begin} to {window.end - 1}, not "
-        f"{wanted.start} to {wanted.stop - 1}. Give both the same steps."
+        "Another MemoryTimeline of this fit was recording, and only one profile can "
+        f"run at a time. Recorded steps: {window.begin} to {window.end - 1}, instead "
+        f"of {wanted.start} to {wanted.stop - 1}. Use the same steps for both."
     )
 
 
 def _check(steps: range) -> None:
     if not isinstance(steps, range) or steps.step != 1 or not steps or steps[0] < 0:
-        valid = "a range of steps of the whole fit from 0, such as range(2, 5)"
+        valid = "a range of consecutive steps from 0, such as range(2, 5)"
         raise invalid("MemoryTimeline", "steps", steps, valid)

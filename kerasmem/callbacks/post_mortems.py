@@ -1,4 +1,4 @@
-"""A post-mortem of a `fit` that ended because memory ran out."""
+"""Post-mortem of a `fit` that ran out of memory."""
 
 import os
 from collections.abc import Sequence
@@ -20,13 +20,10 @@ from kerasmem.types import Model
 
 
 class FailureWatch(keras.callbacks.Callback):
-    """Knows the step of a `fit`, and writes down why it ended if memory ran out.
+    """Tracks the step of a `fit` and writes a post-mortem if memory runs out.
 
-    Keras tells a callback nothing of an exception: whoever calls `fit` catches it and
-    calls `examine`.
-
-    Args:
-        log_dir: the run's folder.
+    Keras calls no hook for an exception, so the caller of `fit` must catch it and call
+    `examine`.
     """
 
     async_safe = True  # it has no hook at the end of a batch
@@ -40,14 +37,14 @@ class FailureWatch(keras.callbacks.Callback):
         self._other_bytes: int | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Note what is in use beside the variables, such as the data."""
+        """Store the bytes in use other than the variables, such as the data."""
         with self._guard("read the memory"):
             in_use = figures_of().current_bytes
             if in_use is not None:
                 self._other_bytes = max(in_use - held_bytes(self.model), 0)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note the epoch."""
+        """Store the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(
@@ -64,18 +61,13 @@ class FailureWatch(keras.callbacks.Callback):
         refusals: RefusalLog,
         timelines: Sequence[Timeline] = (),
     ) -> PostMortem | None:
-        """Return the post-mortem, and write it down; None if `error` is another.
+        """Return and write the post-mortem, or None for any other error.
 
-        Args:
-            model: the model that was fitted.
-            error: what `fit` raised, as yet with the tensors of the failed step.
-            arguments: the arguments of `fit` by name.
-            refusals: what the allocators noted meanwhile.
-            timelines: windows of steps of this `fit`.
+        `error` must still refer to the tensors of the failed step.
         """
         with self._guard("write a post-mortem"):
             if isinstance(error, OutOfMemoryError):
-                # Of `kerasmem.fit`, which may write into another folder, or none.
+                # `kerasmem.fit` may write to another folder, or to none.
                 begin_run(self._log_dir, model)
                 add_post_mortem(self._log_dir, error.post_mortem)
                 return error.post_mortem
@@ -111,5 +103,5 @@ class FailureWatch(keras.callbacks.Callback):
 def _batch_size(arguments: dict[str, Any]) -> int:
     try:
         return samples_per_batch(arguments.get("x"), arguments.get("batch_size"))
-    except Exception:  # noqa: BLE001 - the data may be what ran out of memory
+    except Exception:  # noqa: BLE001 - reading the data may run out of memory
         return 0

@@ -21,14 +21,7 @@ from kerasmem.types import Dataset, Logs
 
 
 class _Last(keras.callbacks.Callback):
-    """Calls functions at the end of a training, behind all other callbacks.
-
-    Args:
-        callbacks: The list of callbacks that this one is appended to.
-
-    Attributes:
-        functions: The functions, the last of which is called first.
-    """
+    """Calls functions at the end of a training, after all other callbacks."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         super().__init__()
@@ -36,54 +29,52 @@ class _Last(keras.callbacks.Callback):
         self.functions: list[Callable[[], None]] = []
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Leave the list and call the functions."""
+        """Remove this callback from the list and call the functions."""
         self._callbacks.remove(self)
         for function in reversed(self.functions):
             function()
 
 
 class Pruning(AttachedCallback):
-    """A callback that prunes the model on a schedule while it trains.
+    """A callback that prunes the model on a schedule during training.
 
-    The model stays a plain Keras model throughout.
+    Weights are sparse after every update and therefore in every checkpoint, at any
+    position in the list of callbacks. By default, the sparsity rises from 0 to
+    `prune.sparsity` over the first half of the training in at most 50 steps. The rise
+    is fastest at the start (Zhu and Gupta, "To prune, or not to prune", 2017). The
+    model stays a plain Keras model.
 
-    Weights are sparse after every update, so in every checkpoint too, wherever among
-    the callbacks this one is listed. By default the sparsity rises from 0 to
-    `prune.sparsity` over the first half of the training, in at most 50 steps, fast at
-    first (Zhu and Gupta, "To prune, or not to prune", 2017). After `fit` nothing is
-    left on the model but its zeros.
+    Weights that are zero at the start of `fit` stay zero, so a training can resume from
+    its checkpoint. Use `initial_epoch=`, or a schedule in steps, which are counted by
+    `optimizer.iterations`.
 
-    What is zero when `fit` begins stays zero, so that a training that was interrupted
-    goes on from its checkpoint: with `initial_epoch=`, or a schedule in steps, which
-    are those of `optimizer.iterations`.
-
-    | key in `logs` | what it is |
+    | key in `logs` | value |
     |---|---|
-    | `sparsity` | share of zeros aimed at in the pruned weights, 0 to 1 |
-    | `model_sparsity` | share of pruned entries in all parameters of the model |
+    | `sparsity` | current target sparsity of the pruned weights, 0 to 1 |
+    | `model_sparsity` | pruned entries as a fraction of all parameters of the model |
 
-    Cost: one bit per pruned weight where XLA compiles the step and one byte elsewhere;
-    one pass over them per update. Criteria that look at gradients take a float32 per
-    weight, splicing another one.
+    Cost: one byte per pruned weight (one bit if XLA compiles the step), and one pass
+    over these weights per update. Criteria that use gradients need a float32 per
+    weight, and splicing needs another one.
 
-    In a training loop of your own call `set_model`, then `on_train_begin`,
-    `on_train_batch_begin` before every batch and `on_train_end`. A schedule in steps
-    needs no more, one in epochs `on_epoch_begin` too, one in shares of the training,
-    which is the default, `set_params({"epochs": 3, "steps": 100})`.
+    In a custom training loop, call `set_model`, `on_train_begin`,
+    `on_train_batch_begin` before every batch, and `on_train_end`. A schedule in epochs
+    also needs `on_epoch_begin`. The default schedule, in fractions of the training,
+    needs `set_params({"epochs": 3, "steps": 100})`.
 
     Args:
-        prune: what to prune and when.
-        data: samples, for the criterion `"wanda"`; others need none.
+        prune: A `Prune` that defines the pruned weights and the schedule.
+        data: Samples for the criterion `"wanda"`. Defaults to None.
 
     Attributes:
-        changes: every weight of the model after the last `fit`: how sparse it is, or
-            why it was left alone.
+        changes: List of `WeightChange` after the last `fit`, one per weight of the
+            model: its sparsity, or the reason why it was not pruned.
 
     Raises:
-        ConfigError: if `prune` is no `Prune`, or needs `data`; at the start of `fit`,
-            if nothing would ever be pruned in it.
-        ModelError: at the start of `fit`, if the model has no weights yet, or none to
-            prune; in a loop of your own, if it has no optimizer.
+        ConfigError: If `prune` is not a `Prune` or needs `data`. At the start of `fit`,
+            if the schedule never prunes.
+        ModelError: At the start of `fit`, if the model has no weights yet or none to
+            prune. In a custom loop, if it has no optimizer.
 
     Example:
         >>> import keras
@@ -102,8 +93,8 @@ class Pruning(AttachedCallback):
         rule.check("Pruning", "prune", prune)
         if CRITERIA[prune.criterion] == INPUTS and data is None:
             raise ConfigError(
-                f"The criterion {prune.criterion!r} looks at what goes into layers: "
-                "give samples as data=. Received: data=None."
+                f"The criterion {prune.criterion!r} needs samples of the layer inputs. "
+                "Pass data=. Received: data=None."
             )
         self.prune = prune
         self.changes: list[WeightChange] = []
@@ -115,29 +106,29 @@ class Pruning(AttachedCallback):
 
     @property
     def sparsity(self) -> float:
-        """Return the share of zeros that is aimed at by now."""
+        """Return the current target sparsity."""
         return 0.0 if self._gradual is None else self._gradual.sparsity
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Put masks on the weights that are to be pruned."""
+        """Add masks to the weights to prune."""
         model = self.model
         self.detach()
         if not model.built:
             raise ModelError(
                 f"The model {model.name!r} has no weights to prune yet. Build it "
-                "before fit: call it on a batch, or give it an Input."
+                "before fit: call it on a batch, or add an Input."
             )
         self._places = self._latest = None
         self._loop = None if is_fitting(model) else Loop(model, self.params)
-        # On JAX `self.model` fetches the weights from the running epoch, which takes
-        # a while; not in every batch.
+        # On JAX, `self.model` copies all weights of the running epoch, which is too
+        # slow for every batch.
         self._gradual = Gradual(model, self.prune, self._data, lambda: self.model)
         self.attach(model, self._gradual.release, for_fit=self._loop is None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Note the epoch; before the first one take what is zero as pruned."""
+        """Start an epoch. In the first one, treat existing zeros as pruned."""
         if self._loop is not None:
-            if epoch < 0:  # tfmot's examples do not tell it
+            if epoch < 0:  # tfmot's examples pass no valid index
                 return
             self._loop.start_epoch(self._places)
         self._places = self._places or self._begin(epoch)
@@ -145,7 +136,7 @@ class Pruning(AttachedCallback):
         self._go_on()
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Prune further if it is time."""
+        """Prune further if a pruning step is due."""
         if self._loop is not None:
             batch = self._loop.start_batch(self.prune.schedule.unit)
             self._places = self._places or self._begin(0)
@@ -154,7 +145,7 @@ class Pruning(AttachedCallback):
             self._go_on()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Write the sparsity into `logs`."""
+        """Write the sparsity to `logs`."""
         if self._places is None or self._gradual is None:
             return
         if self._loop is None:
@@ -166,18 +157,18 @@ class Pruning(AttachedCallback):
             logs["model_sparsity"] = self._gradual.model_sparsity()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Let go, when all other callbacks have had their last word on the weights."""
+        """Finish after all other callbacks, which may still change the weights."""
         callbacks = None if self._loop is not None else callbacks_of_fit(self.model)
         if callbacks is None:
             self._finish()
         else:
-            # A callback behind this one may restore the weights of an earlier epoch.
+            # A later callback may restore the weights of an earlier epoch.
             if not isinstance(callbacks[-1], _Last):
                 callbacks.append(_Last(callbacks))
             callbacks[-1].functions.append(self._finish)
 
     def _begin(self, epoch: int) -> TrainingPlaces:
-        # Not earlier: a callback behind this one may have restored a checkpoint.
+        # Not earlier, because a later callback may have restored a checkpoint.
         params = self.params if self._loop is None else self._loop.params
         places = TrainingPlaces(self.model.optimizer, params)
         places.start_epoch(epoch)
@@ -193,9 +184,9 @@ class Pruning(AttachedCallback):
             self.changes = gradual.changes()
             if gradual.sparsity < gradual.final_sparsity - 1e-9:
                 warn(
-                    "Training ended before pruning did: the sparsity is "
+                    "Training ended before the pruning schedule: the sparsity is "
                     f"{gradual.sparsity:.3f} instead of {gradual.final_sparsity:.3f}. "
-                    "Train longer, or let the schedule of Prune end earlier."
+                    "Train longer, or end the schedule of Prune earlier."
                 )
         self.detach()
 
@@ -219,14 +210,14 @@ class Pruning(AttachedCallback):
         if last is not None and schedule.begin > last:
             raise ConfigError(
                 "The schedule of Prune never prunes in this training, which ends at "
-                f"{unit} {last:g}. Let it begin earlier, or train longer. Received: "
-                f"begin={schedule.begin:g}."
+                f"{unit} {last:g}. Begin the schedule earlier, or train longer. "
+                f"Received: begin={schedule.begin:g}."
             )
         over = schedule.end is not None and places.first_step > schedule.end
         if unit == "step" and over and self._is_dense():
             raise ConfigError(
-                "The schedule of Prune is over before this training begins: its steps "
-                "are those of optimizer.iterations. Compile the model anew to count "
+                "The schedule of Prune ends before this training begins: its steps "
+                "are counted by optimizer.iterations. Compile the model again to count "
                 f"from 0, or add {places.first_step} to begin and end. Received: "
                 f"end={schedule.end:g}, iterations={places.first_step}."
             )

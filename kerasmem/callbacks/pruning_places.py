@@ -1,4 +1,4 @@
-"""Where a training stands, counted in shares of it, in updates and in epochs."""
+"""Progress of a training, in fractions of the training, updates and epochs."""
 
 from typing import Any
 
@@ -10,12 +10,9 @@ from kerasmem.types import Model, Optimizer
 
 
 class TrainingPlaces:
-    """Tells the places of one `fit`, which need not be the first of its training.
+    """Computes the progress of one `fit`, which may continue an earlier training.
 
-    Args:
-        optimizer: of the model; how many updates it has done so far is where its
-            steps go on.
-        params: what Keras tells a callback of the `fit`.
+    The `iterations` of the optimizer are the steps before this `fit`.
     """
 
     def __init__(self, optimizer: Optimizer, params: dict[str, Any]) -> None:
@@ -28,18 +25,18 @@ class TrainingPlaces:
         self._batch = self._batches = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Note that an epoch begins."""
+        """Start an epoch."""
         if not self._batches:
             self._first_epoch = epoch
         self._epoch, self._batch = epoch, 0
 
     def start_batch(self, batch: int) -> None:
-        """Note that a batch begins, or the first of several that run at once."""
+        """Start a batch, or the first of several batches in one execution."""
         self._batches += batch - self._batch
         self._batch = batch
 
     def end_epoch(self, batches: int | None) -> None:
-        """Note that an epoch ended, and after how many batches, if that is known."""
+        """End an epoch after a number of batches, None if unknown."""
         steps = batches if self._steps is None else self._steps
         if steps is not None:
             self.start_batch(steps)
@@ -50,11 +47,7 @@ class TrainingPlaces:
         return self._batches > 0
 
     def now(self, unit: str) -> float | None:
-        """Return where the training is, None where the batches of an epoch are unknown.
-
-        Args:
-            unit: `"share"`, `"step"` or `"epoch"`.
-        """
+        """Return the current progress, or None if the batches per epoch are unknown."""
         if unit == "step":
             return self.first_step + self._batches // self._per_update
         if self._steps is None and self._batch:
@@ -63,7 +56,7 @@ class TrainingPlaces:
         return epochs / self._epochs if unit == "share" else epochs
 
     def last(self, unit: str) -> float | None:
-        """Return where the training will end, None if that is not known."""
+        """Return the progress at the end of the training, or None if unknown."""
         if unit == "share":
             return 1.0
         if unit == "epoch":
@@ -75,24 +68,17 @@ class TrainingPlaces:
 
 
 class Loop:
-    """The hooks of a callback as a training loop of the user's own calls them.
+    """Progress of a custom training loop that calls the hooks of a callback.
 
-    tfmot's examples hand in -1 for every batch and call `on_epoch_begin` never, so
-    batches are counted.
-
-    Args:
-        model: the model of the callback.
-        params: what `set_params` was given, None if it was not called.
-
-    Raises:
-        ModelError: if the model has no optimizer.
+    Batches are counted, because tfmot's examples pass -1 for every batch and never call
+    `on_epoch_begin`. Raises `ModelError` if the model has no optimizer.
     """
 
     def __init__(self, model: Model, params: dict[str, Any] | None) -> None:
         if getattr(model, "optimizer", None) is None:
             raise ModelError(
-                f"The model {model.name!r} has no optimizer to prune beside. Next: "
-                "call model.compile(optimizer) with that of the loop first."
+                f"The model {model.name!r} has no optimizer to prune with. Next: "
+                "call model.compile(optimizer) with the optimizer of the loop first."
             )
         self._optimizer = innermost(model.optimizer)
         self._first_step = int(to_numpy(self._optimizer.iterations))
@@ -104,19 +90,15 @@ class Loop:
         self.params: dict[str, Any] = {"epochs": 1, **settings}
 
     def start_epoch(self, places: TrainingPlaces | None) -> None:
-        """Note that an epoch begins, and in `places` how long the one before was."""
+        """Start an epoch, and store in `places` the length of the one before."""
         if places is not None:
             places.start_batch(self._batch)
         self._has_epochs, self._batch = True, 0
 
     def start_batch(self, unit: str) -> int:
-        """Return the number of the batch in its epoch, from 0; without epochs in all.
+        """Return the batch index in the epoch, or in the training without epochs.
 
-        Args:
-            unit: of the schedule.
-
-        Raises:
-            ConfigError: if the place in the schedule cannot be told.
+        Raises `ConfigError` if the progress in the schedule is unknown.
         """
         lacks = {
             "share": not (self._has_length and (self._has_steps or self._has_epochs)),
@@ -124,10 +106,10 @@ class Loop:
         }
         if lacks.get(unit):
             raise ConfigError(
-                "In a training loop of your own a schedule in shares of the training, "
-                "which is the default, takes its length: pruning.set_params({'epochs': "
-                "3, 'steps': 100}); one in epochs takes on_epoch_begin(epoch). Next: "
-                "call these, or take a schedule in steps. Received: a schedule in "
+                "In a custom training loop, a schedule in shares of the training (the "
+                "default) needs the training length: pruning.set_params({'epochs': 3, "
+                "'steps': 100}). A schedule in epochs needs on_epoch_begin(epoch). "
+                "Next: call these, or use a schedule in steps. Received: a schedule in "
                 f"{unit}s."
             )
         self._check_updates()
@@ -141,6 +123,7 @@ class Loop:
             return
         if int(to_numpy(self._optimizer.iterations)) == self._first_step:
             raise ConfigError(
-                "On JAX the weights of a stateless training loop are not in the model, "
-                "so they cannot be pruned there. Next: use fit or train_on_batch."
+                "On JAX, the model does not contain the weights of a stateless "
+                "training loop, so they cannot be pruned. Next: use fit or "
+                "train_on_batch."
             )

@@ -1,4 +1,4 @@
-"""What a monitor writes into the run's folder, and how little may come of a failure."""
+"""Log files of a monitor, and protection of the training from its failures."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ from kerasmem.types import Model
 
 
 def warn(text: str) -> None:
-    """Warn with `text`; where warnings are errors, log it and go on."""
+    """Warn with `text`. If warnings are errors, log it instead."""
     try:
         warnings.warn(text, KerasMemWarning, stacklevel=3)
     except KerasMemWarning:
@@ -35,12 +35,9 @@ def warn(text: str) -> None:
 
 
 class Guard:
-    """Turns the first failure of a monitor into one warning, later ones into nothing.
+    """Converts the first failure of a monitor to a warning and ignores later ones.
 
-    A monitor never breaks the training that it watches.
-
-    Args:
-        who: name of the monitor, for the text of the warning.
+    A monitor never interrupts the training.
     """
 
     def __init__(self, who: str) -> None:
@@ -49,36 +46,22 @@ class Guard:
 
     @contextmanager
     def __call__(self, doing: str) -> Iterator[None]:
-        """Return a scope that swallows any exception.
-
-        Args:
-            doing: what the scope does, for the text of the warning, such as
-                `"read the memory"`.
-        """
+        """Return a context that suppresses exceptions and warns about the first."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - no failure may stop the training
             reason = f"{type(error).__name__}: {error}"
-            self.warn(f"{self._who} could not {doing}: {reason}. Training goes on.")
+            self.warn(f"{self._who} could not {doing}: {reason}. Training continues.")
 
     def warn(self, text: str) -> None:
-        """Warn with `text`, unless this guard has warned before."""
+        """Warn with `text`, unless this guard has already warned."""
         if not self._has_warned:
             self._has_warned = True
             warn(text)
 
 
 class RunLog:
-    """Writes a monitor's records into the run's folder; without a folder nothing.
-
-    Args:
-        log_dir: the folder, made when the first line comes; None for no folder.
-        guard: of the monitor.
-
-    Attributes:
-        process: index of this process among those of the run.
-        processes: number of them.
-    """
+    """Writes the records of a monitor to the folder of the run, if there is one."""
 
     def __init__(self, log_dir: str | os.PathLike[str] | None, guard: Guard) -> None:
         self._log_dir = log_dir
@@ -88,21 +71,18 @@ class RunLog:
         self.process, self.processes = 0, 1
 
     def find_process(self, model: Model) -> None:
-        """Find out which process of a run this is; each has files of its own."""
+        """Set the index of this process. Each process has separate files."""
         self.process, self.processes = backends.current().processes(model)
         self._journals = {}
 
     def begin(self, model: Model) -> None:
-        """Write `run.json` for the model that is about to run, unless there is one.
-
-        Only process 0 of several does so.
-        """
+        """Write `run.json` for a model, unless it exists. Only process 0 writes."""
         self._may_lack_size = True
         with self._guard("write run.json"):
             begin_run(self._log_dir, model)
 
     def complete(self, model: Model) -> None:
-        """Write the size of a model that was not built at the begin into `run.json`.
+        """Add the size of a model that was not built at the start to `run.json`.
 
         TensorFlow builds a model without an `Input` only in its first step.
         """
@@ -112,26 +92,14 @@ class RunLog:
                 _complete_run(self._log_dir, model)
 
     def append(self, stem: str, record: JsonRecord) -> None:
-        """Write a record behind those of its kind.
-
-        Args:
-            stem: of the file's name, such as `"memory"`.
-            record: the record.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Append a record to the file with a stem such as `"memory"`."""
         if stem not in self._journals:
             name = file_name(stem, ".jsonl", self.process)
             self._journals[stem] = Journal(self._log_dir, name)
         self._journals[stem].append(record.to_json())
 
     def add_findings(self, findings: Sequence[Finding], known: list[Finding]) -> None:
-        """Add findings to those that are known, and write them down.
-
-        Raises:
-            OSError: if they cannot be written.
-        """
+        """Add findings to the known ones and to the file, or raise `OSError`."""
         known += findings
         for finding in findings:
             self.append("findings", finding)
@@ -139,13 +107,13 @@ class RunLog:
 
 _LOSSES = ("loss", "val_loss")
 _OTHERS = ("learning_rate", "device_", "host_", "gradient_")
-"""Beginnings of keys in `logs` that are no metrics of the model."""
+"""Prefixes of keys in `logs` that are not metrics of the model."""
 
 
 def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the loss, validation loss and metrics in `logs` for a record.
+    """Return the loss, validation loss and metrics in `logs` for a record.
 
-    Values that are not finite numbers are left out.
+    Values that are not finite numbers are omitted.
     """
     numbers = {
         name: float(value)
@@ -158,17 +126,7 @@ def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
-    """Write `run.json` into the run's folder, unless there is one already.
-
-    Only process 0 of several does so.
-
-    Args:
-        log_dir: the folder, made if it is not there; None for no folder.
-        model: the model that is about to run.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write `run.json` to the folder of the run once. Only process 0 writes."""
     if log_dir is None:
         return
     process, processes = backends.current().processes(model)
@@ -194,7 +152,7 @@ def _complete_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
     path = Path(log_dir) / file_name("run", ".json")
     info = RunInfo.from_json(read_regular(path, MOST_BYTES).decode())
     if info.parameters or info.model != model.name:
-        return  # of another fit that wrote into the same folder
+        return  # the file belongs to another fit in this folder
     _write(path, replace(info, **_size(model)))
 
 

@@ -1,4 +1,4 @@
-"""Finds a validation loss far from the training loss, and its probable cause."""
+"""Detection of a validation loss far from the training loss, with a probable cause."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,18 +13,18 @@ from kerasmem.records import Finding
 from kerasmem.types import Model
 
 FAR = 2.0
-"""Ratio of validation loss to training loss from which they are far apart."""
+"""Minimum ratio of validation loss to training loss for a finding."""
 
 EPOCHS_OF_LAG = 2
-"""Consecutive epochs of lagging statistics before they are reported."""
+"""Consecutive epochs of lagging statistics before a finding."""
 
 EPOCHS_OF_RISE = 3
-"""Epochs after the best validation loss before overfitting is reported."""
+"""Epochs after the best validation loss before a finding of overfitting."""
 
 _RISE = 1.5
 _LEAST_ACCURACY_DROP = 0.2
 _LEAST_GAP = 0.5
-"""Standard deviations between the moving mean and the mean of the batches."""
+"""Minimum distance of moving mean and batch mean, in standard deviations."""
 
 _LEAST_VARIANCE_RATIO = 2.0
 
@@ -34,20 +34,15 @@ Statistics = tuple[np.ndarray, np.ndarray]
 
 
 def lag(before: Statistics, after: Statistics, remaining: float) -> tuple[float, float]:
-    """Returns the distance of moving statistics from those of the batches of an epoch.
+    """Return the distance of moving statistics from the batch statistics of an epoch.
 
-    `after` is `remaining * before + (1 - remaining) * batches`, which gives the
-    statistics of the batches without another pass over the data.
-
-    Args:
-        before: moving mean and variance at the start of the epoch.
-        after: moving mean and variance at the end of the epoch.
-        remaining: weight of `before` in `after`: the momentum to the power of the
-            number of batches. Float in [0, 1).
+    `after` is `remaining * before + (1 - remaining) * batches`, so the batch statistics
+    follow without another pass over the data. `remaining` is the momentum to the power
+    of the number of batches.
 
     Returns:
-        The distance of the means in standard deviations, as a mean over the channels;
-        the ratio of the variances, from 1, as a geometric mean over the channels.
+        Mean distance of the means over channels, in standard deviations, and geometric
+        mean of the variance ratios, at least 1.
 
     Example:
         >>> zero, one, two = np.zeros(1), np.ones(1), np.full(1, 2.0)
@@ -66,18 +61,15 @@ def lag(before: Statistics, after: Statistics, remaining: float) -> tuple[float,
 
 
 class ValidationGap:
-    """Reports once per fit that the validation loss is far from the training loss.
+    """Reports a validation loss far from the training loss once per fit.
 
     | probable cause | rule |
     |---|---|
     | lagging statistics of BatchNormalization | measured in two consecutive epochs |
     | overfitting | `val_loss` rises for three epochs while `loss` falls |
 
-    The validation loss must be at least twice the training loss. Where accuracies are
-    in the logs, lagging statistics must also cost 0.2 of accuracy.
-
-    Args:
-        monitor: class name of the callback that reports the finding.
+    The validation loss must be at least twice the training loss. If the logs contain
+    accuracies, lagging statistics must also reduce accuracy by 0.2.
     """
 
     def __init__(self, monitor: str) -> None:
@@ -85,27 +77,20 @@ class ValidationGap:
         self.start_fit()
 
     def start_fit(self) -> None:
-        """Starts a new fit."""
+        """Start a new fit."""
         self._losses: list[tuple[int, float, float]] = []
         self._before: dict[int, Statistics] = {}
         self._lagging_epochs = 0
         self._is_reported = False
 
     def start_epoch(self, model: Model) -> None:
-        """Keeps the moving statistics at the start of an epoch."""
+        """Store the moving statistics at the start of an epoch."""
         self._before = {id(norm): _statistics(norm) for norm in _trained_norms(model)}
 
     def after_epoch(
         self, epoch: int, logs: Mapping[str, Any], model: Model, batches: int
     ) -> list[Finding]:
-        """Returns a finding if the validation loss is far from the training loss.
-
-        Args:
-            epoch: index of the epoch.
-            logs: of the epoch, with or without those of a validation.
-            model: the model in training.
-            batches: number of batches of the epoch.
-        """
+        """Return a finding if the validation loss is far from the training loss."""
         loss, val_loss = (float(logs.get(n, math.nan)) for n in ("loss", "val_loss"))
         if self._is_reported or not math.isfinite(loss + val_loss):
             return []
@@ -180,8 +165,8 @@ def _lag_text(lags: Mapping[str, tuple[float, float]], logs: Mapping[str, Any]) 
     return (
         f"Validation is far from training: {figures}. Probable cause: the moving "
         f"statistics of BatchNormalization lag, in {layer_words(lags, [*lags])}. In "
-        f"{worst} the moving mean is {gap:.2g} standard deviations from that of the "
-        f"batches, the variance off by a factor of {ratio:.2g}. Next: use a lower "
+        f"{worst}, the moving mean differs by {gap:.2g} standard deviations from the "
+        f"batch mean, and the variance by a factor of {ratio:.2g}. Next: use a lower "
         "momentum such as 0.9, more batches per epoch, or km.ReestimateBatchNorm() "
         "after the training."
     )

@@ -1,4 +1,4 @@
-"""The command `kerasmem`: one file per command, and what all of them share."""
+"""The command line `kerasmem`, one file per command."""
 
 from kerasmem.cli.main import main
 

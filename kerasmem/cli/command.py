@@ -1,4 +1,4 @@
-"""What a command of the command line is: its options, and what it found."""
+"""Shared options, commands and results of the command line."""
 
 import argparse
 import json
@@ -26,8 +26,8 @@ class Option:
     """One argument of a command.
 
     Args:
-        flags: such as `("-o", "--output")`; the name alone of one by its place.
-        settings: arguments for argparse's `add_argument`.
+        flags: Flags such as `("-o", "--output")`, or the name of a positional argument.
+        settings: Arguments for argparse's `add_argument`.
     """
 
     flags: tuple[str, ...]
@@ -35,23 +35,20 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """The name of its value among the parsed options."""
+        """Name of the parsed value."""
         return self.flags[-1].removeprefix("--").replace("-", "_")
 
 
 def option(*flags: str, **settings: Any) -> Option:
-    """Return an option, from what `add_argument` takes."""
+    """Create an option from the arguments of `add_argument`."""
     return Option(flags, settings)
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of one command, in both of its forms.
+    """Result of a command as data and as tables.
 
-    Args:
-        data: plain data for `--json`.
-        tables: what a person reads instead: rich renderables and lines of text.
-        exit_code: of the command.
+    `data` is for `--json`, and `tables` are for the terminal.
     """
 
     data: Mapping[str, Any]
@@ -59,7 +56,7 @@ class CommandResult:
     exit_code: int = 0
 
     def to_json(self) -> str:
-        """Return the data as JSON; NaN and infinity, which JSON lacks, become null."""
+        """Return the data as JSON, with null in place of NaN and infinity."""
         return json.dumps(_finite(self.data), indent=2, allow_nan=False)
 
     def print_tables(self, stdout: TextIO) -> None:
@@ -67,7 +64,7 @@ class CommandResult:
         width = None if stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
         console = Console(file=stdout, width=width, highlight=False)
         for table in self.tables:
-            # A path in brackets is a path, no markup.
+            # A path in brackets must not be parsed as markup.
             console.print(table, markup=False)
 
 
@@ -81,40 +78,36 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
-
-    Args:
-        name: of the command.
-        summary: one line for `--help`.
-        options: all but `--json`, which every command has.
-        run: takes the parsed options.
-        starts_keras: whether Keras is there before `run` is called.
-    """
+    """One command."""
 
     name: str
     summary: str
-    options: tuple[Option, ...]
+    options: tuple[Option | str, ...]
     run: Callable[[Namespace], CommandResult]
     starts_keras: bool = True
 
 
 def command(
-    name: str, summary: str, *options: Option, starts_keras: bool = True
+    name: str, summary: str, *options: Option | str, starts_keras: bool = True
 ) -> Callable[[Callable[[Namespace], CommandResult]], Command]:
-    """Return a decorator that makes a command of the function which runs it."""
+    """Return a decorator that creates a command from its function."""
     return lambda run: Command(name, summary, options, run, starts_keras)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that says what is wrong in one line."""
+    """Argument parser with one-line errors."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
-    def add(self, options: Iterable[Option]) -> None:
-        """Add options."""
+    def add(self, options: Iterable[Option | str]) -> None:
+        """Add options. A string starts an argument group with this title."""
+        group: Any = self
         for each in options:
-            self.add_argument(*each.flags, **each.settings)
+            if isinstance(each, str):
+                group = self.add_argument_group(each)
+            else:
+                group.add_argument(*each.flags, **each.settings)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line on stderr."""
@@ -128,7 +121,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        """Parse as argparse does; what is unknown to a command is its own error."""
+        """Parse as argparse does, but report unknown arguments for the subcommand."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [flag for each in self._actions for flag in each.option_strings]
@@ -143,12 +136,9 @@ def checked(
     expected: str,
     is_valid: Callable[[Value], bool] = lambda _: True,
 ) -> Callable[[str], Value]:
-    """Return an argparse type that says what it expects.
+    """Return an argparse type with a specific error message.
 
-    Args:
-        parse: makes a value of a text, or raises a `ValueError`.
-        expected: what the text should be.
-        is_valid: whether a value can be used.
+    `expected` describes valid strings in the message.
     """
 
     def value_of(text: str) -> Value:
@@ -164,7 +154,7 @@ def checked(
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return an argparse type: a whole number not below `least`."""
+    """Return an argparse type for whole numbers >= `least`."""
     words = f"a whole number from {least}"
     return checked(int, words, lambda number: number >= least)
 
@@ -187,8 +177,8 @@ seconds = checked(
 MODEL = option(
     "model",
     metavar="MODEL",
-    help="a .keras or .h5 file, or the folder of a SavedModel of tf_keras or of a "
-    "preset of KerasHub",
+    help="Model file (.keras or .h5), or folder of a tf_keras SavedModel or a "
+    "KerasHub preset.",
 )
 
 IMPORT = option(
@@ -197,24 +187,24 @@ IMPORT = option(
     action="append",
     default=[],
     metavar="MODULE",
-    help="import a module with the model's custom layers; repeatable",
+    help="Import a module with custom layers of the model. Repeatable.",
 )
 
 LOSS = option(
     "--loss",
-    help="for a model saved without one: its Keras name, or that with arguments, "
-    "such as 'sparse_categorical_crossentropy(from_logits=True)'",
+    help="Loss for a model saved without one: a Keras name, optionally with arguments, "
+    "such as 'sparse_categorical_crossentropy(from_logits=True)'.",
 )
 
 METRIC = option(
-    "--metric", dest="metrics", action="append", default=[], help="repeatable"
+    "--metric", dest="metrics", action="append", default=[], help="Metric. Repeatable."
 )
 
 SEED = option(
     "--seed",
     type=at_least(0),
     metavar="N",
-    help="the same again with the same N (another every time)",
+    help="Random seed (default: a new seed for each run).",
 )
 
 INPUT_SHAPE = option(
@@ -223,8 +213,8 @@ INPUT_SHAPE = option(
     type=checked(_lengths, "whole numbers, such as 128,64"),
     action="append",
     metavar="LENGTHS",
-    help="lengths of an input without the batch axis, such as 128,64, if the model "
-    "leaves one open; once per input, in the order of the inputs",
+    help="Input shape without the batch axis, such as 128,64, if the model has open "
+    "lengths. Once per input, in the order of the inputs.",
 )
 
 OUTPUT = option(
@@ -233,16 +223,16 @@ OUTPUT = option(
     required=True,
     type=Path,
     metavar="OUT",
-    help="the .keras file to write, whole or not at all",
+    help="Output file (.keras). Nothing is written if the command fails.",
 )
 
 
 DATA = option(
     "--data",
     metavar="DATA",
-    help="an .npz with x and y, or x_train, y_train, x_test, y_test; or "
-    "package.module:function; of a language model, to compress or evaluate it, a "
-    ".txt, or an .npy of ids",
+    help="Dataset: an .npz file with x and y, or x_train, y_train, x_test, y_test; or "
+    "package.module:function. For language models in compress, evaluate and compare: "
+    "a text file (.txt) or token ids (.npy).",
 )
 
 REQUIRED_DATA = option("--data", **DATA.settings, required=True)
@@ -251,32 +241,32 @@ LENGTH = option(
     "--length",
     type=at_least(2),
     metavar="N",
-    help="of a text or of token ids: tokens in a row (at most 256)",
+    help="Number of tokens per row, for text or token ids (default: at most 256).",
 )
 
 
 def batch_of(default: int) -> Option:
-    """Return `--batch-size`."""
+    """Return the option `--batch-size`."""
     return option(
         "--batch-size",
         type=at_least(1),
         default=default,
         metavar="N",
-        help=f"samples ({default})",
+        help=f"Number of samples per batch (default: {default}).",
     )
 
 
 def progress_console() -> Console:
-    """Return where progress goes: stderr."""
+    """Return the console for progress, on stderr."""
     return Console(stderr=True, highlight=False)
 
 
 def origin_of(options: Namespace) -> dict[str, Any]:
-    """Return where a page comes from: the command as it was typed, and its seed."""
+    """Return the command line and the seed, for the footer of a page."""
     command = shlex.join(["kerasmem", *sys.argv[1:]])
     return {"command": command, "seed": options.seed}
 
 
 def say(message: str) -> None:
-    """Tell the user something on stderr, on one line."""
+    """Print a message on stderr in one line."""
     progress_console().print(message, markup=False, soft_wrap=True)

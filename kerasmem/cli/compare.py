@@ -1,4 +1,4 @@
-"""`kerasmem evaluate` and `compare`: how well a model does, or two side by side."""
+"""`kerasmem evaluate` and `compare`: measure one model or two."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ _OPTIONS = (REQUIRED_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
 
 @command(
     "evaluate",
-    "Measure a model: metrics, latency, memory, file; of a language model perplexity.",
+    "Measure a model: metrics, latency, memory and file. Language models: perplexity.",
     MODEL,
     *_OPTIONS,
 )
 def evaluate(options: Namespace) -> CommandResult:
-    """Return the model's figures on the test split, or on all data without one."""
+    """Measure the model on the test split, or on all data if there is none."""
     from kerasmem.records.comparison import comparison_table
 
     figures, result = _judged(options, [options.model])
@@ -41,19 +41,18 @@ def evaluate(options: Namespace) -> CommandResult:
 
 @command(
     "compare",
-    "Measure two models on the same samples; of language models KL divergence, too.",
+    "Measure two models on the same samples. For language models also KL divergence.",
     MODEL,
-    option("other", metavar="OTHER", help="a second model, such as the first in int4"),
+    option("other", metavar="OTHER", help="Second model, such as a quantized version."),
     *_OPTIONS,
 )
 def compare(options: Namespace) -> CommandResult:
-    """Return the figures of two models on the same samples, the first as reference."""
+    """Measure two models on the same samples. The first is the reference."""
     from kerasmem.records.comparison import comparison_table
 
     if options.model == options.other:
         raise ConfigError(
-            "Two models are compared, not one with itself. Received: "
-            f"{options.model!r} twice."
+            f"Expected two different models. Received: {options.model!r} twice."
         )
     figures, result = _judged(options, [options.model, options.other])
     result = {"model": options.model, "other": options.other, **result}
@@ -73,7 +72,7 @@ def _judged(
     models = {path: load_model(path) for path in paths}
     judge = _on_tokens if is_token_file(options.data) else _on_samples
     figures, about = judge(options, models)
-    # The file that is there, not the one that kerasmem would write.
+    # Report the size of the input file, not of a file saved by kerasmem.
     file_figures = {path: of_its_file(each, path) for path, each in figures.items()}
     return file_figures, {"data": options.data, **about}
 
@@ -112,8 +111,8 @@ def _on_tokens(
 
     if options.loss or options.metrics:
         raise ConfigError(
-            "A language model is judged by its perplexity on tokens. Received: --loss "
-            f"or --metric with --data {options.data}."
+            "A language model is evaluated by its perplexity on tokens. Received: "
+            f"--loss or --metric with --data {options.data}."
         )
     first = next(iter(models.values()))
     data = token_samples(options.data, first, options.length)

@@ -1,4 +1,4 @@
-"""`kerasmem compress`: a saved model made smaller."""
+"""`kerasmem compress`: compresses a saved model."""
 
 from argparse import Namespace
 from dataclasses import asdict
@@ -40,16 +40,17 @@ _FAR_WORSE = 0.02
 
 @command(
     "compress",
-    "Make a saved model smaller, and prove what it costs.",
+    "Compress a saved model and measure the cost.",
     MODEL,
     option(
         *OUTPUT.flags,
         **{
             **OUTPUT.settings,
-            "help": "the .keras file to write; of a preset a new folder",
+            "help": "Output file (.keras), or a new folder for a preset.",
         },
     ),
     *STEPS,
+    "data and fine-tuning",
     DATA,
     LENGTH,
     LOSS,
@@ -58,62 +59,67 @@ _FAR_WORSE = 0.02
         "--fine-tune-epochs",
         type=at_least(0),
         metavar="N",
-        help="on DATA (0; 3 with most presets, 2 in a search)",
+        help="Number of fine-tuning epochs on DATA (default: 0, with most presets "
+        "3, in a search 2).",
     ),
     option(
         "--max-drop",
         type=not_negative,
         metavar="0.005",
-        help="write nothing if the metric falls by more; without any of the above, "
-        "search for the smallest file",
+        help="Maximum allowed drop of the first metric (or increase of the loss if "
+        "there is none). Nothing is written if the drop is larger. Without steps: "
+        "the limit of a search for the smallest file.",
     ),
     batch_of(32),
     SEED,
-    option(
-        "--checkpoint-dir",
-        type=Path,
-        metavar="DIR",
-        help="keep every step there: the same command goes on after it was killed",
-    ),
+    "output",
     option(
         "--coding",
         choices=("deflate", "entropy", "stored"),
-        help="of the file (deflate); entropy is smaller, and opens after "
-        "`import kerasmem`; stored is what km.load_model can map into memory",
-    ),
-    option(
-        "--low-memory",
-        action="store_true",
-        help="leave weights in files, one in memory at a time; by itself where the "
-        "model is large against the memory there is, for --prune, --quantize and "
-        "clustering; with --data layer by layer",
+        help="Coding of the file (default: deflate). entropy is smaller and needs "
+        "`import kerasmem` to load. stored can be memory-mapped by km.load_model.",
     ),
     option(
         "--format",
         choices=("kerasmem", "keras"),
         default="kerasmem",
-        help="keras for int8 weights of Dense, EinsumDense and Embedding as stored by "
-        "Keras, which opens without kerasmem",
+        help="keras stores int8 weights of Dense, EinsumDense and Embedding in "
+        "Keras's own format, which loads without kerasmem (default: kerasmem).",
     ),
     option(
         "--measure",
         type=lambda text: tuple(text.replace(" ", "").split(",")),
         default=("file", "weights", "metrics"),
         metavar="NAMES",
-        help="what to measure of both models, with commas: file, weights, metrics, "
-        "activations, latency (file,weights,metrics)",
+        help="Comma-separated figures to measure for both models: file, weights, "
+        "metrics, activations, latency (default: file,weights,metrics).",
     ),
-    option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
+    option("--report", type=Path, metavar="FILE.html", help="Write an HTML report."),
     option(
         "--sensitivity",
         action="store_true",
-        help="with --report and DATA: measure the metric as each weight alone is "
-        "pruned, five evaluations a weight",
+        help="Measure the metric while each weight is pruned separately, with five "
+        "evaluations per weight. Needs --report and --data.",
+    ),
+    "advanced",
+    option(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="Folder to save each step in. The same command then resumes after an "
+        "interruption.",
+    ),
+    option(
+        "--low-memory",
+        action="store_true",
+        help="Keep weights on disk and load one at a time. Supports --prune, "
+        "--quantize and clustering. With --data, layers are processed one by one "
+        "(default: automatic for presets and large models).",
     ),
     IMPORT,
 )
 def compress(options: Namespace) -> CommandResult:
-    """Compress the model, write it, and return it before and after."""
+    """Compress and save the model, and return figures before and after."""
     from kerasmem.report.progress import StageProgress
 
     job = job_of(options)
@@ -124,7 +130,7 @@ def compress(options: Namespace) -> CommandResult:
     alone = tokens = None
     with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
         if by_file:
-            say(f"compressing {options.model}, its weights in files")
+            say(f"compressing {options.model} with weights on disk")
             train, test = _samples(options) if options.data else (None, None)
             result = _compressed(options, job, (None, train, test))
         else:
@@ -132,7 +138,7 @@ def compress(options: Namespace) -> CommandResult:
             inputs = _load(options, job)
             if options.sensitivity:
                 alone = _sensitivity(*inputs)
-            if _are_tokens(options):  # they are judged by below
+            if _are_tokens(options):  # tokens are evaluated after compression
                 *model_and_data, rows = inputs
                 inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
             with shown_by(_announcing(show, options.model)):
@@ -141,12 +147,11 @@ def compress(options: Namespace) -> CommandResult:
         if tokens is not None:
             models = tokens[0], result.model
             report = judged_by_tokens(report, models, tokens[1], options.batch_size)
-        # The page first: a command that fails leaves no model behind. If the model
-        # cannot be written then, the page stays; what it tells was measured all the
-        # same.
+        # Write the page first, so that a failed command leaves no model. The page stays
+        # valid if the model cannot be saved.
         if options.report:
             _write_page(options, report, result.changes, alone)
-        if not by_file:  # there it is already
+        if not by_file:  # otherwise already saved
             show("saving")
             result.save(options.output, format=options.format)
     _say_if_untrained(job, report)
@@ -189,7 +194,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
 
     model, train, test = loaded
     by_file = model is None
-    # None of a preset, whose layers may want weights in memory.
+    # Layers of a preset may need their weights in memory.
     low_memory = True if options.low_memory or not is_preset(options.model) else None
     with FitProgress("fine-tuning", progress_console()) as progress:
         return compress_model(
@@ -206,7 +211,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
             metrics=(list(options.metrics) or None) if by_file else None,
             seed=options.seed,
             batch_size=options.batch_size,
-            # A progress bar is of this process only.
+            # A progress bar cannot be sent to other processes.
             callbacks=[] if options.parallel or by_file else [progress],
             coding=options.coding,
             checkpoint_dir=options.checkpoint_dir,
@@ -239,7 +244,7 @@ def _check(options: Namespace, job: Job) -> None:
     if options.report:
         check_output(options.report, ".html")
     if options.sensitivity and not options.report:
-        raise ConfigError("--sensitivity is for a page. Next: add --report FILE.html.")
+        raise ConfigError("--sensitivity needs a page. Next: add --report FILE.html.")
     wants_data = {
         "--sensitivity": options.sensitivity,
         "--target": options.targets,
@@ -250,16 +255,16 @@ def _check(options: Namespace, job: Job) -> None:
     }
     for name, is_set in wants_data.items():
         if is_set and not options.data:
-            raise ConfigError(f"{name} takes data. Next: add --data.")
+            raise ConfigError(f"{name} needs data. Next: add --data.")
     check_length(options)
     if _are_tokens(options):
         check_tokens_suffice(options, job)
 
 
 def _samples(options: Namespace) -> tuple[Any, Any]:
-    """Return the samples to calibrate on, and those to judge by, if they have labels.
+    """Return calibration samples, and validation samples if there are labels.
 
-    A few of them are evaluated by nobody: the model is opened where it is compressed.
+    No trial evaluation as in `check_judging`, because the model is not loaded here.
     """
     from kerasmem.cli.evaluation import check_names, has_labels
     from kerasmem.files.data import load_data
@@ -270,7 +275,7 @@ def _samples(options: Namespace) -> tuple[Any, Any]:
     if has_labels(test):
         return splits.train, test
     if options.max_drop is not None or options.loss or options.metrics:
-        raise DataError("The data has no labels, and judging a model takes them.")
+        raise DataError("The data has no labels, which an evaluation needs.")
     say("The data has no labels: no metric is measured.")
     return splits.train, None
 
@@ -313,14 +318,14 @@ def _sensitivity(model: Any, _: Any, test: Any) -> Any:
 
     if test is None:
         raise _no_sensitivity()
-    say("measuring the metric as each weight alone is pruned")
+    say("measuring the metric with each weight pruned separately")
     return sensitivity(model, test)
 
 
 def _no_sensitivity() -> ConfigError:
     return ConfigError(
-        "Sensitivity is of a metric. Expected: --data with labels, and a model whose "
-        "weights fit into memory. Received: --sensitivity without them."
+        "Sensitivity needs a metric. Expected: --data with labels, and a model whose "
+        "weights fit in memory. Received: --sensitivity without them."
     )
 
 
@@ -350,8 +355,8 @@ def _say_if_untrained(job: Job, report: Any) -> None:
     if learns and is_better_if_higher(name) and drop_of(report) > _FAR_WORSE:
         before, after = report.before.metrics[name], report.after.metrics[name]
         say(
-            f"{name} went from {before:.4f} to {after:.4f}, and nothing was trained "
-            "since. Next: add --fine-tune-epochs 3."
+            f"{name} went from {before:.4f} to {after:.4f}, and the model was not "
+            "fine-tuned. Next: add --fine-tune-epochs 3."
         )
 
 
@@ -377,8 +382,8 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> CommandResult:
     before, after = report.before, report.after
     file = file_sentence("Input file", before.file_bytes, before.optimizer_file_bytes)
     summary = (
-        f"weights changed: {len(changed_weights)}, left alone: {len(left_alone)} (one "
-        f"by one: --json, --report). {file}"
+        f"weights changed: {len(changed_weights)}, unchanged: {len(left_alone)} (for "
+        f"each weight: --json, --report). {file}"
     )
     table = comparison_table(report.by_name(), str(options.output))
     noise = (noise_table(changes),) if worst_first(changes) else ()

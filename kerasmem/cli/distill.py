@@ -1,4 +1,4 @@
-"""`kerasmem distill`: a small model taught by a large one."""
+"""`kerasmem distill`: train a student model with a teacher model."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -28,37 +28,41 @@ from kerasmem.records.regular import check_output
 
 @command(
     "distill",
-    "Train a small model on what a large one knows.",
-    option("teacher", metavar="TEACHER", help="a trained model file"),
-    option("student", metavar="STUDENT", nargs="?", help="the model file to train"),
+    "Train a small student model with a large teacher model.",
+    option("teacher", metavar="TEACHER", help="Trained model file."),
+    option("student", metavar="STUDENT", nargs="?", help="Model file to train."),
     option(
         "--student-ratio",
         type=float,
         metavar="R",
-        help="in place of STUDENT: the teacher made narrower, to this share of it",
+        help="Instead of STUDENT: fraction of the teacher's width for a new student.",
     ),
     OUTPUT,
     REQUIRED_DATA,
     LOSS,
     METRIC,
-    option("--epochs", type=at_least(1), default=1, metavar="N", help="on DATA (1)"),
-    batch_of(32),
     option(
-        "--cache", metavar="DIR", help="keep what the teacher says there, for next time"
+        "--epochs",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="Number of training epochs (default: 1).",
     ),
+    batch_of(32),
+    option("--cache", metavar="DIR", help="Folder to cache the teacher's outputs in."),
     option(
         "--temperature",
         type=float,
         default=4.0,
         metavar="T",
-        help="what softens both models' answers (4.0)",
+        help="Temperature that softens the outputs of both models (default: 4.0).",
     ),
     SEED,
-    option("--report", type=Path, metavar="FILE.html", help="write a page of it too"),
+    option("--report", type=Path, metavar="FILE.html", help="Write an HTML report."),
     IMPORT,
 )
 def distill(options: Namespace) -> CommandResult:
-    """Train the student, write it, and return it beside its teacher."""
+    """Train and save the student, and compare it with its teacher."""
     import keras
 
     from kerasmem.compression.distill import distill as train_student
@@ -70,7 +74,7 @@ def distill(options: Namespace) -> CommandResult:
         check_output(options.report, ".html")
     if (options.student is None) == (options.student_ratio is None):
         raise ConfigError(
-            "The student is either a file or made of the teacher. Received: "
+            "Expected either a student file or --student-ratio. Received: "
             f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
         )
     teacher, student, train, test = _load(options)

@@ -1,4 +1,4 @@
-"""A model and its data, loaded and checked against each other before any work."""
+"""Checks a model and its data before any work."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -31,10 +31,10 @@ from kerasmem.units import format_bytes
 
 
 def compile_for(model: Model, loss: str | None, metrics: Sequence[str]) -> None:
-    """Give `model` the loss and metrics of the command line, where there are any.
+    """Compile `model` with the loss and metrics of the command line, if any.
 
     Raises:
-        ConfigError: if Keras does not know one of them, or metrics come without a loss.
+        ConfigError: If a name is unknown to Keras, or a metric has no loss.
     """
     loss_object = check_names(loss, metrics)
     if not loss and not metrics:
@@ -50,11 +50,7 @@ def compile_for(model: Model, loss: str | None, metrics: Sequence[str]) -> None:
 
 
 def check_names(loss: str | None, metrics: Sequence[str]) -> Any:
-    """Return a loss for `compile`, if Keras knows it and the metrics.
-
-    Raises:
-        ConfigError: if it does not know one of them.
-    """
+    """Return the loss for `compile`, after checking all names."""
     loss_object = as_loss(loss)
     _check_names(
         "loss", keras.losses.get, [loss] if loss and loss_object is loss else []
@@ -64,47 +60,46 @@ def check_names(loss: str | None, metrics: Sequence[str]) -> Any:
 
 
 def split_to_judge(train: Any) -> tuple[Any, Any]:
-    """Return samples to train on and samples to judge by, and say how they were had."""
+    """Return training and validation samples, and print how the data was split."""
     if is_array_data(train):
-        say("The data has no test split: the last tenth is held out to judge by.")
+        say("The data has no test split: the last tenth is used for validation.")
         return hold_out(train)
-    say("The data has no test split: it is judged by what it was trained on.")
+    say("The data has no test split: the training data is used for validation.")
     return train, train
 
 
 def has_labels(data: Dataset) -> bool:
-    """Return whether samples come with labels."""
+    """Return whether the samples have labels."""
     return first_samples(data).get("y") is not None
 
 
 def check_judging(model: Model, data: Dataset, batch_size: int) -> None:
-    """Raise unless the model's loss and metrics can be computed on the data.
+    """Raise an error unless the model's loss and metrics can be computed on the data.
 
-    A few samples are evaluated: the shapes and values that a loss takes are known to
-    nobody but the loss. They are as many as no axis is long, so that labels are not
-    broadcast by chance.
+    Only an evaluation of some samples can check this. The number of samples differs
+    from the length of every axis, so that labels are not broadcast by chance.
 
     Raises:
-        ConfigError: if the model has no loss.
-        DataError: if the samples or the labels do not fit, or there are no labels.
+        ConfigError: If the model has no loss.
+        DataError: If the samples or the labels do not fit, or there are no labels.
     """
     check_data(model, data)
     size = needed_batch(model, data, batch_size)
     outputs = outputs_on(model, sample_inputs(data, size or 1))
     parts = {k: part for k, part in first_samples(data).items() if part is not None}
     if "y" not in parts and not has_own_step(model, "test_step"):
-        raise DataError("The data has no labels, and judging a model takes them.")
+        raise DataError("The data has no labels, which an evaluation needs.")
     if not model.compiled:
         raise ConfigError(
-            "The model was loaded without a loss. Next: name one with --loss, and what "
-            "to measure with --metric."
+            "The model was loaded without a loss. Next: pass --loss, and --metric for "
+            "metrics."
         )
     for labels in keras.tree.flatten(parts.get("y")):
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "SUO":
             raise DataError(
-                f"Labels are numbers. Received: y with {as_received(labels.flat[0])}. "
-                "Next: number the classes from 0, as in "
-                "np.unique(y, return_inverse=True)[1]."
+                "Expected numeric labels. Received: y with "
+                f"{as_received(labels.flat[0])}. Next: number the classes from 0, as "
+                "in np.unique(y, return_inverse=True)[1]."
             )
     check_labels(model, tuple(parts.values()), outputs)
     count = size or _odd_count(parts, outputs)
@@ -112,7 +107,7 @@ def check_judging(model: Model, data: Dataset, batch_size: int) -> None:
         lambda array: None if array is None else array[:count], tuple(parts.values())
     )
     try:
-        with without_preprocessor([model]):  # texts were refused before
+        with without_preprocessor([model]):  # raw texts are already rejected
             model.evaluate(**fit_arguments(few, count), verbose=0)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
@@ -135,18 +130,18 @@ def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) 
             get(name)
         except ValueError as error:
             raise ConfigError(
-                f"Keras knows no {kind} of this name. Received: --{kind} {name}. Next: "
+                f"Unknown Keras {kind}. Received: --{kind} {name}. Next: "
                 "see keras.io, or --import the module that registers it."
             ) from error
 
 
 def of_its_file(figures: ModelFigures, path: str) -> ModelFigures:
-    """Returns the figures of a model with the size of its input file."""
+    """Return the figures with the size of the input file."""
     return replace(figures, **file_size(path)._asdict())
 
 
 def file_sentence(name: str, file_bytes: int | None, optimizer_file_bytes: int) -> str:
-    """Returns a sentence on the size of an input file and its optimizer state."""
+    """Return a sentence on the size of an input file and its optimizer state."""
     if file_bytes is None:
         return ""
     state = f"{format_bytes(optimizer_file_bytes)} of it" * bool(optimizer_file_bytes)

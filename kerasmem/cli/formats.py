@@ -1,4 +1,4 @@
-"""`kerasmem convert`, `export` and `runtimes`: from Keras 2, and to other runtimes."""
+"""`kerasmem convert`, `export` and `runtimes`: convert model files."""
 
 import json
 from argparse import Namespace
@@ -24,19 +24,19 @@ from kerasmem.records.regular import check_output
 
 @command(
     "convert",
-    "Make a Keras 3 file of what tf_keras or tfmot wrote, and compare the two.",
+    "Convert a tf_keras or tfmot model file to Keras 3, and compare the two models.",
     MODEL,
     OUTPUT,
     option(
         "--no-compare",
         dest="compares",
         action="store_false",
-        help="do not run the old model with tf_keras to compare the answers",
+        help="Skip the comparison of outputs with tf_keras.",
     ),
     IMPORT,
 )
 def convert(options: Namespace) -> CommandResult:
-    """Return what was converted, and how far the answers are from those before."""
+    """Convert the model and return the difference of the outputs."""
     from kerasmem.errors import ModelError
     from kerasmem.extras.legacy import comparison, read
     from kerasmem.files import save_model
@@ -44,9 +44,9 @@ def convert(options: Namespace) -> CommandResult:
     check_output(options.output, ".keras")
     path = Path(options.model)
     model = read.load_converted(path)
-    difference, reason = None, "not asked for"
+    difference, reason = None, "--no-compare was passed"
     if options.compares:
-        say("comparing with tf_keras, in a process of its own")
+        say("comparing with tf_keras in a separate process")
         try:
             difference = comparison.compare(path, model)
         except ModelError as error:
@@ -65,17 +65,17 @@ def convert(options: Namespace) -> CommandResult:
 def _summary(data: dict[str, Any]) -> str:
     difference = data["largest_difference"]
     comparison = (
-        f"not compared with the model in the old file: {data['not_compared']}"
+        f"not compared with the original model: {data['not_compared']}"
         if difference is None
-        else f"largest difference of an answer from that of tf_keras: {difference:.2g}"
+        else f"largest difference from the outputs in tf_keras: {difference:.2g}"
     )
     return f"{data['output']}: {data['parameters']} parameters\n{comparison}"
 
 
 @command(
     "export",
-    "Write a model as a LiteRT or ONNX file, in floats, int8 or int4, and compare it "
-    "with the model.",
+    "Write a model as a LiteRT or ONNX file in float, int8 or int4, and compare their "
+    "outputs.",
     MODEL,
     option(
         "-o",
@@ -83,38 +83,39 @@ def _summary(data: dict[str, Any]) -> str:
         required=True,
         type=Path,
         metavar="OUT",
-        help="the .tflite or .onnx file to write, whole or not at all",
+        help="Output file (.tflite or .onnx). Nothing is written if the command fails.",
     ),
     option(
         "--scheme",
         choices=("float", "int8-dynamic", "int8-static", "int4"),
-        help="precision of the file; int8-static takes --data (that of the model's "
-        "weights)",
+        help="Precision of the file. int8-static needs --data (default: the precision "
+        "of the model's weights).",
     ),
     option(
         "--data",
         metavar="DATA",
-        help="samples to calibrate on, and a test split to judge the file by: an .npz "
-        "with x and y, or x_train, y_train, x_test, y_test; or package.module:function",
+        help="Calibration samples, and a test split to measure the loss: "
+        "an .npz file with x and y, or x_train, y_train, x_test, y_test; or "
+        "package.module:function.",
     ),
     option(
         "--batch-size",
         type=at_least(1),
         metavar="N",
-        help="length of the batch axis (open)",
+        help="Fixed length of the batch axis (default: open).",
     ),
     option(
         "--tolerance",
         type=not_negative,
         metavar="0.02",
-        help="largest loss: of accuracy (0.005), of equal decisions (0.02), or as a "
-        "relative error of the outputs (0.05; 1e-5 with float)",
+        help="Maximum loss (default: accuracy drop 0.005, changed classes 0.02, "
+        "relative error of other outputs 0.05, or 1e-5 for float).",
     ),
     INPUT_SHAPE,
     IMPORT,
 )
 def export(options: Namespace) -> CommandResult:
-    """Return what the file loses, and its operations of another precision."""
+    """Export the model and return the loss and the operations in other precisions."""
     from kerasmem.extras.litert import export as export_model
     from kerasmem.files import load_model
     from kerasmem.files.data import LoadedData, load_data
@@ -137,8 +138,8 @@ def export(options: Namespace) -> CommandResult:
 
 @command(
     "runtimes",
-    "Measure a model in Keras, with int8 weights and as LiteRT files, and say which to "
-    "use where.",
+    "Measure a model in Keras, with int8 weights and as LiteRT files, and recommend a "
+    "form for each use.",
     MODEL,
     DATA,
     option(
@@ -147,20 +148,26 @@ def export(options: Namespace) -> CommandResult:
         type=at_least(1),
         action="append",
         metavar="N",
-        help="samples; repeatable (1 and 32)",
+        help="Number of samples per batch. Repeatable (default: 1 and 32).",
     ),
-    option("--threads", type=at_least(1), default=1, metavar="N", help="of LiteRT (1)"),
+    option(
+        "--threads",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="Number of LiteRT threads (default: 1).",
+    ),
     option(
         "--tolerance",
         type=not_negative,
         metavar="0.2",
-        help="largest loss of a file: see kerasmem export",
+        help="Maximum loss of a file, as in kerasmem export.",
     ),
     INPUT_SHAPE,
     IMPORT,
 )
 def runtimes(options: Namespace) -> CommandResult:
-    """Return what each form of the model costs, and which to use for what."""
+    """Measure each form of the model and recommend one for each use."""
     from kerasmem.cli.evaluation import file_sentence
     from kerasmem.extras.litert.runtimes import advise, compare_runtimes
     from kerasmem.files import load_model

@@ -1,4 +1,4 @@
-"""`kerasmem inspect`: where a model's bytes are."""
+"""`kerasmem inspect`: shows the bytes of a model by layer."""
 
 from argparse import Namespace
 from dataclasses import asdict
@@ -18,19 +18,20 @@ _ORDERS = ("model", "weights", "outputs")
 
 @command(
     "inspect",
-    "Show where the bytes of a saved model are, per layer.",
+    "Show the bytes of a saved model per layer.",
     MODEL,
     batch_of(1),
     option(
         "--sort",
         choices=_ORDERS,
         default=_ORDERS[0],
-        help="layers in the order of the model, or those with most bytes first",
+        help="Order of the layers: as in the model, or by bytes, largest first "
+        "(default: model).",
     ),
     IMPORT,
 )
 def inspect(options: Namespace) -> CommandResult:
-    """Return the model's layers with their shapes, parameters and bytes."""
+    """Return the layers with their shapes, parameters and bytes."""
     from kerasmem.files import inspect_file
     from kerasmem.files.contents import file_size, optimizer_state
     from kerasmem.report.memory import contents_table, layer_table
@@ -72,9 +73,9 @@ def _layers(options: Namespace) -> tuple[list[Any], int | None]:
     with described_model(options.model) as model:
         if not (model.built or has_weights(model)):
             raise InputError(
-                "The model in the file has no weights yet, so there is nothing to "
-                "show. Before it is saved, call it on a batch or give it an Input. "
-                f"Received: {options.model!r}."
+                "The model in the file has no weights yet. "
+                f"Received: {options.model!r}. Next: before saving, call the model on "
+                "a batch or add a keras.Input."
             )
         layers = layer_activations(model, options.batch_size)
         return layers, peak_activation_bytes(model, options.batch_size)
@@ -84,13 +85,13 @@ def _summary(data: dict[str, Any], *, is_fresh: bool) -> str:
     from kerasmem.units import format_bytes
 
     peak, state = data["activation_peak_bytes"], data["optimizer_bytes"]
-    unknown = "unknown: the model has no graph, or axes of unknown length"
+    unknown = "unknown: the model has no graph, or has axes of unknown length"
     in_file = format_bytes(data["optimizer_file_bytes"])
     size = f"{format_bytes(state or 0)} in RAM, {in_file} in the file"
-    none = "none in the file" if state == 0 else "unknown: the file keeps it elsewhere"
+    none = "none in the file" if state == 0 else "unknown: not stored in this file"
     return (
         f"file: {format_bytes(data['file_bytes'])}\n"
-        f"optimizer state: {size if state else none}{', of no step yet' * is_fresh}\n"
+        f"optimizer state: {size if state else none}{', before any step' * is_fresh}\n"
         f"activation peak of a batch of {data['batch_size']}, estimated: "
         f"{unknown if peak is None else format_bytes(peak)}"
     )

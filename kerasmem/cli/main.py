@@ -47,33 +47,35 @@ _COMMANDS = (
     report,
     run,
 )
-_JSON = option("--json", action="store_true", help="write the result to stdout as JSON")
+_JSON = option(
+    "--json", action="store_true", help="Write the result to stdout as JSON."
+)
 _DEFECT, _WRONG_INPUT, _GATE_NOT_MET = 1, 2, 3
 _EXIT_CODES = (
-    "Exit codes: 0 success; 1 a defect of kerasmem; 2 wrong usage or input; 3 a gate "
-    "that was not met (--max-drop, --target)."
+    "Exit codes: 0 success; 1 a defect of kerasmem; 2 invalid usage or input; 3 a "
+    "limit not met (--max-drop, --target)."
 )
 _ROLES = ("model", "other", "teacher", "student")
-"""Arguments that are model files which were handed in."""
+"""Arguments that are input model files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The result goes to stdout, all else to stderr. Wrong input gives one line, a defect
-    of kerasmem a traceback.
+    The result goes to stdout, all other output to stderr. Invalid input causes a
+    one-line error, a defect of kerasmem a traceback.
 
     Args:
-        arguments: The command line without the program's name; `sys.argv` by default.
+        arguments: Command line without the program name. Defaults to `sys.argv`.
 
     Returns:
-        0 for success, 2 for wrong usage or input, 3 for a gate that was not met
+        0 for success, 2 for invalid usage or input, 3 for a limit that was not met
         (`--max-drop`, `--target`). `kerasmem run` returns the exit code of the script.
     """
     options = build_parser().parse_args(arguments)
     stdout = sys.stdout
     try:
-        # Keras, the backends and the user's own modules may print: not into a result.
+        # Output of Keras, backends and user modules must not mix with the result.
         with redirect_stdout(sys.stderr), _warnings_in_one_line():
             outcome = _run(options)
         if options.json:
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome.print_tables(stdout)
         stdout.flush()
     except KeyboardInterrupt:
-        return _fail("Interrupted. Nothing was left half-written.")
+        return _fail("Interrupted. No partial file was left.")
     except TargetError as error:
         return _fail(str(error), _GATE_NOT_MET)
     except ChildDiedError as error:
@@ -90,18 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KerasMemError, OSError) as error:
         return _fail(str(error))
     except MemoryError:
-        return _fail("The host has too little memory for this.")
+        return _fail("The host does not have enough memory.")
     return outcome.exit_code
 
 
 def build_parser() -> Parser:
-    """Return the parser of the whole command line."""
+    """Return the parser of the command line."""
     import importlib.metadata
 
     parser = Parser(
         prog="kerasmem",
-        description="See where the memory of a Keras 3 model goes, and make the model "
-        "smaller.",
+        description="Show the memory of a Keras 3 model by layer, and compress the "
+        "model.",
         epilog=_EXIT_CODES,
     )
     version = importlib.metadata.version("kerasmem")
@@ -123,7 +125,7 @@ def _run(options: Namespace) -> CommandResult:
     run = options.command.run
     if not options.command.starts_keras:
         return run(options)
-    # A wrong name is said at once, and not when TensorFlow is there.
+    # Check paths first, because TensorFlow takes seconds to start.
     _check_handed_in(options)
     start_keras()
     with _importable_from_here(options):
@@ -136,9 +138,9 @@ def _run(options: Namespace) -> CommandResult:
 
 @contextmanager
 def _temporary_folder() -> Iterator[None]:
-    """Let all that is temporary, of children too, be in one folder.
+    """Create all temporary files, also of child processes, in one folder.
 
-    The next command removes it if this one is killed.
+    The next command removes the folder if this command is killed.
     """
     from kerasmem.files.atomic import held_folder
 
@@ -161,7 +163,7 @@ def _fail(message: str, code: int = _WRONG_INPUT) -> int:
 
 
 def _fail_of_child(error: ChildDiedError) -> int:
-    # Keras is loaded already if a child process was started.
+    # A child process is only started after Keras is imported.
     from kerasmem.backends.exhaustion import is_out_of_memory
 
     if is_out_of_memory(error):
@@ -183,19 +185,14 @@ def _warnings_in_one_line() -> Iterator[None]:
             else:
                 default(message, category, *rest)  # pyright: ignore[reportArgumentType]
 
-        # No issue: the documentation of Python names this as the way to do it.
+        # No issue: the documentation of Python recommends this.
         warnings.showwarning = show  # pyright: ignore[reportAttributeAccessIssue]
         warnings.simplefilter("always", KerasMemWarning)
         yield
 
 
 def _check_handed_in(options: Namespace) -> None:
-    """Raise unless every model file is there, and the output is none of them.
-
-    Raises:
-        ModelFileError: if one is missing.
-        ConfigError: if the output is one, by whatever path or link, or is inside one.
-    """
+    """Raise an error unless all model files exist and the output differs from them."""
     output: Path | None = vars(options).get("output")
     for model in (vars(options).get(role) for role in _ROLES):
         if model is None:
@@ -207,19 +204,15 @@ def _check_handed_in(options: Namespace) -> None:
         check_outside(output, model)
         if output.exists() and output.samefile(model):
             raise ConfigError(
-                "The output is the file that was handed in, which is never modified. "
-                f"Received: {model!r} and -o {str(output)!r}. Next: give -o another "
-                "name."
+                "The output is the input file, which is never modified. "
+                f"Received: {model!r} and -o {str(output)!r}. Next: pass another "
+                "name to -o."
             )
 
 
 def start_keras() -> None:
-    """Import Keras and the classes that kerasmem registers with it.
-
-    Raises:
-        ConfigError: if Keras cannot start on the backend that is set.
-    """
-    # TensorFlow reads this once, when it is imported: errors only.
+    """Import Keras and the classes that kerasmem registers."""
+    # TensorFlow reads the level only once, on import. 3 shows only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "keras" not in sys.modules:
         _import_keras()
@@ -227,14 +220,7 @@ def start_keras() -> None:
 
 
 def _imported_objects(modules: Sequence[str]) -> dict[str, Any]:
-    """Return the classes and functions that modules define, by name.
-
-    Args:
-        modules: names of modules with custom objects, registered with Keras or not.
-
-    Raises:
-        ConfigError: if a module cannot be imported, whatever it raises.
-    """
+    """Return the classes and functions defined in modules, by name."""
     objects: dict[str, Any] = {}
     for name in modules:
         try:
@@ -269,7 +255,7 @@ def _import_keras() -> None:
         advice = f" Next: pip install {package}." if package else ""
         raise ConfigError(
             f"Keras cannot start: {type(error).__name__}: {error}. Expected: one of "
-            f"{', '.join(BACKENDS)}, installed. Received: KERAS_BACKEND="
+            f"{', '.join(BACKENDS)} installed. Received: KERAS_BACKEND="
             f"{os.environ.get('KERAS_BACKEND')!r}.{advice}"
         ) from error
 
@@ -278,7 +264,7 @@ def _import_keras() -> None:
 def _importable_from_here(options: Namespace) -> Iterator[None]:
     """Append the current folder to `sys.path` if an option names a module.
 
-    It comes last, so that no file in it replaces an installed module.
+    The last position ensures that its files do not replace installed modules.
     """
     from kerasmem.files.data.source import is_function
 
@@ -293,10 +279,10 @@ def _importable_from_here(options: Namespace) -> Iterator[None]:
 
 @contextmanager
 def _native_stderr_closed() -> Iterator[None]:
-    """Drop what native libraries write to stderr while they are loaded.
+    """Discard output of native libraries on stderr during an import.
 
-    TensorFlow logs a page before it reads its own log level, and `sys.stderr` does not
-    see it: only the file descriptor does.
+    TensorFlow logs before it reads its log level, and it writes to the file descriptor,
+    not to `sys.stderr`.
     """
     sys.stderr.flush()
     original, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

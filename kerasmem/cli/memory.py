@@ -1,4 +1,4 @@
-"""`kerasmem estimate` and `tune`: the memory that a training will need, or needs."""
+"""`kerasmem estimate` and `tune`: training memory, estimated or measured."""
 
 import json
 from argparse import ArgumentTypeError, Namespace
@@ -36,59 +36,64 @@ def _size(text: str) -> int:
 
 @command(
     "estimate",
-    "Estimate the memory that a saved model needs to train, and what fills it.",
+    "Estimate the memory that a saved model needs for training, by category.",
     MODEL,
     batch_of(32),
     option(
         "--memory-limit",
         type=_size,
         metavar="SIZE",
-        help="say whether it fits: bytes, or a size such as 8GiB",
+        help="Report whether the step fits: bytes, or a size such as 8GiB.",
     ),
-    option(
-        "--optimizer", help="its Keras name; the one in the file by default, else adam"
-    ),
-    option("--backend", help=f"{', '.join(BACKENDS)}; the running one"),
+    option("--optimizer", help="Keras name (default: the saved optimizer, or adam)."),
+    option("--backend", help=f"{', '.join(BACKENDS)} (default: the current backend)."),
     option(
         "--device",
-        help="gpu (default), cpu (default with --method measured), or for a plan a "
-        "card, such as h200",
+        help="gpu, cpu, or a GPU name such as h200 for method plan (default: gpu; cpu "
+        "for method measured).",
     ),
     option(
         "--method",
         default="auto",
-        help="analytic, traced, plan (of a compiled step by XLA's compiler for a card, "
-        "kerasmem[plans]), measured (real steps of small batches on this CPU), or auto "
-        "(default): analytic if the model has a graph",
+        help="analytic, traced, plan, measured or auto (default: auto, which is "
+        "analytic if the model has a graph). plan compiles the step for a GPU and "
+        "needs kerasmem[plans]. measured runs real steps of small batches on this CPU.",
     ),
-    option("--dtype-policy", help="assume one, such as mixed_bfloat16"),
+    option("--dtype-policy", help="Dtype policy to assume, such as mixed_bfloat16."),
     option(
-        "--quantize", metavar="SCHEME", help="assume weights in one, such as int8, int4"
+        "--quantize", metavar="SCHEME", help="Weight scheme to assume, such as int4."
     ),
     option(
         "--lora",
         type=at_least(1),
         metavar="RANK",
-        help="train products of this rank alone (LoRA), of a model of KerasHub",
+        help="Train only LoRA weights of this rank, for KerasHub models.",
     ),
     option(
-        "--jit", choices=_JIT, help="compiled by XLA or not; as the model is by default"
+        "--jit",
+        choices=_JIT,
+        help="XLA compilation (default: as the model is compiled).",
     ),
     LOSS,
-    option("--predict", action="store_true", help="inference instead of training"),
+    option("--predict", action="store_true", help="Inference instead of training."),
     option(
         "--generate",
         type=at_least(1),
         metavar="TOKENS",
-        help="generation, by a CausalLM of KerasHub, of sequences of so many tokens, "
-        "prompt and all, instead of training",
+        help="Generation instead of training, with a KerasHub CausalLM. Total number "
+        "of tokens per sequence, including the prompt.",
     ),
     INPUT_SHAPE,
-    option("--layers", type=at_least(0), default=10, help="how many to list (10)"),
+    option(
+        "--layers",
+        type=at_least(0),
+        default=10,
+        help="Number of layers to list (default: 10).",
+    ),
     IMPORT,
 )
 def estimate(options: Namespace) -> CommandResult:
-    """Return the estimate: per category, the largest layers, and whether it fits."""
+    """Estimate the memory by category and layer, and whether the step fits."""
     from kerasmem.cli.evaluation import compile_for
     from kerasmem.memory.estimate import estimate_memory
     from kerasmem.report.memory import (
@@ -100,7 +105,7 @@ def estimate(options: Namespace) -> CommandResult:
 
     if options.predict and options.generate:
         raise ConfigError(
-            "One estimate is of predict or of generation. Received: --predict and "
+            "Expected either --predict or --generate. Received: --predict and "
             f"--generate {options.generate}."
         )
     with _assumed(options) as model:
@@ -127,7 +132,7 @@ def estimate(options: Namespace) -> CommandResult:
         data["assumed_optimizer"] = _ASSUMED
         say(
             f"{options.model} was loaded without an optimizer: {_ASSUMED} is assumed. "
-            "Another: --optimizer NAME; none: --predict."
+            "Next: pass --optimizer NAME, or --predict for inference."
         )
     assumptions = [f"weights in {options.quantize}"] if options.quantize else []
     assumptions += [f"LoRA of rank {options.lora}"] if options.lora else []
@@ -154,9 +159,9 @@ def estimate(options: Namespace) -> CommandResult:
 
 @contextmanager
 def _assumed(options: Namespace) -> Iterator[Any]:
-    """Give the model of the command line to look at, as it is assumed to be.
+    """Yield the model with the assumed weights and LoRA.
 
-    Of a preset the configs tell all of it: no file with weights is opened.
+    A preset is described by its configs, so no weight file is opened.
     """
     from kerasmem.compression.quantize import Quantize
     from kerasmem.compression.quantize.apply import replace_weights, weight_plan
@@ -174,9 +179,9 @@ def _assumed(options: Namespace) -> Iterator[Any]:
             config = Quantize(options.quantize)
             if config.is_static:
                 raise ConfigError(
-                    "A model with rounded activations is made from samples. "
+                    "A model with quantized activations needs calibration samples. "
                     f"Received: --quantize {options.quantize}. Next: compress the "
-                    "model, and estimate the file."
+                    "model, and estimate the compressed file."
                 )
             replace_weights(model, weight_plan(model, config))
         if options.lora:
@@ -188,7 +193,7 @@ def _enable_lora(model: Any, rank: int) -> None:
     backbone = getattr(model, "backbone", model)
     if not callable(getattr(backbone, "enable_lora", None)):
         raise ConfigError(
-            "Keras has LoRA for models of KerasHub and for single layers. Received: "
+            "Keras supports LoRA for KerasHub models and for single layers. Received: "
             f"--lora with a {type(model).__name__}. Next: call enable_lora() of its "
             "layers in a script, and km.estimate_memory(model, ...)."
         )
@@ -197,29 +202,29 @@ def _enable_lora(model: Any, rank: int) -> None:
 
 @command(
     "tune",
-    "Measure the peak and the step time of a training under each option.",
+    "Measure peak memory and step time of a training under each option.",
     MODEL,
     batch_of(32),
     LOSS,
-    option("--optimizer", help="its Keras name; the one in the file by default"),
+    option("--optimizer", help="Keras name (default: the saved optimizer)."),
     option(
         "--only",
         action="append",
         default=[],
         metavar="OPTION",
-        help="a part of the name of the option to try, such as jit; repeatable",
+        help="Substring of the options to try, such as jit. Repeatable.",
     ),
     option(
         "--device",
         metavar="CARD",
-        help="a card such as h100 that need not be here: peaks alone, by plans of "
-        "XLA's compiler (kerasmem[plans]), and nothing runs",
+        help="GPU such as h100, which is not needed here. Plans only peak memory with "
+        "XLA's compiler (kerasmem[plans]), and runs no step.",
     ),
     INPUT_SHAPE,
     IMPORT,
 )
 def tune(options: Namespace) -> CommandResult:
-    """Return what each option costs, and what follows from it."""
+    """Return the cost of each option and a recommendation."""
     from kerasmem.cli.evaluation import compile_for
     from kerasmem.extras.tune import leave_room, plan_options
     from kerasmem.extras.tune import tune as measure_options
@@ -237,9 +242,9 @@ def tune(options: Namespace) -> CommandResult:
     compile_for(model, options.loss, ())
     if not model.compiled:
         raise ConfigError(
-            "Training needs a loss and an optimizer. Expected: a file of a compiled "
-            f"model. Received: {options.model!r}, loaded without them. Next: pass "
-            "--loss NAME, and --optimizer NAME (adam by default)."
+            "Training needs a loss and an optimizer. Expected: a compiled "
+            f"model. Received: {options.model!r}, not compiled. Next: pass "
+            "--loss NAME, and --optimizer NAME (default: adam)."
         )
     settings = {
         "optimizer": options.optimizer,

@@ -1,4 +1,4 @@
-"""`kerasmem run`, `report` and `demo`: a training watched, and what was recorded."""
+"""`kerasmem run`, `report` and `demo`: monitor trainings and show the records."""
 
 import argparse
 import ast
@@ -34,8 +34,8 @@ from kerasmem.records.post_mortem import (
 from kerasmem.records.regular import check_output, read_regular
 
 _CHILD = Path(__file__).with_name("watched_script.py")
-# TensorFlow reads them once, when it is imported: its CPU allocator then tells of
-# every allocation.
+# TensorFlow reads these variables once, on import. Its CPU allocator then logs every
+# allocation.
 _COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
@@ -45,45 +45,45 @@ _COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS":
     option(
         "--timeline",
         action="store_true",
-        help="add MemoryTimeline, and have TensorFlow's CPU allocator count for it",
+        help="Add MemoryTimeline, and make TensorFlow's CPU allocator log allocations.",
     ),
     option(
         "--log-dir",
         type=Path,
         metavar="RUN_DIR",
-        help="folder for what is recorded; runs/SCRIPT-DATE-TIME by default",
+        help="Folder for the records (default: runs/SCRIPT-DATE-TIME).",
     ),
-    option("script", metavar="SCRIPT.py", type=Path),
+    option("script", metavar="SCRIPT.py", type=Path, help="Training script."),
     option(
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="...",
-        help="arguments of the script",
+        help="Arguments after the script name are passed to the script.",
     ),
     starts_keras=False,
 )
 def run(options: Namespace) -> CommandResult:
-    """Run the script in a process of its own; its exit code becomes that of `run`."""
+    """Run the script in a child process and return its exit code."""
     script: Path = options.script
     if not script.is_file():
-        raise ConfigError(f"There is no such script. Received: {str(script)!r}.")
+        raise ConfigError(f"The script does not exist. Received: {str(script)!r}.")
     if not _is_python(script):
         raise ConfigError(
-            "The script is no Python. Expected: a training script, as python runs it. "
+            "The script is not Python code. Expected: a Python training script. "
             f"Received: {str(script)!r}."
         )
     now = datetime.now().astimezone()
     log_dir: Path = (
         options.log_dir or Path("runs") / f"{script.stem}-{now:%Y%m%d-%H%M%S}"
     )
-    # -P: with our folder on its path `import inspect` would find our `inspect.py`.
+    # Without -P, `import inspect` would import this package's `inspect.py`.
     command = [sys.executable, "-P", str(_CHILD), str(log_dir.resolve())]
     command += ["timeline" if options.timeline else "", str(script), *options.arguments]
     earlier = _post_mortems(log_dir)
     child = subprocess.Popen(
         command,
         env={**(_COUNTING_ALLOCATOR if options.timeline else {}), **os.environ},
-        # With --json stdout is for the result alone.
+        # With --json, stdout contains only the result.
         stdout=sys.stderr.fileno() if options.json else None,
     )
     status = _wait_for(child)
@@ -96,7 +96,7 @@ def run(options: Namespace) -> CommandResult:
     file_names = sorted(p.name for p in log_dir.iterdir()) if log_dir.is_dir() else []
     if not file_names:
         say(
-            f"Nothing was recorded in {log_dir}: {script} called no fit, or the folder "
+            f"No records in {log_dir}: {script} called no fit, or the folder "
             "could not be written."
         )
     elif not options.json:
@@ -106,9 +106,9 @@ def run(options: Namespace) -> CommandResult:
 
 
 def _is_python(script: Path) -> bool:
-    """Return whether Python can make anything of a file.
+    """Return whether Python can run a file.
 
-    What is wrong in a file that is named as Python is for its traceback to say.
+    A syntax error in a `.py` file is reported by its own traceback.
     """
     if zipfile.is_zipfile(script):
         with zipfile.ZipFile(script) as archive:
@@ -126,7 +126,7 @@ def _is_python(script: Path) -> bool:
 def _post_mortems(log_dir: Path) -> list[PostMortem]:
     lines: list[str] = []
     records: list[PostMortem] = []
-    # What is cut off or no file of ours is left out: `report` says so.
+    # `kerasmem report` reports incomplete records.
     for file in sorted(log_dir.glob("post_mortems*.jsonl")):
         with suppress(InputError, OSError):
             lines += read_regular(file, MOST_BYTES).decode(errors="replace").split("\n")
@@ -137,9 +137,9 @@ def _post_mortems(log_dir: Path) -> list[PostMortem]:
 
 
 def _wait_for(child: "subprocess.Popen[bytes]") -> int:
-    # The terminal sends Ctrl-C to the script too, and it may want to save something.
-    # `subprocess.run` would kill it a quarter of a second later. SIGTERM comes to us
-    # alone, and the script would go on without anybody who knows of it.
+    # The terminal also sends Ctrl-C to the script, which may need time to save its
+    # state. `subprocess.run` would kill it after 0.25 seconds. SIGTERM is sent only to
+    # this process, so it is forwarded.
     handlers: dict[int, Any] = {
         signal.SIGINT: lambda *_: None,
         signal.SIGTERM: lambda number, _: child.send_signal(number),
@@ -154,12 +154,12 @@ def _wait_for(child: "subprocess.Popen[bytes]") -> int:
 
 @command(
     "report",
-    "Show what a monitored run recorded, as one self-contained page.",
+    "Write the records of a monitored run to one self-contained HTML page.",
     option(
         "run_dir",
         metavar="RUN_DIR",
         type=Path,
-        help="the folder that a monitor was given as log_dir",
+        help="Folder that was passed to a monitor as log_dir.",
     ),
     option(
         "-o",
@@ -167,27 +167,29 @@ def _wait_for(child: "subprocess.Popen[bytes]") -> int:
         required=True,
         type=Path,
         metavar="FILE.html",
-        help="the page to write, whole or not at all",
+        help="Output page (.html). Nothing is written if the command fails.",
     ),
     option(
         "--tensorboard",
         type=Path,
         metavar="DIR",
-        help="write every figure there too, as TensorBoard scalars",
+        help="Also write all figures as TensorBoard scalars to this folder.",
     ),
     option(
         "--mlflow",
         metavar="EXPERIMENT",
-        help="log every figure and the page there too (pip install kerasmem[mlflow])",
+        help="Also log all figures and the page to MLflow (pip install "
+        "kerasmem[mlflow]).",
     ),
     option(
         "--wandb",
         metavar="PROJECT",
-        help="the same, to Weights & Biases (pip install kerasmem[wandb])",
+        help="Also log all figures and the page to Weights & Biases (pip install "
+        "kerasmem[wandb]).",
     ),
 )
 def report(options: Namespace) -> CommandResult:
-    """Write the page and return what a reader wants first."""
+    """Write the page and return the most important figures."""
     from kerasmem.extras.trackers import TRACKERS, check_trackers, logged
     from kerasmem.files.read_run import read_run
     from kerasmem.records import gravest_first
@@ -250,24 +252,24 @@ def _logged_line(tracker: str, target: object, scalars: int) -> str:
         return f"{tracker}: {scalars:,} scalars and the page in {target}"
     how = f"tensorboard --logdir {target}"
     if importlib.util.find_spec("tensorboard") is None:
-        how += ", after pip install kerasmem[tensorboard]: it is not installed here"
-    return f"TensorBoard: {scalars:,} scalars in {target} (to see them: {how})"
+        how += ", after pip install kerasmem[tensorboard], which is missing here"
+    return f"TensorBoard: {scalars:,} scalars in {target} (to view them: {how})"
 
 
 @command(
     "demo",
-    "Watch a training, shrink the model, teach a student.",
+    "Monitor a training, compress the model, and distill a student.",
     option(
         "--out",
         type=Path,
         default=Path("kerasmem-demo"),
         metavar="DIR",
-        help="folder for the files, made if it is missing (kerasmem-demo)",
+        help="Output folder, created if missing (default: kerasmem-demo).",
     ),
-    option("--data", metavar="NPZ", help="your own images instead of Fashion-MNIST"),
+    option("--data", metavar="NPZ", help="Labeled images (default: Fashion-MNIST)."),
 )
 def demo(options: Namespace) -> CommandResult:
-    """Run the demo and return what it measured."""
+    """Run the demo and return its figures."""
     from kerasmem.demo.run import run_demo
     from kerasmem.records.comparison import comparison_table
 

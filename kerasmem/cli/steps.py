@@ -1,9 +1,9 @@
-"""What `kerasmem compress` is to do: steps, a recipe, a preset or a search.
+"""The task of `kerasmem compress`: steps, a recipe, a preset or a search.
 
-Options of steps are the fields of techniques' configs. The first field of a config is
-the option of the technique's name, `--prune 0.8`; every other field is one behind that
-name, `--prune-scope`. Types, names and defaults are the field's, and the help is what
-the docstring says of it.
+The options of steps are the fields of the techniques' configs. The first field is the
+option with the name of the technique, such as `--prune 0.8`. Other fields have that
+name as a prefix, such as `--prune-scope`. Types, names and defaults are taken from the
+field, and the help text from the docstring.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 
 TECHNIQUES: tuple[type[Technique], ...] = (PruneChannels, Prune, Quantize)
-"""Those that have options, in the order in which they are applied."""
+"""Techniques with options, in the order of application."""
 
 
 def options_of(technique: type[Technique]) -> dict[str, Option]:
-    """Return the options of a technique by its fields, in their order.
+    """Return the options of a technique by field, in order.
 
-    Fields that a command line cannot hold, such as schedules and ratios, have none:
-    they stand in a recipe.
+    Fields that need more than one value, such as schedules, are only available in
+    recipes.
     """
     descriptions = _described(technique)
     flag = f"--{technique.name.replace('_', '-')}"
@@ -44,11 +44,11 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
         words = _first_sentence(descriptions[field.name])
         names = rule.allowed if isinstance(rule, OneOf) and kind is not bool else ()
         if not all(name in words for name in names):
-            words = f"{words}; one of {', '.join(names)}"
+            words = f"{words}. One of {', '.join(names)}"
         is_plain = isinstance(field.default, str | int | float)
         if is_plain and number and "(default: " not in words:
-            words = f"{words} ({field.default})"
-        settings["help"] = words.replace("%", "%%")
+            words = f"{words} (default: {field.default})"
+        settings["help"] = f"{words}.".replace("%", "%%")
         name = flag if not number else f"{flag}-{field.name.replace('_', '-')}"
         by_field[field.name] = option(name, **settings)
     return by_field
@@ -90,20 +90,28 @@ def _limit(text: str) -> tuple[str, float | str]:
         return name, value
 
 
-STEPS: tuple[Option, ...] = (
-    *(each for technique in TECHNIQUES for each in options_of(technique).values()),
+_BY_TECHNIQUE = [[*options_of(technique).values()] for technique in TECHNIQUES]
+
+STEPS: tuple[Option | str, ...] = (
+    *(first for first, *_ in _BY_TECHNIQUE),
     option(
         "--recipe",
         type=Path,
         metavar="FILE",
-        help="steps from a JSON or YAML file, in place of the above",
+        help="JSON or YAML file with steps. Replaces the options of steps.",
     ),
     option(
         "--preset",
         metavar="NAME",
-        help="steps of this name, in place of the above: size, latency, balanced or "
-        "lossless",
+        help="Named steps: size, latency, balanced or lossless. Replaces the options "
+        "of steps.",
     ),
+    *(
+        each
+        for first, *others in _BY_TECHNIQUE
+        for each in (f"options of {first.flags[0]}", *others)
+    ),
+    "search",
     option(
         "--target",
         dest="targets",
@@ -111,31 +119,31 @@ STEPS: tuple[Option, ...] = (
         action="append",
         default=[],
         metavar="COST=LIMIT",
-        help="search for steps that meet it, such as file_bytes=200KiB or flops=1e6; "
-        "weight_bytes, activation_bytes, latency_ms; repeatable",
+        help="Search for steps within this limit, such as file_bytes=200KiB. COST is "
+        "file_bytes, weight_bytes, activation_bytes, flops or latency_ms. Repeatable.",
     ),
     option(
         "--time-budget",
         type=seconds,
         metavar="10m",
-        help="end the search after so many seconds, minutes (m) or hours (h)",
+        help="Maximum time of the search in seconds, minutes (10m) or hours (2h).",
     ),
     option(
         "--parallel",
         choices=("ray", "isolated"),
-        help="try several things at a time, on Ray (pip install kerasmem[ray]), or one "
-        "after the other in processes of their own",
+        help="Run trials in parallel on Ray (pip install kerasmem[ray]), or one by one "
+        "in isolated processes.",
     ),
 )
-"""The options that say what is to be done."""
+"""Options that select the steps."""
 
 
 def techniques_of(options: Namespace) -> list[Technique]:
-    """Return the techniques that the options ask for, in order.
+    """Return the selected techniques in order.
 
     Raises:
-        ConfigError: if an option goes with a technique that is not asked for, or a
-            value cannot be used.
+        ConfigError: If an option belongs to a technique that is not selected, or a
+            value is invalid.
     """
     steps: list[Technique] = []
     for technique in TECHNIQUES:
@@ -155,19 +163,16 @@ def techniques_of(options: Namespace) -> list[Technique]:
                 own_options[first].flags,
             )
             raise ConfigError(
-                f"{flag} says how {first_flag} is done. Next: add {first_flag}."
+                f"{flag} is an option of {first_flag}. Next: add {first_flag}."
             )
     return steps
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is done to the model.
+    """Task of the command.
 
-    Args:
-        steps: techniques, or the name of a preset; None for a search.
-        target: of the search; None if it is for the smallest file.
-        trains: whether samples are trained on.
+    `steps` is None for a search. `target` is None for the smallest file.
     """
 
     steps: Any
@@ -176,10 +181,10 @@ class Job:
 
 
 def job_of(options: Namespace) -> Job:
-    """Return what the options say.
+    """Return the task that the options describe.
 
     Raises:
-        ConfigError: if they say nothing, or two things at once.
+        ConfigError: If the options describe no task, or more than one.
     """
     from kerasmem.compression.recipe import as_preset, read_recipe
 
@@ -190,8 +195,8 @@ def job_of(options: Namespace) -> Job:
     flags = [flag for flag, way in ways.items() if way is not None]
     if len(flags) > 1 or (flags and by_flag):
         raise ConfigError(
-            f"{flags[0]} says all that is to be done. Received: {flags[0]} beside "
-            f"{', '.join([*by_flag, *flags[1:]])}."
+            f"{flags[0]} cannot be combined with other steps. Received: {flags[0]} "
+            f"with {', '.join([*by_flag, *flags[1:]])}."
         )
     searches = options.targets or (options.max_drop is not None and not by_flag)
     if searches and not options.recipe and not options.preset:
@@ -201,12 +206,12 @@ def job_of(options: Namespace) -> Job:
     for flag, value in of_search.items():
         if value is not None:
             raise ConfigError(
-                f"{flag} is of a search. Next: give --target or --max-drop, and no "
-                "steps."
+                f"{flag} is only valid for a search. Next: pass --target or --max-drop "
+                "without steps."
             )
     if not flags and not by_flag:
         raise ConfigError(
-            "There is nothing to do. Next: add --prune, --prune-channels, --quantize, "
+            "No step is selected. Next: add --prune, --prune-channels, --quantize, "
             "--recipe or --preset; or --target or --max-drop for a search."
         )
     if options.preset is not None:
@@ -228,6 +233,6 @@ def _check_targets(targets: list[tuple[str, Any]]) -> None:
     names = [name for name, _ in targets]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ConfigError(f"--target limits {twice[0]} twice. Next: give one limit.")
+        raise ConfigError(f"--target limits {twice[0]} twice. Next: pass one limit.")
     if targets:
         Target.of(dict(targets))

@@ -1,4 +1,4 @@
-"""Texts and token ids as data: a language model is rounded on and judged by them."""
+"""Text and token ids as data of language models, for calibration and evaluation."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -9,11 +9,7 @@ from kerasmem.errors import ConfigError
 
 
 def check_tokens_suffice(options: Namespace, job: Job) -> None:
-    """Raise unless what `kerasmem compress` is to do takes no labels.
-
-    Raises:
-        ConfigError: if something is to be trained, searched or judged by a metric.
-    """
+    """Raise `ConfigError` if the task needs labels."""
     requests = {
         "--fine-tune-epochs": job.trains,
         "a search": job.steps is None,
@@ -24,29 +20,25 @@ def check_tokens_suffice(options: Namespace, job: Job) -> None:
     for name, value in requests.items():
         if value:
             raise ConfigError(
-                "Texts and token ids are what a language model is rounded on and "
-                f"judged by, with its perplexity. Received: {name} with --data "
-                f"{options.data}. Next: give samples with labels, or leave {name} out."
+                "Text and token ids are only used for calibration and for perplexity. "
+                f"Received: {name} with --data {options.data}. Next: pass samples with "
+                f"labels, or omit {name}."
             )
 
 
 def check_length(options: Namespace) -> None:
-    """Raise `ConfigError` if rows of tokens get a length, and there are none."""
+    """Raise `ConfigError` if `--length` is passed without text or token ids."""
     from kerasmem.files.data.tokens import is_token_file
 
     if options.length and not (options.data and is_token_file(options.data)):
         raise ConfigError(
-            "--length is that of a row of a text or of token ids. Received: "
+            "--length is only valid for text or token ids. Received: "
             f"--data {options.data}."
         )
 
 
 def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
-    """Return rows to round on and rows to judge by, each with the ids behind them.
-
-    Raises:
-        DataError: if the file does not fit the model, or is a single row.
-    """
+    """Return rows for calibration and rows for evaluation, each with the next ids."""
     from kerasmem.cli.evaluation import split_to_judge
     from kerasmem.files.data.tokens import token_samples
 
@@ -56,17 +48,7 @@ def split_tokens(options: Namespace, model: Any) -> tuple[Any, Any]:
 def judged_by_tokens(
     report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
 ) -> Any:
-    """Return a report with the figures of language models, before and after.
-
-    Args:
-        report: a `CompressionReport`.
-        models: the original and the result.
-        rows: as `split_tokens` returns them.
-        batch_size: most rows in a batch.
-
-    Raises:
-        DataError: if the models are no language models.
-    """
+    """Return the report with the figures of language models before and after."""
     from kerasmem.extras.language.metrics import language_figures
     from kerasmem.graph.outputs import without_preprocessor
 

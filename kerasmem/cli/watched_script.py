@@ -1,13 +1,13 @@
-"""Runs a script as `__main__` and puts monitors into every `fit` that it calls.
+"""Runs a script as `__main__` and adds monitors to every call of `fit`.
 
-`kerasmem run` starts this file in a process of its own:
+`kerasmem run` starts this file in a child process:
 
     python -P watched_script.py RUN_DIR timeline|"" SCRIPT.py [arguments]
 
-Nothing of Keras or kerasmem is imported before the script does so: the script may set
-environment variables first. Once Keras is there, `keras.Model.fit` is replaced, in
-this process only, by one that adds the monitors behind the callbacks it was given, and
-in front of them what counts the steps until memory runs out.
+The script may set environment variables first, so this module does not import Keras or
+kerasmem. Once Keras is imported, `keras.Model.fit` is replaced in this process. The new
+method appends the monitors to the callbacks, and prepends a callback that counts steps
+until memory runs out.
 """
 
 import functools
@@ -22,17 +22,17 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the script named on the command line."""
+    """Run the script of the command line."""
     _, log_dir, timeline, script, *arguments = sys.argv
     sys.meta_path.insert(0, _KerasFinder(log_dir, with_timeline=bool(timeline)))
-    # As for `python SCRIPT.py`.
+    # As in `python SCRIPT.py`.
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
 
 
 class _KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads Keras as others do, and watches its models once it is loaded."""
+    """Import hook that patches the models of Keras after the import."""
 
     def __init__(self, log_dir: str, *, with_timeline: bool) -> None:
         self._log_dir = log_dir
@@ -40,7 +40,7 @@ class _KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._loader: Any = None
 
     def find_spec(self, fullname: str, *_: Any) -> Any:
-        """Return the spec of Keras with this as its loader; None for others."""
+        """Return the spec of Keras with this loader, or None for other modules."""
         if fullname != "keras":
             return None
         sys.meta_path.remove(self)
@@ -51,11 +51,9 @@ class _KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: Any) -> ModuleType | None:
-        """Create the module as the loader of Keras does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        """Run the module with the loader of Keras, then watch its models."""
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         _watch(module, self._log_dir, with_timeline=self._with_timeline)

@@ -1,1 +1,1 @@
-"""Making models smaller: one verb, one room per technique."""
+"""Model compression: `km.compress` and one package per technique."""

@@ -1,8 +1,8 @@
-"""Which weights a technique takes, and what it did to each, in one form.
+"""Selects the weights of a technique and records the change of each weight.
 
-A weight matches a regular expression if the weight's path holds it (`"dense_1/kernel"`,
-`"block3/"`), or if it is the name of the class of a layer around the weight, as a whole
-(`"Embedding"`, `"Conv.D"`); a subclass counts as what it is a subclass of.
+A regular expression matches a weight if it occurs in the path of the weight, such as
+`"dense_1/kernel"` or `"block3/"`. It can also match the full class name of a layer
+around the weight, such as `"Embedding"` or `"Conv.D"`. Base classes count too.
 """
 
 import math
@@ -17,12 +17,12 @@ from kerasmem.graph.kernels import is_depthwise, is_kernel
 from kerasmem.graph.layers import Weight
 from kerasmem.records import WeightChange
 
-NO_KERNEL = "is no kernel or embedding table"
+NO_KERNEL = "is not a kernel or embedding table"
 _NOTABLE = 0.01
-"""Share of the bytes of all weights."""
+"""Fraction of the bytes of all weights above which an unchanged weight is notable."""
 
 _PIECE = 1 << 18
-"""Entries that are compared at a time."""
+"""Number of entries to compare at a time."""
 
 
 def account(
@@ -34,15 +34,10 @@ def account(
     after_bytes: int | None = None,
     sqnr_db: float | None = None,
 ) -> WeightChange:
-    """Return what was done to a weight, or why nothing was.
+    """Returns the record of a weight.
 
-    Args:
-        weight: the weight as it was.
-        technique: name of the technique.
-        detail: what was done, or why nothing was.
-        changed: whether anything was.
-        after_bytes: bytes in RAM now; None for as many as before.
-        sqnr_db: what is left of it beside the noise of rounding, in dB, or None.
+    `detail` describes the change, or the reason why there is none. `after_bytes`
+    defaults to the bytes before the change.
     """
     return WeightChange(
         layer=weight.block.name,
@@ -57,10 +52,10 @@ def account(
 
 
 def notable_first(changes: Sequence[WeightChange]) -> tuple[WeightChange, ...]:
-    """Returns the changes in the order in which a person reads them.
+    """Sorts the changes for a reader.
 
-    First the weights that no technique changed and that hold a hundredth of all bytes,
-    the largest first, then the changed weights, then biases, statistics and the rest.
+    Unchanged weights with at least 1 % of all bytes come first, by size. Then come the
+    changed weights, then biases, statistics and the rest.
     """
     changed_weights = {change.weight for change in changes if change.changed}
     sizes = {change.weight: change.before_bytes for change in changes}
@@ -76,7 +71,7 @@ def notable_first(changes: Sequence[WeightChange]) -> tuple[WeightChange, ...]:
 
 
 def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
-    """Return the signal-to-quantization-noise ratio in dB, None without any noise.
+    """Returns the signal-to-quantization-noise ratio in dB, or `None` without noise.
 
     Example:
         >>> sqnr_db(np.array([10.0, 0.0]), np.array([9.0, 0.0]))
@@ -86,7 +81,7 @@ def sqnr_db(values: np.ndarray, rounded: np.ndarray) -> float | None:
 
 
 def powers(values: np.ndarray, rounded: np.ndarray) -> tuple[float, float]:
-    """Return the sums of squares of entries, and of what rounding changed in them."""
+    """Returns the sums of squares of the values and of their rounding errors."""
     signal = noise = 0.0
     flat, other = values.reshape(-1), rounded.reshape(-1)
     for start in range(0, flat.size, _PIECE):
@@ -106,27 +101,21 @@ def _power(values: np.ndarray) -> float:
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return the ratio of two sums of squares in dB, None if one of them is zero."""
+    """Returns the ratio of two sums of squares in dB, or `None` if one is zero."""
     return 10 * float(np.log10(signal / noise)) if noise and signal else None
 
 
 def matches(patterns: Iterable[str], weight: Weight) -> bool:
-    """Return True if the weight matches one of the regular expressions."""
+    """Returns whether a weight matches one of the regular expressions."""
     return any(_matches(pattern, weight) for pattern in patterns)
 
 
 def check_every_pattern_matches(
     name: str, all_weights: Sequence[Weight], by_field: Mapping[str, Iterable[str]]
 ) -> None:
-    """Raise an error if no weight at all matches a regular expression.
+    """Raises `ConfigError` if a regular expression matches no weight.
 
-    Args:
-        name: of the model, for the text of the error.
-        all_weights: all of its weights.
-        by_field: regular expressions by the argument that they came in.
-
-    Raises:
-        ConfigError: if none matches one.
+    `by_field` contains the regular expressions by argument name.
     """
     for field, patterns in by_field.items():
         for pattern in patterns:
@@ -136,8 +125,8 @@ def check_every_pattern_matches(
                 )
                 near = did_you_mean(pattern, parts, most=3, cutoff=0.5)
                 raise ConfigError(
-                    f"No weight of the model {name!r} has a path that matches, "
-                    f"or a layer of this class.{near} Received: {field}={pattern!r}."
+                    f"No weight path or layer class of the model {name!r} matches."
+                    f"{near} Received: {field}={pattern!r}."
                 )
 
 
@@ -148,18 +137,14 @@ def select(
     why_not: Callable[[Weight], str | None],
     nothing: str,
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
-    """Return the weights that a technique takes, and the others with the reason.
+    """Splits weights into selected ones and others with the reason.
 
-    Args:
-        name: of the model, for the text of the error.
-        all_weights: the weights of the model.
-        by_field: regular expressions by the argument that they came in.
-        why_not: returns why a weight is left alone, None if it is taken.
-        nothing: how the error ends if none is taken; `{count}` for all weights.
+    `why_not` returns why a weight is not selected, or `None`. `nothing` ends the
+    message if no weight is selected, and can contain `{count}`.
 
     Raises:
-        ModelError: if none is taken.
-        ConfigError: if no weight matches a regular expression.
+        ModelError: If no weight is selected.
+        ConfigError: If a regular expression matches no weight.
     """
     check_every_pattern_matches(name, all_weights, by_field)
     reasons = [(weight, why_not(weight)) for weight in all_weights]
@@ -173,7 +158,7 @@ def select(
 def why_left_alone(
     weight: Weight, include: Iterable[str], exclude: Iterable[str]
 ) -> str | None:
-    """Return why a weight is no float kernel, None if it is one, or included."""
+    """Returns why a weight is not selected, or `None` if it is selected."""
     dtype = keras.backend.standardize_dtype(weight.variable.dtype)
     if not keras.backend.is_float_dtype(dtype):
         return f"is {dtype} already"

@@ -1,8 +1,7 @@
-"""BatchNormalization that sees the activations of the model as it is now.
+"""Re-estimates BatchNormalization statistics for changed weights.
 
-Pruned, rounded or trained weights make other activations than those that the moving
-statistics were gathered on: with a momentum of 0.99 it takes hundreds of steps of
-training until these have followed.
+Pruning, rounding and training change the activations, so the moving statistics no
+longer fit. With a momentum of 0.99, training needs hundreds of steps to correct them.
 
 Source: Sun et al., "Hybrid 8-bit floating point (HFP8) training and inference for deep
 neural networks", 2019.
@@ -27,14 +26,14 @@ from kerasmem.types import Dataset, Model, Tensors
 
 NAME = "reestimate_batch_norm"
 SAMPLES, JUDGING_SAMPLES, BATCH_SIZE = 512, 256, 32
-_NO_STATISTIC = "is no statistic of a BatchNormalization that is called"
+_NO_STATISTIC = "is not a statistic of a BatchNormalization that is called"
 
 Loss = Callable[[Any, Any, Any], float]
-"""The loss of inputs, labels and sample weights, as a mean over the samples."""
+"""Mean loss over samples, from inputs, labels and sample weights."""
 
 
 class _Moments:
-    """Count, mean and sum of squared differences from it, of each channel."""
+    """Running count, mean and sum of squared deviations per channel."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -42,7 +41,7 @@ class _Moments:
         self.squares: Any = 0.0
 
     def add(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add values of shape `(n, channels)`; return their own mean and variance."""
+        """Adds values of shape `(n, channels)`; returns their mean and variance."""
         count, mean, variance = len(values), values.mean(0), values.var(0)
         total = self.count + count
         apart = mean - self.mean
@@ -55,30 +54,24 @@ class _Moments:
 
 
 def reestimate(model: Model, data: Dataset, samples: int) -> list[WeightChange]:
-    """Gather the statistics of every BatchNormalization anew, in place.
+    """Re-estimates the statistics of every BatchNormalization, in place.
 
-    Args:
-        model: a built model.
-        data: samples in any form that `kerasmem.files.data` lists.
-        samples: most samples to look at.
-
-    Returns:
-        Every weight, changed or left alone.
+    Uses at most `samples` samples. Returns one `WeightChange` per weight.
 
     Raises:
-        DataError: if what goes into one is not finite.
-        ModelError: if there is none, or none that is called.
+        DataError: If the input of a layer is not finite.
+        ModelError: If the model calls no BatchNormalization.
     """
     norms = batch_norms(model)
     norms_called = _gather(model, norms, input_batches(data, samples, BATCH_SIZE))
     if not norms_called:
         raise ModelError(
-            f"The model {model.name!r} has no BatchNormalization to estimate anew. "
-            f"Received: {len(norms)} of them, none called."
+            f"The model {model.name!r} has no BatchNormalization to re-estimate. "
+            f"Received: {len(norms)} BatchNormalization layers, none called."
         )
     anew = set(map(id, _statistics(norms_called)))
     return [
-        account(weight, NAME, "gathered anew", changed=True)
+        account(weight, NAME, "re-estimated", changed=True)
         if id(weight.variable) in anew
         else account(weight, NAME, _NO_STATISTIC, changed=False)
         for weight in weights(model)
@@ -88,22 +81,14 @@ def reestimate(model: Model, data: Dataset, samples: int) -> list[WeightChange]:
 def reestimate_if_better(
     model: Model, data: Dataset, loss: Loss, batch_size: int = BATCH_SIZE
 ) -> list[WeightChange]:
-    """Gather statistics anew, in place, if the loss on samples does not rise by it.
+    """Re-estimates the statistics in place if `loss` does not increase.
 
-    They are gathered on at most 512 samples and judged on at most 256 others, drawn
-    from all of the data (of a dataset that is only iterated over, the first ones).
-    Frozen BatchNormalization, `trainable=False`, stays as it is.
+    Estimation uses up to 512 samples and evaluation up to 256 others. Samples are drawn
+    from all data, but from an iterator the first ones are used. Frozen
+    BatchNormalization layers (`trainable=False`) are not changed.
 
-    Args:
-        model: a built model.
-        data: samples in any form that `kerasmem.files.data` lists.
-        loss: of the model as it is when called.
-        batch_size: most samples at a time, of arrays; 32 at most are taken.
-
-    Returns:
-        The statistics, changed or left alone and why; nothing without
-        BatchNormalization that is not frozen. What goes wrong is warned of, and leaves
-        them as they were: the model was made at some cost.
+    Returns one `WeightChange` per statistic. An error in the model only causes a
+    warning and restores the statistics, so that a costly compression is not lost.
     """
     norms = [norm for norm in batch_norms(model) if norm.trainable]
     if not norms:
@@ -117,21 +102,21 @@ def reestimate_if_better(
         norms_called = _gather(model, norms, (x for x, _, _ in batches))
         after = [to_numpy(variable) for variable in statistics]
         old, new = _losses(statistics, (before, after), judging, loss)
-    except Exception as error:  # noqa: BLE001 - of a model of the user's own any
+    except Exception as error:  # noqa: BLE001 - a custom model can raise any error
         _assign(statistics, before)
         why = shortened(str(error))
         if not isinstance(error, DataError):
             warnings.warn(
-                "The statistics of BatchNormalization were not gathered anew, and are "
-                f"those of the model before: {type(error).__name__}: {why}",
+                "The BatchNormalization statistics were not re-estimated and are still "
+                f"from the model before: {type(error).__name__}: {why}",
                 KerasMemWarning,
                 stacklevel=2,
             )
-        return _changes_of(model, norms, f"stays: {why}", changed=False)
-    # Written so that a loss of NaN is no better than another.
+        return _changes_of(model, norms, f"unchanged: {why}", changed=False)
+    # A NaN loss must not count as better.
     is_better = bool(new <= old) or not np.isfinite(old)
     _assign(statistics, after if is_better else before)
-    words = "gathered anew" if is_better else "stays: the loss would rise"
+    words = "re-estimated" if is_better else "unchanged: the loss would increase"
     return _changes_of(
         model, norms_called, f"{words}, {old:.4g} to {new:.4g}", changed=is_better
     )
@@ -154,12 +139,9 @@ def _losses(
 
 
 def own_loss(model: Model, samples: tuple[Any, Any, Any], outputs: Tensors) -> float:
-    """Return the compiled loss of a model for samples, computed at once.
+    """Returns the compiled loss of a model for one batch.
 
-    Args:
-        model: a compiled model.
-        samples: inputs, labels, and sample weights or None, in NumPy arrays.
-        outputs: of the model for these inputs.
+    `samples` is a tuple of inputs, labels and sample weights as NumPy arrays or `None`.
     """
     x, y, weight = keras.tree.map_structure(_as_tensor, samples)
     return float(model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight))
@@ -170,7 +152,7 @@ def _as_tensor(array: Any) -> Any:
 
 
 def batch_norms(model: Model) -> list[Any]:
-    """Return every BatchNormalization in a model, nested ones too."""
+    """Returns all BatchNormalization layers of a model, including nested ones."""
     return [
         layer
         for layer in sublayers(model)
@@ -199,10 +181,10 @@ def _changes_of(
 
 
 def _gather(model: Model, norms: list[Any], batches: Iterable[Any]) -> list[Any]:
-    """Set the statistics of `norms`; return those of them that are called.
+    """Sets the statistics of `norms` and returns the layers that were called.
 
-    In the pass over the samples each of them normalizes by the batch, as in training;
-    all else runs as in inference.
+    In this pass, these layers normalize by the batch, as in training. All other layers
+    run in inference mode.
     """
     moments_by_norm = {id(norm): _Moments() for norm in norms}
     observe(
@@ -224,7 +206,7 @@ def _by_batch(call: LayerCall, moments: _Moments) -> Any:
     values = np.moveaxis(to_numpy(inputs).astype(np.float64), norm.axis, -1)
     rows = values.reshape(-1, values.shape[-1])
     if mask is not None:
-        # Keras's masks go with channels that come last, and with no others.
+        # A Keras mask applies only to channels-last inputs.
         rows = values[to_numpy(mask).astype(bool)]
     if not np.isfinite(rows).all():
         raise not_finite(norm)

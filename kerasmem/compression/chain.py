@@ -1,4 +1,4 @@
-"""A chain of techniques that the caller names: checked, applied, trained in between."""
+"""Checks and applies a chain of techniques, with training in between."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,13 +33,9 @@ from kerasmem.types import Dataset, Model, Tensor
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a chain, or a search for one, made.
+    """Result of a chain or a search.
 
-    Args:
-        model: the new model.
-        steps: the techniques that made it.
-        changes: the account of its weights.
-        search: how the steps were found; None if they were given.
+    `search` is the report of the search, or `None` for a chain.
     """
 
     model: Any
@@ -49,17 +45,13 @@ class Outcome:
 
 
 class Chain:
-    """Techniques, one after the other.
+    """Techniques to apply in sequence.
 
-    Args:
-        steps: techniques, a recipe or a preset.
-        max_drop: most that the first metric may get worse; None for any.
-        folder: keeps the model after every step, so that a killed run goes on; None
-            for none.
-        batch_size: a run with another one is another run.
+    `steps` are techniques, a recipe or a preset. `folder` is the checkpoint folder or
+    `None`. The batch size is part of the checkpoint key.
 
     Raises:
-        ConfigError: if there are no such steps.
+        ConfigError: If `steps` is invalid.
     """
 
     def __init__(
@@ -76,7 +68,7 @@ class Chain:
         self._folder, self._batch_size = folder, batch_size
 
     def check(self, data: Dataset, validation_data: Dataset, epochs: int) -> None:
-        """Raise if a step lacks what it needs, or undoes an earlier one."""
+        """Raises `ConfigError` if a step lacks data or undoes an earlier step."""
         del validation_data
         names = [step.name for step in self.steps]
         trains = [step.name for step in self.steps if step.trains]
@@ -84,15 +76,14 @@ class Chain:
             raise no_samples(trains[0])
         if epochs and data is None:
             raise ConfigError(
-                "Fine-tuning needs samples with labels: give data=(x, y), or leave it "
-                "out with fine_tune_epochs=0 (--data, --fine-tune-epochs 0 on the "
-                "command line). Received: "
-                f"fine_tune_epochs={epochs}, data=None."
+                "Fine-tuning needs samples with labels. Received: "
+                f"fine_tune_epochs={epochs}, data=None. Next: give data=(x, y), or "
+                "fine_tune_epochs=0 (--data, --fine-tune-epochs 0 on the command line)."
             )
         if epochs and not any(step.trains_on for step in self.steps):
             raise ConfigError(
-                "None of the steps leaves the model trainable, so there is nothing to "
-                f"fine-tune. Received: fine_tune_epochs={epochs}, steps={names}."
+                "No step leaves the model trainable, so it cannot be fine-tuned. "
+                f"Received: fine_tune_epochs={epochs}, steps={names}."
             )
         _check_order(self.steps)
 
@@ -103,11 +94,11 @@ class Chain:
         coding: Coding,
         validation_data: Dataset,
     ) -> Outcome:
-        """Return the model after the last step.
+        """Applies all steps.
 
         Raises:
-            ConfigError: if its metrics tell no drop.
-            ModelError: if training left NaN or infinity in the model.
+            ConfigError: If the loss is not comparable, see `check_metric`.
+            ModelError: If training produced NaN or infinite weights.
         """
         del coding, validation_data
         if self._max_drop is not None:
@@ -129,11 +120,11 @@ class Chain:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The figures that `judge` needs."""
+        """Names of the figures that `judge` needs."""
         return () if self._max_drop is None else (METRICS,)
 
     def judge(self, result: Any) -> None:
-        """Raise `TargetError` if the metric got worse by too much."""
+        """Raises `TargetError` if the metric dropped by more than `max_drop`."""
         check_drop(result.report, self._max_drop)
 
     def _checkpoints(
@@ -146,9 +137,9 @@ class Chain:
         _, processes = current().processes(original)
         if processes > 1:
             raise ConfigError(
-                "Processes that train together keep no steps: each would remove what "
-                "another one reads. Next: leave out checkpoint_dir. Received: "
-                f"{processes} processes."
+                "Checkpoints are not available in multi-process training, because each "
+                "process would delete files that others read. Received: "
+                f"{processes} processes. Next: leave out checkpoint_dir."
             )
         plain = {"seed": context.seed, "epochs": context.epochs}
         plain["batch_size"] = self._batch_size
@@ -161,17 +152,11 @@ def run_steps(
     context: Context,
     checkpoints: Checkpoints | None = None,
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a copy of `original` after all steps, and what became of its weights.
+    """Applies steps to a copy of `original` and returns the copy and its changes.
 
-    It is compiled as `original` is.
-
-    The model is copied once: each step owns what the one before it made.
-
-    Args:
-        original: the model, compiled if there is training.
-        steps: the techniques.
-        context: their data and training.
-        checkpoints: where each step is kept, and which are done already.
+    The model is copied once. Each step then changes the result of the previous step.
+    The result is compiled like `original`. With `checkpoints`, finished steps are
+    loaded and new ones written.
     """
     context = replace(
         context, original=original, owned=True, preserve=preserve_technique
@@ -185,7 +170,7 @@ def run_steps(
     for number, step in enumerate(steps[steps_done:], start=steps_done + 1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, 2 * number):
-            # A fresh copy is compiled, and without data nobody trains or judges.
+            # Only training and evaluation need a compiled model.
             if context.data is not None and (number > 1 or checkpoints):
                 compile_as(model, original)
             stage(step.name)
@@ -204,7 +189,7 @@ def run_steps(
         if checkpoints:
             checkpoints.write(number, model, changes)
             model, changes = _from_file(checkpoints, number, context)
-    # Anew: the weights are others now, the slots of the old ones are in the way.
+    # The optimizer slots belong to the old weights.
     compile_as(model, original)
     return model, changes
 
@@ -212,7 +197,7 @@ def run_steps(
 def _from_file(
     checkpoints: Checkpoints, step: int, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    # The same draws, whether this run wrote the file or another one.
+    # Equal random draws, whether this run or an earlier one wrote the file.
     with seeded_at(context, 2 * step + 1):
         return checkpoints.read(step, context.original)
 
@@ -220,9 +205,9 @@ def _from_file(
 def _leaves_stale(
     steps: Sequence[Technique], changes: list[WeightChange], context: Context
 ) -> bool:
-    """Return whether the first of `steps` left statistics behind, and there is data.
+    """Returns whether BatchNormalization statistics are outdated and data is available.
 
-    A step removes or moves weights if training suits it, or if it is training.
+    They are outdated after training, and after a step that removes or moves weights.
     """
     step, following = steps[0], steps[1:2]
     trains = step.trains or (step.trains_on and context.epochs > 0)
@@ -254,15 +239,15 @@ def _loss(model: Model, original: Model) -> Callable[[Any, Any, Any], float]:
 def warn_if_stale(
     norms: list[Any], steps: list[Technique], changes: list[WeightChange]
 ) -> None:
-    """Warn if weights went that statistics of BatchNormalization were gathered on."""
+    """Warns if BatchNormalization statistics are older than the weights."""
     moving = {step.name for step in steps if step.trains_on}
     stale = [norm for norm in norms if norm.trainable]
     if stale and any(c.changed and c.technique in moving for c in changes):
         warnings.warn(
-            f"The statistics of {len(stale)} BatchNormalization layers are those of "
-            "the model before its weights were removed or moved, with which it may do "
-            "far worse than it could. Next: give samples as data= (--data on the "
-            "command line), or gather them anew with km.ReestimateBatchNorm().",
+            f"The statistics of {len(stale)} BatchNormalization layers are from the "
+            "model before its weights were removed or changed, which can reduce "
+            "accuracy. Next: give samples as data= (--data on the command line), or "
+            "add km.ReestimateBatchNorm().",
             KerasMemWarning,
             stacklevel=4,
         )
@@ -274,14 +259,13 @@ def _check_order(steps: tuple[Technique, ...]) -> None:
         names = [s.name for s in steps[:place] if s.name in step.undoes]
         if names:
             raise ConfigError(
-                f"Nothing would be left of {names[0]!r} after {step.name!r}. "
-                f"Received: steps={[step.name for step in steps]}. Next: put "
-                f"{step.name!r} first."
+                f"The step {step.name!r} would undo {names[0]!r}. Received: "
+                f"steps={[step.name for step in steps]}. Next: put {step.name!r} first."
             )
         last_freezing = step if step.freezes else last_freezing
         if step.trains and last_freezing is not None:
             raise ConfigError(
-                f"After {last_freezing.name!r} the weights are not trained any more, "
-                f"and {step.name!r} trains them. Received: steps="
+                f"The step {step.name!r} trains weights, but {last_freezing.name!r} "
+                f"makes them untrainable. Received: steps="
                 f"{[step.name for step in steps]}. Next: put {step.name!r} before it."
             )

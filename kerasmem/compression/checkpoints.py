@@ -1,9 +1,8 @@
-"""What a compression has done so far, in a folder, so that a killed run goes on.
+"""Checkpoints of a compression, so that a killed run can resume.
 
-After every step the model lies there as `kerasmem-step-0002.keras`, and beside it,
-written last, a `.json` of that name with the account of its weights. Whoever goes on
-begins from the file, also the run that wrote it: so a run that was killed ends with the
-same weights.
+After each step, the model is written as `kerasmem-step-0002.keras`. A `.json` file of
+the same name follows with the weight changes. Every run continues from the file, even
+the run that wrote it, so a resumed run ends with the same weights.
 """
 
 import hashlib
@@ -37,17 +36,12 @@ _NAME = "kerasmem-step-"
 _ACCOUNT = re.compile(rf"{_NAME}([0-9]{{4,9}})\.json")
 _LEFT_OVER = re.compile(r"\.[0-9a-f]{8}\.(keras|json)")
 _PIECE = 1 << 22
-"""Entries of data that are looked at in one piece."""
+"""Number of data entries to hash at a time."""
 
 
 @dataclass(frozen=True)
 class StepAccount:
-    """What is written beside a model.
-
-    Args:
-        key: what the compression is of.
-        changes: what became of every weight so far.
-    """
+    """Content of the `.json` file of a step: key and changes so far."""
 
     key: str
     changes: tuple[WeightChange, ...]
@@ -55,12 +49,7 @@ class StepAccount:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The steps of one compression that are done.
-
-    Args:
-        folder: where they lie; made if it is not there.
-        key: what the compression is of, see `key_of`.
-    """
+    """Checkpoints of one compression, identified by a key of `key_of`."""
 
     folder: Path
     key: str
@@ -70,18 +59,18 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"Could not make the folder {str(self.folder)!r}: {error.strerror}."
+                f"Could not create the folder {str(self.folder)!r}: {error.strerror}."
             ) from error
         for path in self.folder.iterdir():
-            if _LEFT_OVER.fullmatch(path.name):  # of a run that was killed
+            if _LEFT_OVER.fullmatch(path.name):  # from a killed run
                 path.unlink()
 
     def begin(self, original: Model) -> int:
-        """Return the number of steps that are done, and keep the original if none is.
+        """Returns the number of finished steps. Writes the original if there are none.
 
         Raises:
-            ConfigError: if the folder holds another compression.
-            OutputError: if the original cannot be written, or could not be opened.
+            ConfigError: If the folder contains another compression.
+            OutputError: If the original cannot be written and read back.
         """
         names = (_ACCOUNT.fullmatch(path.name) for path in self.folder.iterdir())
         numbers = [int(name[1]) for name in names if name]
@@ -90,21 +79,19 @@ class Checkpoints:
             return 0
         if self._read(max(numbers)).key != self.key:
             raise ConfigError(
-                f"The folder {str(self.folder)!r} holds the steps of another "
-                "compression: the model, its loss, a step, the data, the seed or "
-                "another argument is not the same. Next: take an empty folder."
+                f"The folder {str(self.folder)!r} contains another compression: the "
+                "model, loss, steps, data, seed or another argument differs. Next: use "
+                "an empty folder."
             )
         return max(numbers)
 
     def read(self, step: int, like: Any) -> tuple[Any, list[WeightChange]]:
-        """Return the model after a step, not compiled, and the account so far.
+        """Returns the uncompiled model after a step and its changes.
 
-        Args:
-            step: the number of the step, from 1; 0 for the original.
-            like: the original, of the same classes of layers.
+        Step 0 is the original. `like` provides the custom layer classes.
 
         Raises:
-            ModelFileError: if the model cannot be read from its file.
+            ModelFileError: If the model cannot be loaded.
         """
         account, path = self._read(step), self._model(step)
         try:
@@ -115,10 +102,10 @@ class Checkpoints:
         return model, list(account.changes)
 
     def write(self, step: int, model: Model, changes: list[WeightChange]) -> None:
-        """Keep the model after a step; what an earlier one left is removed.
+        """Writes the model after a step and deletes earlier checkpoints.
 
         Raises:
-            OutputError: if its file cannot be written, or could not be opened.
+            OutputError: If the file cannot be written and read back.
         """
         with replacing(self._model(step), follow_link=False) as path:
             check(model, path, write_model(model, path, "stored", slots=False))
@@ -126,7 +113,7 @@ class Checkpoints:
         with replacing(self._account(step), follow_link=False) as path:
             path.write_text(json.dumps(asdict(account)), encoding="utf-8")
         for earlier in range(step):
-            # The account first: a model without one is nothing.
+            # The `.json` first, because a model file without it is ignored.
             self._account(earlier).unlink(missing_ok=True)
             self._model(earlier).unlink(missing_ok=True)
 
@@ -146,33 +133,30 @@ class Checkpoints:
 def _unreadable(path: Path, error: Exception) -> ConfigError:
     reason = str(error).removesuffix(".")
     return ConfigError(
-        f"The file {str(path)!r} cannot be read: {reason}. Next: take an empty folder."
+        f"Cannot read the file {str(path)!r}: {reason}. Next: use an empty folder."
     )
 
 
 def key_of(
     model: Model, steps: Sequence[Technique], data: Dataset, **others: Any
 ) -> str:
-    """Return what tells a compression from another one.
+    """Returns a digest that identifies a compression.
 
-    Args:
-        model: the original.
-        steps: the techniques, with their teachers.
-        data: samples; of those that come from a dataset only the kind is told.
-        **others: plain values that the result depends on.
+    Teachers are part of the digest. Datasets count only by class name. `others`
+    are plain values that affect the result.
 
     Raises:
-        ConfigError: if a distillation has a function in place of a number.
+        ConfigError: If a distillation uses a plain function as a schedule.
     """
     settings = model.get_compile_config() if model.compiled else None
     versions = [keras.__version__, keras.backend.backend()]
     choices = [step.to_json() for step in steps]
     if A_FUNCTION in str(choices):
         raise ConfigError(
-            "With checkpoint_dir, weights and temperatures of a distillation are "
-            "numbers or schedules of Keras: one function cannot be told from another "
-            "when the run goes on. Next: use keras.optimizers.schedules, or leave "
-            "out checkpoint_dir."
+            "With checkpoint_dir, weights and temperatures of a distillation must be "
+            "numbers or Keras schedules, because two functions cannot be compared when "
+            "a run resumes. Next: use keras.optimizers.schedules, or leave out "
+            "checkpoint_dir."
         )
     plain = [choices, others, settings, versions]
     values = [value for step in steps for value in vars(step).values()]

@@ -1,4 +1,4 @@
-"""The one verb: a model in, a smaller model and its report out."""
+"""Compresses a model and reports its size and metrics before and after."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,9 +67,9 @@ from kerasmem.types import Dataset, Model
 BATCH_SIZE = 32
 
 _TIMING_SECONDS = 2.0
-"""For both models together."""
+"""Time budget for the latency of both models together."""
 
-_NO_LOSS = "the model has no loss; give loss= (--loss on the command line)"
+_NO_LOSS = "the model has no loss. Next: give loss= (--loss on the command line)"
 
 
 def compress(  # noqa: PLR0913 - the public entry point, see the design
@@ -96,86 +96,89 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     low_memory: bool | None = None,
     measure: str | Sequence[str] = (FILE, WEIGHTS, METRICS),
 ) -> CompressionResult:
-    """Compress a model; return it with its costs and metrics before and after.
+    """Compresses a model.
 
-    The techniques are applied in order to a copy; what is handed in is not touched.
-    Without `steps` they are searched for: the model that meets `target` and loses
-    least, or without a target the one of the smallest file, within `max_drop`.
+    The techniques are applied in order to a copy; the input model is not changed.
+    Without `steps`, `compress` searches for them. With `target`, the search returns the
+    model that meets the target with the smallest drop of the first metric. Without
+    `target`, it returns the smallest file within `max_drop`.
 
     Args:
-        model_or_path: a built `keras.Model`, or the path of a file, as for
-            `km.load_model`.
-        steps: one technique or several; or the path of a recipe: a JSON or YAML file
-            that lists them, see `kerasmem.compression.recipe`; or the name of a preset,
-            `"size"`, `"latency"`, `"balanced"` or `"lossless"`, see
-            `kerasmem.compression.recipe`; None for a search.
-        data: samples to fine-tune on: `(x, y)`, `(x, y, sample_weight)`, a
-            `tf.data.Dataset`, a `keras.utils.PyDataset`. A search takes arrays, and
-            holds a fifth of the samples out to judge by what it tries; at least 100.
-        validation_data: samples to judge by; without them no metric is measured. A
-            search does not see them before its choice is made.
-        fine_tune_epochs: epochs of training on `data` after every technique that
-            leaves the model trainable, with the model's own optimizer settings, loss
-            and metrics; its optimizer starts anew for each technique. What a technique
-            removed stays removed. None for what a preset has, 2 in a search, else 0.
-        target: in place of steps: the most that the model may cost, as numbers by name:
-            `"file_bytes"`, `"weight_bytes"`, `"activation_bytes"` of one sample,
-            `"latency_ms"` of a batch, `"flops"` of one sample; sizes also as text.
-        max_drop: most that the first metric may get worse, as a difference (0.005 is
-            half a point of accuracy), the first in `compile`, the loss if there is
-            none; needs `validation_data`. Of what a search tries it must hold by 2.5
+        model_or_path: A built `keras.Model`, or the path of a file that
+            `km.load_model` can load.
+        steps: A technique, a list of techniques, the path of a recipe or the name of a
+            preset. A recipe is a JSON or YAML file with a list of steps. Presets are
+            `"size"`, `"latency"`, `"balanced"` and `"lossless"`. `None` starts a
+            search, which needs `target` or `max_drop`. Defaults to `None`.
+        data: Training samples: `(x, y)`, `(x, y, sample_weight)`, a `tf.data.Dataset`
+            or a `keras.utils.PyDataset`. A search needs arrays with at least 100
+            samples, and holds out one fifth of them to evaluate its trials.
+        validation_data: Validation samples in the same forms. Without them no metrics
+            are measured. A search does not use them before its final choice.
+        fine_tune_epochs: Integer. Epochs of training on `data` after each technique
+            that leaves the model trainable. Optimizer settings, loss and metrics are
+            taken from the model; each technique starts with a new optimizer. Pruned
+            weights stay zero. Defaults to the epochs of the preset, 2 in a search, and
+            0 otherwise.
+        target: Dict of upper limits for a search, in place of `steps`. Keys are
+            `"file_bytes"`, `"weight_bytes"`, `"activation_bytes"` per sample,
+            `"latency_ms"` per batch and `"flops"` per sample. Sizes can be text, such
+            as `"200KiB"`.
+        max_drop: Float. Maximum allowed drop of the first compiled metric (or increase
+            of the loss if there is none). 0.005 is half a point of accuracy. Needs
+            `validation_data`. Trials of a search must stay within it by a margin of 2.5
             standard errors.
-        loss: loss to use in place of the model's own; a name may have arguments, as
-            in `"sparse_categorical_crossentropy(from_logits=True)"`.
-        metrics: metrics to use in place of the model's own.
-        custom_objects: the user's own layers and functions by name, for a path.
-        seed: makes fine-tuning and a search repeatable, all but a search for
-            `"latency_ms"` or with a time budget.
-        batch_size: samples per batch, from 1, where `data` is not batched already.
-        callbacks: Keras callbacks for the fine-tuning.
-        coding: of the file, as for `km.save_model`: `"entropy"` is smaller, and Keras
-            opens it after `import kerasmem`. None for what a preset has, else
-            `"deflate"`.
-        checkpoint_dir: a folder that keeps the model after every technique: a run that
-            was killed goes on there when it is called again with the same arguments.
-            With a seed it ends with the same weights, where the training itself can be
-            repeated: not with a dataset that shuffles by itself, or callbacks that
-            remember earlier trainings. Not for a search.
-        time_budget: seconds, above 0, after which a search returns the best that it has
-            found.
-        parallel: where a search tries several things at a time: `"ray"` for the Ray
-            cluster that one is connected to, or one on this machine (`pip install
-            kerasmem[ray]`); a `concurrent.futures.Executor` of processes that start
-            anew; `"isolated"` for one after the other, each family in a process of its
-            own, whose memory goes back whole. A seed gives the same result as without.
-            Callbacks are copied.
-        verbose: 0 for silence, 1 for a line on stderr about each trial of a search.
-        output: a file to write, which ends in `.keras`; of a preset of KerasHub also a
-            new folder, for a preset; None for none.
-        low_memory: True to leave the weights in files: one weight is in memory at a
-            time, with up to two copies of it, and the `model` of the result is opened
-            when it is asked for. For a path and an output, and for `Prune` by
-            magnitude, `Cluster`, and `Quantize` but with adaptive rounding. With
-            samples the model runs layer by layer. None to do so where it is possible
-            and the weights take more than a sixth of the available memory. False never
-            to. A preset becomes a preset in this way wherever it can, without samples.
-        measure: what the report tells of both models: some of `"file"`, `"weights"`,
-            `"metrics"` (with `validation_data`), `"activations"` and `"latency"`.
-            `max_drop` and `target` always measure what they need.
+        loss: Loss that replaces the loss of the model. A name can have arguments:
+            `"sparse_categorical_crossentropy(from_logits=True)"`.
+        metrics: Metrics that replace the metrics of the model.
+        custom_objects: Dict of custom layers and functions by name, to load a path.
+        seed: Integer seed for fine-tuning and search. A search for `"latency_ms"` or
+            with `time_budget` is not reproducible.
+        batch_size: Integer. Number of samples per batch, unless `data` is batched.
+            Defaults to 32.
+        callbacks: List of Keras callbacks for fine-tuning.
+        coding: Coding of the file, as in `km.save_model`. `"entropy"` files are smaller
+            but need `import kerasmem` to load. Defaults to the coding of the preset,
+            otherwise `"deflate"`.
+        checkpoint_dir: Folder for a checkpoint after each technique. If a run is
+            killed, call `compress` with the same arguments to resume. With a seed, the
+            resumed run ends with the same weights if training is deterministic. A
+            dataset that shuffles itself or a stateful callback breaks this. Not
+            available in a search.
+        time_budget: Float. Seconds after which a search returns its best model so far.
+        parallel: How a search runs its trials in parallel. `"ray"` uses a Ray cluster,
+            or starts Ray on this machine (`pip install kerasmem[ray]`). A
+            `concurrent.futures.Executor` must use spawned processes. `"isolated"` runs
+            each family of trials sequentially in a separate process, which returns all
+            its memory. A seed gives the same result in all modes. Callbacks are copied.
+        verbose: 0 or 1. 1 prints one line per trial of a search to stderr. Defaults to
+            1.
+        output: Path of the `.keras` file to write. For a KerasHub preset, also a new
+            folder. Defaults to `None`, which writes nothing.
+        low_memory: If `True`, weights stay on disk and are loaded one at a time, with
+            up to two copies. `result.model` then loads on first access. Needs a path
+            and an `output`. Works with `Cluster`, `Prune` by magnitude, and `Quantize`
+            without adaptive rounding. With samples, the model runs layer by layer.
+            `None` does this where possible if the weights exceed one sixth of the
+            available memory. A preset written as a preset without samples always uses
+            it where possible. `False` disables it. Defaults to `None`.
+        measure: Figures to report for both models: any of `"file"`, `"weights"`,
+            `"metrics"` (needs `validation_data`), `"activations"` and `"latency"`.
+            Figures that `max_drop` and `target` need are always measured.
 
     Returns:
-        The `km.CompressionResult`: the compressed model, compiled as the original was;
-        a report of both models; and the change of every weight.
+        A `km.CompressionResult` with the compressed model, a report on both models and
+        the change of every weight. The model is compiled like the original.
 
     Raises:
-        ConfigError: if the arguments do not fit together.
-        DataError: if the data does not fit the model.
-        ModelError: if a technique finds nothing to do, or training left NaN or infinity
-            in the model.
-        ModelFileError: if the file cannot be loaded.
-        OutputError: if `output` or a checkpoint cannot be written.
-        TargetError: if the metric drops by more than `max_drop`, or a search does not
-            reach `target`; the `result` of the error is then the nearest.
+        ConfigError: If arguments are invalid or cannot be combined.
+        DataError: If the data does not fit the model.
+        ModelError: If a technique has nothing to change, or training produced NaN or
+            infinite weights.
+        ModelFileError: If the file cannot be loaded.
+        OutputError: If `output` or a checkpoint cannot be written.
+        TargetError: If the metric drops by more than `max_drop`, or a search does not
+            reach `target`. The `result` of the error is the closest model.
 
     Example:
         >>> import kerasmem as km
@@ -219,14 +222,14 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         size_of = partial(needed_batch, original, batch_size=batch_size)
         data, validation_data = _in_batches(job, size_of, (data, validation_data))
         fit = {} if data is None else fit_arguments(data, batch_size)
-        # Before the work: data that cannot be read again would take it along.
+        # Fail before the work if the data can be iterated only once.
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects)
         with _labels_named(bool(epochs) and lacks_labels(data)):
             outcome = job.run(original, context, coding, validation_data)
         stage("writing the file")
-        # Left last: the output may take the place of the file that is read.
+        # Exited last, because the output may replace the input file.
         place = scope.enter_context(writer.place())
         sizes: list[FileSize | None] = [None, None]
         if FILE in figure_names:
@@ -239,18 +242,14 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             report = _report(original, outcome, judging, sizes, figure_names)
         changes = tuple(outcome.changes)
         result = CompressionResult(outcome.model, report, changes, coding, few)
-        job.judge(result)  # before a file takes the place of another
+        job.judge(result)  # before an existing file is replaced
     warn_if_left_float(changes)
     source.leave(result, output)
     return result
 
 
 def _figures(measure: Any) -> tuple[str, ...]:
-    """Return what is to be measured.
-
-    Raises:
-        ConfigError: if it is none of `FIGURES`.
-    """
+    """Returns the names of the figures to measure."""
     names = (measure,) if isinstance(measure, str) else measure
     if not isinstance(names, Sequence):
         raise invalid("compress", "measure", measure, "some of " + ", ".join(FIGURES))
@@ -279,15 +278,15 @@ def _labels_named(is_unlabeled: bool) -> Iterator[None]:  # noqa: FBT001
         raise DataError(
             "Fine-tuning without labels failed. Received: "
             f"{type(error).__name__}: {first_line(text_of(error))} Next: give "
-            "data=(x, y) if the model's loss or `train_step` takes labels."
+            "data=(x, y) if the loss or `train_step` of the model needs labels."
         ) from error
 
 
 def _check_loss(name: str, is_compiled: bool, epochs: int) -> None:  # noqa: FBT001
     if epochs and not is_compiled:
         raise ConfigError(
-            f"The model {name!r} has no loss, so it cannot be fine-tuned. Give loss= "
-            "(--loss on the command line)."
+            f"The model {name!r} has no loss, so it cannot be fine-tuned. Next: give "
+            "loss= (--loss on the command line)."
         )
 
 
@@ -298,7 +297,7 @@ def _check_samples(
         check_ends(parts[0], "fine-tuning")
         needs_labels = model.loss is not None and not has_own_step(model)
         if needs_labels and lacks_labels(parts[0]):
-            raise DataError("Fine-tuning needs labels: give data=(x, y).")
+            raise DataError("Fine-tuning needs labels. Next: give data=(x, y).")
     if parts[0] is not None:
         warn_if_unfit(model)
     for samples in parts:
@@ -314,17 +313,14 @@ def _in_batches(
     sizes = [None if part is None else size_of(part) for part in parts]
     if isinstance(job, SearchRequest) and any(sizes):
         raise DataError(
-            "A search draws single samples, and the model takes batches of "
-            f"{max(filter(None, sizes))} samples only. Next: give steps=."
+            "A search draws single samples, but the model accepts only batches of "
+            f"{max(filter(None, sizes))} samples. Next: give steps=."
         )
     return tuple(map(in_fixed_batches, sizes, parts))
 
 
 def _few_samples(data: Dataset) -> Any:
-    """Return inputs to compare an exported file on, without holding the data by them.
-
-    None without data, or where an optional input is left out.
-    """
+    """Returns copies of a few inputs, so that the result does not keep `data` alive."""
     if data is None:
         return None
     x = sample_inputs(data, SAMPLES)
@@ -337,17 +333,17 @@ def _check_no_search(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
-                f"A search takes {name}, and with steps there is nothing to search "
-                f"for: give steps, or target or max_drop. Received: {name}={value!r}."
+                f"`{name}` is only available in a search. Received: {name}={value!r}. "
+                "Next: give target or max_drop, and no steps."
             )
 
 
 def _check_no_folder(checkpoint_dir: Any) -> None:
     if checkpoint_dir is not None:
         raise ConfigError(
-            "A search keeps no checkpoints; the steps that it finds do, in a run of "
-            "their own. Next: leave out checkpoint_dir (--checkpoint-dir on the "
-            f"command line). Received: checkpoint_dir={str(checkpoint_dir)!r}."
+            "A search does not support checkpoint_dir. Received: "
+            f"checkpoint_dir={str(checkpoint_dir)!r}. Next: leave out checkpoint_dir "
+            "(--checkpoint-dir on the command line)."
         )
 
 

@@ -1,4 +1,4 @@
-"""What samples tell about weights: their gradients, added up, and what layers take."""
+"""Collects accumulated gradients and layer inputs on calibration samples."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,16 +30,13 @@ _ADDED: dict[str, Callable[[Any, Any], Any]] = {
     "movement": lambda weight, gradient: -weight * gradient,
     "gradient": lambda _, gradient: gradient,
 }
-"""What a step adds for each entry of a weight, by kind."""
+"""Term that each step adds per entry of a weight, by kind."""
 
 
 class GradientEvidence:
-    """Sums over the updates of a training, one float32 per entry.
+    """Accumulates a float32 gradient statistic per weight entry over training steps.
 
-    Args:
-        optimizer: of the model that trains.
-        variables: the variables of interest.
-        kind: what is added: `"taylor"`, `"movement"` or `"gradient"` itself.
+    `kind` is `"taylor"`, `"movement"` or `"gradient"`.
     """
 
     def __init__(
@@ -61,16 +58,16 @@ class GradientEvidence:
         ]
 
     def read(self) -> list[np.ndarray]:
-        """Return the sums so far."""
+        """Returns the sums so far."""
         return [state.read() for state in self._sums.values()]
 
     def clear(self) -> None:
-        """Start anew."""
+        """Resets the sums to zero."""
         for state in self._sums.values():
             state.write(np.zeros(state.variable.shape, "float32"))
 
     def release(self) -> None:
-        """Stop adding up; a second call is a no-op."""
+        """Stops the accumulation. A second call is a no-op."""
         while self._undo:
             self._undo.pop()()
 
@@ -91,36 +88,31 @@ class GradientEvidence:
 def sums_over_samples(
     model: Model, variables: Sequence[Any], kind: str, data: Dataset
 ) -> list[np.ndarray]:
-    """Return sums over the batches of `data`, of gradients that change nothing.
+    """Returns gradient statistics summed over the first 100 batches of `data`.
 
-    Args:
-        model: a built model, compiled with a loss.
-        variables: the weights to tell of; the sums of one that is frozen are zero.
-        kind: what is added, see `GradientEvidence`.
-        data: samples with labels, in any form that `kerasmem.files.data` lists; the
-            first 100 batches count.
+    The model is not changed. The sums of frozen weights are zero.
 
     Raises:
-        ConfigError: if the data is missing, or has no labels.
-        ModelError: if the model has no loss.
+        ConfigError: If the data or its labels are missing.
+        ModelError: If the model has no loss.
     """
     if data is None or lacks_labels(data):
         words = "None" if data is None else "samples without labels"
         raise ConfigError(
-            f"The criterion {kind!r} looks at gradients: give samples with labels as "
-            f"data=(x, y). Received: data={words}."
+            f"The criterion {kind!r} needs gradients. Received: data={words}. Next: "
+            "give samples with labels as data=(x, y)."
         )
     if not model.compiled:
         raise ModelError(
-            f"The model {model.name!r} has no loss, so it has no gradients. Compile "
-            "it, or give loss=."
+            f"The model {model.name!r} has no loss, so it has no gradients. Next: "
+            "compile it, or give loss=."
         )
-    # A copy, whose statistics may move, and whose weights do not: the rate is 0.
+    # A learning rate of 0 keeps the weights; the copy's statistics may change.
     copy = clone(model)
     copy.compile(
         **{**(compile_settings(model) or {}), "optimizer": keras.optimizers.SGD(0.0)}
     )
-    # By their place: a copy may give its weights other paths.
+    # Matched by position, because a copy can have other weight paths.
     places = {id(variable): i for i, variable in enumerate(model.variables)}
     variable_copies = [copy.variables[places[id(v)]] for v in variables]
     copy.optimizer.build(copy.trainable_variables)
@@ -146,24 +138,18 @@ def observe_samples(
     samples: int,
     criterion: str,
 ) -> int:
-    """Show what layers take of the first samples, as `predict` would; return how many.
+    """Passes layer inputs on the first samples to `see`; returns the sample count.
 
-    Args:
-        model: a built model.
-        layers: layers anywhere in it.
-        see: is shown every call of them.
-        data: samples in any form that `kerasmem.files.data` lists; of batches the first
-            one is taken.
-        samples: most samples to look at.
-        criterion: what wants to know, for the text of the error.
+    With batched data, only the first batch is used. `criterion` is the name for the
+    message.
 
     Raises:
-        ConfigError: if there are no samples.
+        ConfigError: If there are no samples.
     """
     if data is None:
         raise ConfigError(
-            f"The criterion {criterion!r} looks at what goes into layers: give samples "
-            "as data=x (--data on the command line). Received: data=None."
+            f"The criterion {criterion!r} needs layer inputs. Received: data=None. "
+            "Next: give samples as data=x (--data on the command line)."
         )
     batches = input_batches((sample_inputs(data, samples),), samples, _BATCH_SIZE)
     return observe(model, batches, layers, inputs=see)

@@ -1,6 +1,6 @@
-"""Frozen choices: fields checked by their annotations, and their way to plain data.
+"""Frozen configs with checked fields, and their conversion to plain data.
 
-It imports no Keras, so that the command line can read its options from configs.
+This module does not import Keras, so that the command line can read options fast.
 """
 
 import inspect
@@ -16,12 +16,12 @@ from kerasmem.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Config(Checked):
-    """A frozen choice that checks itself, and becomes plain data under its name.
+    """A frozen config that validates its fields and converts to plain data.
 
     Attributes:
-        tag: the key under which plain data has the name.
-        name: of the class.
-        hints: Sentences for arguments of other libraries that this class has not.
+        tag: Key of the name in plain data.
+        name: Name of the class in plain data.
+        hints: Hints for argument names of other libraries.
     """
 
     tag: ClassVar[str]
@@ -31,7 +31,7 @@ class Config(Checked):
     if not TYPE_CHECKING:
 
         def __new__(cls, *_: object, **arguments: object) -> Any:
-            """Raises `ConfigError` with the arguments that there are."""
+            """Raises `ConfigError` with the valid names for an unknown argument."""
             parameters = list(inspect.signature(cls.__init__).parameters)[1:]
             for name in arguments.keys() - set(parameters):
                 hint = cls.hints.get(name) or did_you_mean(name, parameters)
@@ -42,10 +42,10 @@ class Config(Checked):
             return super().__new__(cls)
 
     def to_json(self) -> dict[str, Any]:
-        """Serialize the config to plain data; `from_tagged` reads it back.
+        """Returns the config as plain data, which `from_tagged` reads.
 
         Returns:
-            The name under `tag`, and each argument by its name.
+            Dict with the name under `tag`, and each argument by its name.
         """
         values = {name: plain(getattr(self, name)) for name in rules_of(type(self))}
         return {self.tag: self.name, **values}
@@ -55,7 +55,7 @@ class Config(Checked):
 
 
 def plain(value: Any) -> Any:
-    """Return what a field holds as plain data."""
+    """Returns the value of a field as plain data."""
     if isinstance(value, Config):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
@@ -65,20 +65,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain(each) for each in value]
     if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)  # a number of NumPy has no JSON
+        return int(value)  # JSON cannot store NumPy integers
     return str(value) if isinstance(value, Path) else value
 
 
 def from_tagged(known: Mapping[str, type], config: Any, tag: str) -> Any:
-    """Return the object that plain data describes, whose class one entry names.
+    """Creates an object from plain data that contains the name of its class.
 
     Args:
-        known: the classes by name.
-        config: the name under `tag`, and the arguments of the class by name.
-        tag: the key of the name.
+        known: Classes by name.
+        config: Dict with the name under `tag`, and the arguments of the class.
+        tag: Key of the name.
 
     Raises:
-        ConfigError: if the name or an argument is unknown, or a value cannot be used.
+        ConfigError: If the name, an argument or a value is invalid.
 
     Example:
         >>> from_tagged({"one of": OneOf}, {"rule": "one of", "allowed": (1,)}, "rule")
@@ -90,21 +90,15 @@ def from_tagged(known: Mapping[str, type], config: Any, tag: str) -> Any:
 
 
 def built(cls: type, arguments: Mapping[str, Any], what: str) -> Any:
-    """Return an object of a dataclass, made of plain data.
+    """Creates an object of a dataclass from plain data.
 
-    Args:
-        cls: the dataclass.
-        arguments: values by the names of its fields.
-        what: what it is, such as `"'prune'"`, for messages.
-
-    Raises:
-        ConfigError: if an argument is unknown, or a value cannot be used.
+    `what` names the object in messages, such as `"'prune'"`.
     """
     names = [field.name for field in fields(cls) if field.init]
     if unknown := sorted(set(arguments) - set(names)):
         raise ConfigError(
-            f"{what} takes no {unknown[0]!r}.{did_you_mean(unknown[0], names)} It "
-            f"takes {', '.join(names)}."
+            f"Unknown argument {unknown[0]!r} of {what}."
+            f"{did_you_mean(unknown[0], names)} Expected: {', '.join(names)}."
         )
     try:
         return cls(**arguments)
@@ -112,24 +106,20 @@ def built(cls: type, arguments: Mapping[str, Any], what: str) -> Any:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         why = str(error).rstrip(".")
-        raise ConfigError(f"Wrong arguments for {what}: {why}.") from error
+        raise ConfigError(f"Invalid arguments for {what}: {why}.") from error
 
 
 def nested(owner: str, field: str, cls: type, value: Any) -> Any:
-    """Return the config that a field of another one holds, also of its plain data.
+    """Returns a nested config, created from a dict if necessary.
 
-    Args:
-        owner: class name of the config with the field, for messages.
-        field: its name.
-        cls: the class of the value.
-        value: an object of it, a dict of its fields, or None, which stays None.
+    `None` is kept. `owner` and `field` name the config in messages.
 
     Raises:
-        ConfigError: if it is none of them.
+        ConfigError: If `value` has another type.
     """
     if value is None or isinstance(value, cls):
         return value
     if isinstance(value, Mapping):
-        return built(cls, value, f"The {field} of {owner}")
+        return built(cls, value, f"the {field} of {owner}")
     valid = f"a km.{cls.__name__}, or a dict of its fields"
     raise invalid(owner, field, value, valid)

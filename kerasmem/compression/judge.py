@@ -1,4 +1,4 @@
-"""Whether a compressed model still does its job."""
+"""Comparison of the metrics of the original and the compressed model."""
 
 import math
 import re
@@ -16,8 +16,8 @@ from kerasmem.records import CompressionReport
 from kerasmem.types import Dataset, Model
 
 _NEEDS = (
-    "max_drop needs samples with labels to judge by (validation_data, --data) and a "
-    "model with a loss or metrics (loss=, --loss)."
+    "max_drop needs labeled samples (validation_data, --data) and a model with a loss "
+    "or metrics (loss=, --loss)."
 )
 _BETTER_IF_HIGHER = re.compile(
     r"acc|auc|precision|recall|f1|io_?u|r2|score|similarity|correlation|sensitivity"
@@ -28,20 +28,16 @@ _BETTER_IF_LOWER = re.compile(
     r"(loss|error|mae|mape|mse|msle|rmse|hinge|entropy|divergence|poisson|logcosh)"
     r"(_\d+)?$"
 )
-"""The end of a name; what is before may be the name of an output, such as `score`."""
+"""Matches the end of a name, because an output name such as `score` can precede it."""
 
 
 def lacks_labels(data: Dataset) -> bool:
-    """Return whether samples that can be looked at, such as arrays, have no labels."""
+    """Returns whether samples in arrays have no labels."""
     return sample_count(data) is not None and first_samples(data).get("y") is None
 
 
 def check_max_drop(max_drop: float | None, validation_data: Dataset) -> None:
-    """Raise before any work if `max_drop` cannot be judged.
-
-    Raises:
-        ConfigError: if it is negative, or there are no samples to judge by.
-    """
+    """Raises `ConfigError` if `max_drop` is negative or lacks validation data."""
     if max_drop is None:
         return
     if max_drop != math.inf:
@@ -51,11 +47,9 @@ def check_max_drop(max_drop: float | None, validation_data: Dataset) -> None:
 
 
 def check_metric(model: Model) -> None:
-    """Raise if the first metric would tell nothing of how well a model does its job.
+    """Raises `ConfigError` if the loss is the only metric and has weight penalties.
 
-    Raises:
-        ConfigError: if it is a loss with penalties on weights, which other weights do
-            not have.
+    Such a loss is not comparable, because a smaller model has a smaller penalty.
     """
     names = [metric.name for metric in model.metrics]
     if not names or not all(name.endswith("loss") for name in names):
@@ -63,23 +57,19 @@ def check_metric(model: Model) -> None:
     paths = [v.path for v in model.trainable_variables if v.regularizer is not None]
     if paths:
         raise ConfigError(
-            f"The loss of the model {model.name!r} holds penalties on weights, which "
-            "fall as weights go: a model that does worse may have less of a loss. "
-            "Next: give metrics=, such as the loss (--metric on the command line). "
-            f"Received: no metrics, and a regularizer on {paths[0]!r}."
+            f"The loss of the model {model.name!r} includes weight penalties, which "
+            "decrease when weights are removed, so the loss of a worse model can be "
+            "lower. Received: no metrics, and a regularizer on "
+            f"{paths[0]!r}. Next: give metrics= (--metric on the command line)."
         )
 
 
 def check_drop(report: CompressionReport, max_drop: float | None) -> None:
-    """Raise if the first metric got worse by more than `max_drop`.
-
-    Args:
-        report: figures before and after.
-        max_drop: most that is allowed, as a difference; None allows anything.
+    """Raises an error if the first metric dropped by more than `max_drop`.
 
     Raises:
-        TargetError: if it got worse by more.
-        ConfigError: if no metric was measured.
+        TargetError: If the drop is larger. `None` allows any drop.
+        ConfigError: If no metric was measured.
     """
     if max_drop is None:
         return
@@ -88,16 +78,16 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
     name = first_metric(report.before.metrics)
     before, after = report.before.metrics[name], report.after.metrics[name]
     drop = drop_of(report)
-    # Written so that a metric of NaN is a drop.
+    # A NaN metric must count as a drop.
     if not drop <= max_drop:
         raise TargetError(
-            f"{name} went from {before:.4f} to {after:.4f}, which is worse than "
-            f"max_drop={max_drop} allows. Prune less, or fine-tune longer."
+            f"{name} changed from {before:.4f} to {after:.4f}, which exceeds "
+            f"max_drop={max_drop}. Next: prune less, or fine-tune longer."
         )
 
 
 def drop_of(report: CompressionReport) -> float:
-    """Return by how much the first metric got worse; below 0 if it got better."""
+    """Returns the drop of the first metric; negative for an improvement."""
     name = first_metric(report.before.metrics)
     before, after = report.before.metrics[name], report.after.metrics[name]
     return before - after if is_better_if_higher(name) else after - before
@@ -106,15 +96,10 @@ def drop_of(report: CompressionReport) -> float:
 def far_worse(
     before: Mapping[str, float], after: Mapping[str, float], chance: float | None
 ) -> str | None:
-    """Return what is far worse, None if nothing is.
+    """Returns a warning about a much worse metric, or `None`.
 
-    That is an accuracy that lost more than half of what it had above chance, or a loss
-    that more than doubled.
-
-    Args:
-        before: metrics of one model by name.
-        after: metrics of the other; what only one of them has is not compared.
-        chance: accuracy of whoever guesses, see `chance_of`; None if unknown.
+    Accuracy is much worse if it lost more than half of its margin above chance. Loss is
+    much worse if it more than doubled. Metrics of only one model are ignored.
 
     Example:
         >>> far_worse({"loss": 0.4}, {"loss": 1.0}, None)
@@ -124,7 +109,7 @@ def far_worse(
         if name not in after:
             continue
         new = after[name]
-        # Written so that NaN is far worse.
+        # NaN must count as far worse.
         if chance is not None and _ACCURACY.fullmatch(name) and old > chance:
             if not new >= (old + chance) / 2:
                 return (
@@ -137,14 +122,10 @@ def far_worse(
 
 
 def chance_of(model: Model, data: Dataset) -> float | None:
-    """Return the accuracy of whoever always says the same class, None if unknown.
+    """Returns the accuracy of a constant guess, or `None` if unknown.
 
-    It is the share of the most frequent class in labels that are in an array, and at
-    least one over the number of classes.
-
-    Args:
-        model: a compiled model with a graph and one output.
-        data: samples in any form that `kerasmem.files.data` lists, or None.
+    This is the frequency of the most frequent class in array labels, and at least
+    one divided by the number of classes.
     """
     outputs = getattr(model, "outputs", None) or ()
     if data is None or len(outputs) != 1 or not model.compiled:
@@ -160,20 +141,16 @@ def chance_of(model: Model, data: Dataset) -> float | None:
     labels = keras.ops.convert_to_numpy(labels)
     if width > 1 and labels.shape[1:] == tuple(outputs[0].shape[1:]):
         if task is OutputTask.BINARY:
-            return None  # any number of them may be true
+            return None  # multi-label targets have no single most frequent class
         labels = labels.argmax(-1)
     _, counts = np.unique(labels, return_counts=True)
     return max(share, float(counts.max() / labels.size))
 
 
 def in_order(model: Model, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics in the order of `compile`, then the loss, then those of outputs.
+    """Sorts metrics as in `compile`, with losses last; Keras sorts alphabetically.
 
-    Keras has them by the alphabet.
-
-    Args:
-        model: the model, which was evaluated just now.
-        metrics: its metrics by name.
+    `model` must be the model that was just evaluated.
     """
     results = [(metric.name, metric.result()) for metric in model.metrics]
     names = [
@@ -186,13 +163,13 @@ def in_order(model: Model, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def first_metric(metrics: Mapping[str, float]) -> str:
-    """Return the name of the first metric, of the loss if there is no metric."""
+    """Returns the name of the first metric, or of the loss if there is no metric."""
     names = [name for name in metrics if not name.endswith("loss")]
     return next(iter([*names, *metrics]))
 
 
 def is_better_if_higher(name: str) -> bool:
-    """Return True for a metric like accuracy, False for one like an error."""
+    """Returns `True` for metrics such as accuracy, `False` for errors and losses."""
     name = name.lower()
     is_lower = _BETTER_IF_LOWER.search(name) is not None
     return not is_lower and _BETTER_IF_HIGHER.search(name) is not None

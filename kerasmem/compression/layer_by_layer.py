@@ -1,8 +1,8 @@
-"""The evaluation of a model whose weights stay in files, layer by layer.
+"""Evaluates a model layer by layer while its weights stay on disk.
 
-Keras evaluates a model with all of its weights and, in a step that is not compiled, all
-of its activations at hand. Here each layer is called once its inputs are there, is lent
-its weights for as long as that takes, and an activation goes after its last use.
+Keras needs all weights in memory, and in eager mode also all activations. Here, each
+layer loads its weights only for its call, and activations are freed after their last
+use.
 """
 
 from collections import Counter
@@ -21,19 +21,16 @@ from kerasmem.types import Dataset, Layer, Model, Operation, Tensor
 
 
 def is_offloaded(model: Model) -> bool:
-    """Return whether weights of a model stay in files."""
+    """Returns whether weights of a model stay on disk."""
     return any(source_at_rest(variable) is not None for variable in model.variables)
 
 
 def evaluate_by_layers(
     model: Model, data: Dataset, batch_size: int
 ) -> dict[str, float]:
-    """Return the losses and metrics of a model, as `model.evaluate` does.
+    """Returns the losses and metrics of a model, like `model.evaluate`.
 
-    Args:
-        model: a compiled model that evaluates itself as Keras does.
-        data: samples with labels in any form that `kerasmem.files.data` lists.
-        batch_size: samples in a batch; batched data keeps its own.
+    The model must use the standard evaluation of Keras.
     """
     model.reset_metrics()
     total, count, forward = 0.0, 0, _forward(model)
@@ -67,15 +64,14 @@ def _forward(model: Model) -> Any:
 
 
 def _wait(_: str, tensor: Tensor) -> None:
-    # JAX computes while the program goes on: weights of layers that it has not come to
-    # would all be in memory.
+    # JAX runs asynchronously, so the weights of all queued layers would be in memory.
     keras.ops.convert_to_numpy(tensor)
 
 
 def _adds_losses_twice(model: Model) -> bool:
-    """Return whether a layer that is called several times may add a loss each time.
+    """Returns whether a layer that is called several times may add a loss each time.
 
-    Of calls outside of their model Keras forgets all but the last.
+    Outside of a model call, Keras keeps only the losses of the last call.
     """
     graph = own_graph(model)
     counts = Counter(id(node.operation) for node in nodes_in_order(graph))

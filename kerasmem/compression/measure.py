@@ -1,4 +1,4 @@
-"""The figures of a model: its file, its weights, its speed, its metrics."""
+"""Measures a model: file size, weights, activations, latency and metrics."""
 
 import math
 import tempfile
@@ -34,15 +34,14 @@ from kerasmem.stats.timing import in_turns, spread
 from kerasmem.types import Dataset, Model
 
 Latency = dict[str, Any]
-"""The figures of a model's speed, by their names in `ModelFigures`: the median time of
-one forward pass, the samples in its batch, and between which times eight in ten passes
-took, if more than one was taken."""
+"""Latency entries of `ModelFigures`: median time of a forward pass in ms, batch size
+and, after several passes, the 10th and 90th percentiles."""
 
 
 FILE, WEIGHTS, METRICS = "file", "weights", "metrics"
 ACTIVATIONS, LATENCY = "activations", "latency"
 FIGURES = (FILE, WEIGHTS, METRICS, ACTIVATIONS, LATENCY)
-"""What can be measured of a model."""
+"""Names of all figures."""
 
 
 def measure(
@@ -50,12 +49,9 @@ def measure(
     validation_data: Dataset = None,
     batch_size: int = 32,
 ) -> ModelFigures:
-    """Return all figures of `model`, its file the deflated one of `km.save_model`.
+    """Returns all figures of `model`, with the file size in deflate coding.
 
-    Args:
-        model: a built model; metrics are measured only if it is compiled.
-        validation_data: samples to judge it by, with labels; None for no metrics.
-        batch_size: samples per batch, for the metrics and the latency.
+    Metrics need a compiled model and validation data.
     """
     (latency,) = latencies([model], validation_data, batch_size)
     own_figures = figures(model, validation_data, batch_size, size_of(model))
@@ -69,14 +65,10 @@ def figures(
     size: FileSize | None,
     measured: Sequence[str] = FIGURES,
 ) -> ModelFigures:
-    """Return the figures of `model` but its latency.
+    """Returns the figures of `model` except for its latency.
 
-    Args:
-        model: a built model.
-        validation_data: as for `measure`.
-        batch_size: samples per batch, for the metrics.
-        size: of its file, which was measured already; None if it was not.
-        measured: which of `FIGURES`; all others are None.
+    Figures that are not in `measured` are `None`, as is a file size that was not
+    measured.
     """
     values = {} if size is None else size._asdict()
     if WEIGHTS in measured:
@@ -91,7 +83,7 @@ def figures(
 
 
 def evaluate(model: Model, data: Dataset, batch_size: int = 32) -> dict[str, float]:
-    """Return the metrics and losses of `model` on `data`, empty without labels."""
+    """Returns the metrics and losses of `model` on `data`, empty without labels."""
     if not model.compiled:
         return {}
     check_ends(data, "the evaluation")
@@ -103,10 +95,10 @@ def evaluate(model: Model, data: Dataset, batch_size: int = 32) -> dict[str, flo
         metrics = evaluate_by_layers(model, data, batch_size)
     else:
         try:
-            with without_preprocessor([model]):  # texts were refused before
+            with without_preprocessor([model]):  # raw text was rejected before
                 metrics = model.evaluate(**arguments, verbose=0, return_dict=True)
         except Exception:
-            if is_unlabeled:  # which this `test_step` takes
+            if is_unlabeled:  # this custom `test_step` needs labels
                 return {}
             raise
     return in_order(model, metrics)
@@ -118,22 +110,18 @@ def latencies(
     batch_size: int = 32,
     limit: float = math.inf,
 ) -> list[Latency]:
-    """Return the median time of one batch through each of `models`.
+    """Returns the median latency of one batch for each model.
 
-    The models take turns, so that a machine that changes its speed does so for all.
-    A latency is empty where an input has no fixed shape and no data tells one.
+    The models alternate, so that changes in machine speed affect all of them. A latency
+    is empty if the input has dynamic axes and there is no data.
 
-    Args:
-        models: what to time.
-        data: samples to take the batch of; None for one of zeros.
-        batch_size: samples in it.
-        limit: seconds for all models together, see `in_turns`; a model that takes
-            longer for two batches is timed by one, without a spread.
+    `limit` is the time budget for all models in seconds, see `in_turns`. A model that
+    needs longer for two batches is timed once, without percentiles.
     """
     inputs = batch_of(models[0], data, batch_size)
     if inputs is None:
         return [{} for _ in models]
-    # Processes that predict together have to do so equally often.
+    # Distributed processes must call `predict` equally often.
     most = {"most": 5, "seconds": math.inf} if _are_several(models[0]) else {}
     calls = [partial(model.predict_on_batch, inputs) for model in models]
     with without_preprocessor(models):
@@ -158,13 +146,14 @@ def _are_several(model: Model) -> bool:
 def latencies_or_warning(
     models: Sequence[Any], data: Dataset, batch_size: int, limit: float
 ) -> list[Latency]:
-    """Return `latencies`; empty ones, with a warning, if a model cannot predict."""
+    """Returns `latencies`, or empty ones with a warning if a model cannot predict."""
     try:
         return latencies(models, data, batch_size, limit)
-    except Exception as error:  # noqa: BLE001 - the other figures are right
+    except Exception as error:  # noqa: BLE001 - the other figures are still valid
         warnings.warn(
             f"No latency was measured: {type(error).__name__} in `predict_on_batch`: "
-            f"{first_line(text_of(error))} Next: try it on both models.",
+            f"{first_line(text_of(error))} Next: call `predict_on_batch` on both "
+            "models.",
             KerasMemWarning,
             stacklevel=4,
         )
@@ -172,7 +161,7 @@ def latencies_or_warning(
 
 
 def batch_of(model: Model, data: Dataset, batch_size: int) -> Any:
-    """Return inputs of one batch, of samples or zeros; None if no shape is known."""
+    """Returns a batch of samples or zeros, or `None` if the input shape is unknown."""
     batch_size = fixed_batch(model) or batch_size
     if data is not None:
         return sample_inputs(data, batch_size)
@@ -192,15 +181,12 @@ def batch_of(model: Model, data: Dataset, batch_size: int) -> Any:
 def size_of(
     model: Model, *, stored: bool = False, coding: Coding = "deflate"
 ) -> FileSize:
-    """Return the size of the file that `model` makes, without optimizer state.
+    """Returns the file size of `model` without optimizer state.
 
-    Args:
-        model: a built model.
-        stored: True for the file as Keras itself writes it, False for a smaller one.
-        coding: of the smaller one, as for `km.save_model`.
+    `stored` selects the uncompressed file that Keras writes.
 
     Raises:
-        OutputError: if there is no room for a temporary file.
+        OutputError: If a temporary file cannot be written.
     """
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -212,6 +198,6 @@ def size_of(
             return file_size(path)
     except OSError as error:
         raise OutputError(
-            "Could not write a temporary file to measure its size, in "
+            "Could not write a temporary file to measure the size of the model, in "
             f"{tempfile.gettempdir()!r}: {error}"
         ) from error

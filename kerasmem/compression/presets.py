@@ -1,4 +1,4 @@
-"""Presets of KerasHub with a compressed backbone."""
+"""Writes KerasHub presets with a compressed backbone."""
 
 import json
 import shutil
@@ -36,32 +36,28 @@ from kerasmem.types import Layer, Model
 
 
 def is_of_hub(model: Model) -> bool:
-    """Return whether a model is a task or a backbone of KerasHub."""
+    """Returns whether a model is a task or a backbone of KerasHub."""
     return any(cls.__module__.startswith("keras_hub.") for cls in type(model).__mro__)
 
 
 def write_preset(model: Model, folder: Path, coding: Coding) -> None:
-    """Write a task or a backbone as a preset.
+    """Writes a task or a backbone as a preset.
 
-    The backbone has its weights in fewer bits as it is; what a task has besides has the
-    floats that its codes stand for, because KerasHub makes these layers itself.
-
-    Args:
-        model: it, compressed or not.
-        folder: an empty folder, in another one with room.
-        coding: how the weights are written, as for `km.save_model`.
+    Only the backbone keeps quantized weights. KerasHub builds the other layers of a
+    task, so their weights are dequantized. The parent of `folder` holds a temporary
+    file.
 
     Raises:
-        ConfigError: if factors are beside the backbone.
-        OutputError: if the folder cannot be written.
+        ConfigError: If a layer outside of the backbone is factorized.
+        OutputError: If the folder cannot be written.
     """
     backbone = getattr(model, "backbone", None) or model
     beside = _layers_beside(model, backbone)
     if layers := [layer for layer in beside if has_factors(layer)]:
         raise ConfigError(
-            f"The layer {layers[0].name!r} has factors, and is none of the "
-            "backbone's: KerasHub makes it itself, with a whole kernel. Next: leave it "
-            "out, by km.Factorize(exclude=...), or save a .keras file."
+            f"The factorized layer {layers[0].name!r} is outside of the backbone, "
+            "where KerasHub supports only full kernels. Next: exclude the layer with "
+            "km.Factorize(exclude=...), or save a .keras file."
         )
     model.save_to_preset(str(folder))
     for file in weight_files(folder):
@@ -77,19 +73,13 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
 
 
 def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -> None:
-    """Write a preset with another backbone than `source`, all else as there.
+    """Writes a preset with another backbone than `source`, and copies all other files.
 
-    Tokenizer, preprocessor, assets and what a task has besides are copied.
-
-    Args:
-        model: the backbone.
-        folder: an empty folder, in another one with room.
-        coding: how the weights are written, as for `km.save_model`.
-        source: the preset that the backbone is of.
+    The parent of `folder` holds a temporary file.
 
     Raises:
-        ModelFileError: if a file of the preset is missing or damaged.
-        OutputError: if the folder cannot be written.
+        ModelFileError: If a file of the preset is missing or damaged.
+        OutputError: If the folder cannot be written.
     """
     present = [source / name for name in (CONFIG, TASK) if (source / name).is_file()]
     weights = [file for file in weight_files(source) if file.name != TASK_WEIGHTS]
@@ -99,7 +89,7 @@ def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -
 
 
 def copy_files(source: Path, folder: Path, without: Collection[Path] = ()) -> None:
-    """Copy the files of a folder and the folders within, but for some."""
+    """Copies the files of a folder and its subfolders, except for `without`."""
     for file in sorted(source.rglob("*")):
         if file.is_file() and file not in without:
             copy = folder / file.relative_to(source)
@@ -110,16 +100,10 @@ def copy_files(source: Path, folder: Path, without: Collection[Path] = ()) -> No
 def check_output_of(
     model_or_path: Any, output: str | Path | None, coding: Coding | None
 ) -> None:
-    """Raise unless a compressed model can be written at `output`.
+    """Raises `ConfigError` if `output` is not valid for a compressed model.
 
-    Args:
-        model_or_path: what is compressed.
-        output: where to; None for nowhere.
-        coding: the one that the caller asks for.
-
-    Raises:
-        ConfigError: if it is no `.keras` file, nor of a preset a new folder; if it is
-            inside the input folder; or if KerasHub cannot read the coding.
+    Valid outputs are a `.keras` file, or a new folder if the input is a preset.
+    KerasHub cannot read entropy coding.
     """
     if output is None:
         return
@@ -132,22 +116,17 @@ def check_output_of(
     check_new_folder(output)
     if coding == "entropy":
         raise ConfigError(
-            "The weights of a preset are read by KerasHub, which knows of no coding by "
-            "entropy. Next: coding='deflate' (--coding deflate). Received: "
-            f"coding={coding!r}."
+            "KerasHub cannot read presets with entropy coding. Received: "
+            f"coding={coding!r}. Next: give coding='deflate' (--coding deflate)."
         )
 
 
 def _write_backbone(
     backbone: Model, folder: Path, coding: Coding, configs: Mapping[str, Any]
 ) -> None:
-    """Write the weights and configs of a backbone into a preset.
+    """Writes the weights and configs of a backbone into a preset folder.
 
-    Args:
-        backbone: it.
-        folder: the preset.
-        coding: of the weights; KerasHub cannot undo one by entropy.
-        configs: of the float preset, by the names of their files.
+    `configs` contains the configs of the float preset by file name.
     """
     whole = folder.with_name("backbone.keras")
     coding = "deflate" if coding == "entropy" else coding

@@ -1,4 +1,4 @@
-"""Steps of a compression: the table of techniques, plain data, a recipe, a preset."""
+"""Table of techniques, recipes and presets."""
 
 import json
 import reprlib
@@ -48,16 +48,15 @@ from kerasmem.types import Model
 
 @dataclass(frozen=True)
 class Implementation:
-    """What a technique does.
+    """Implementation of a technique.
 
     Args:
-        config: the class of its config.
-        apply: takes a model, the config and a context, and returns the new model and
-            one change per weight.
-        preserve: takes the config, the model and what trains it, and returns a scope.
-        ready: takes the config and a context, and returns the config to apply.
-        in_place: whether `apply` changes the model that it is given, so that it
-            needs a copy.
+        config: Class of the config.
+        apply: Function of a model, the config and a context. Returns the new model and
+            a list with one `WeightChange` per weight.
+        preserve: Function of the config, the model and the trainer. Returns a scope.
+        ready: Function of the config and a context. Returns the config to apply.
+        in_place: Whether `apply` changes its input model, which then must be a copy.
     """
 
     config: type[Technique]
@@ -85,20 +84,13 @@ TECHNIQUES: dict[str, type[Technique]] = {row.config.name: row.config for row in
 def apply_technique(
     technique: Technique, model: Model, context: Context | None = None
 ) -> tuple[Any, list[WeightChange]]:
-    """Apply a technique to a model.
+    """Applies a technique; returns the new model and one `WeightChange` per weight.
 
-    Args:
-        technique: The technique.
-        model: A built model. It is not changed unless `context.owned` is True.
-        context: Data and settings. Defaults to an empty context.
-
-    Returns:
-        A tuple of the new model and a list of `WeightChange`, one for each weight.
+    The input model is not changed unless `context.owned` is `True`.
 
     Raises:
-        ConfigError: If the context lacks something that the technique needs, such as
-            data.
-        ModelError: If nothing in the model can be changed by the technique.
+        ConfigError: If the context lacks a requirement of the technique, such as data.
+        ModelError: If the technique has nothing to change.
     """
     context = replace(context or Context(), preserve=preserve_technique)
     row = _implementation_of(technique)
@@ -108,17 +100,12 @@ def apply_technique(
 
 
 def prepare_technique(technique: Technique, context: Context) -> Technique:
-    """Load everything that a technique needs, such as a teacher from a file.
+    """Loads the requirements of a technique, such as a teacher from a file.
 
-    Args:
-        technique: The technique.
-        context: Data and settings.
-
-    Returns:
-        The technique itself, or a copy that holds the loaded objects.
+    Returns the technique itself, or a copy that holds the loaded objects.
 
     Raises:
-        InputError: If the context lacks something, or a file cannot be loaded.
+        InputError: If the context lacks a requirement, or a file cannot be loaded.
     """
     return _implementation_of(technique).ready(technique, context)
 
@@ -126,12 +113,9 @@ def prepare_technique(technique: Technique, context: Context) -> Technique:
 def preserve_technique(
     technique: Technique, model: Model, trainer: Model
 ) -> AbstractContextManager[None]:
-    """Return a scope in which training keeps the work of a technique.
+    """Returns a scope in which training preserves the effect of a technique.
 
-    Args:
-        technique: The technique.
-        model: The model to which it was applied.
-        trainer: The model that `fit` is called on: `model`, or a model that trains it.
+    `trainer` is the model whose `fit` is called: `model` or a model that wraps it.
     """
     return _implementation_of(technique).preserve(technique, model, trainer)
 
@@ -141,10 +125,10 @@ def _implementation_of(technique: Technique) -> Implementation:
 
 
 def from_json(config: dict[str, Any]) -> Technique:
-    """Return the technique that `Technique.to_json` described.
+    """Returns the technique that `Technique.to_json` serialized.
 
     Raises:
-        ConfigError: if the technique or one of its arguments is unknown.
+        ConfigError: If the technique or one of its arguments is unknown.
 
     Example:
         >>> from_json({"technique": "quantize", "scheme": "int8"}).scheme
@@ -154,15 +138,15 @@ def from_json(config: dict[str, Any]) -> Technique:
 
 
 _MOST_BYTES, _MOST_STEPS = 1 << 18, 1000
-"""Of YAML, which is read slowly; and of any recipe."""
+"""Limits: bytes of a YAML file, which is slow to parse, and steps of a recipe."""
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases, by which a short text means an endless one."""
+    """Reads YAML without aliases, which could expand a short file to any size."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias; write out what it stands for")
+            raise yaml.YAMLError("aliases are not supported; write out their content")
         return super().compose_node(parent, index)
 
 
@@ -188,14 +172,13 @@ _READERS = {
 
 
 def as_steps(steps: Any) -> tuple[Technique, ...]:
-    """Return the techniques that `steps` means.
+    """Returns `steps` as a tuple of techniques.
 
-    Args:
-        steps: a technique, a list of them, plain data in their place (a dict as
-            `Technique.to_json` gives it), or the path of a recipe.
+    `steps` is a technique, a dict from `Technique.to_json`, a list of these, or the
+    path of a recipe.
 
     Raises:
-        ConfigError: if there is none, or something else among them.
+        ConfigError: If `steps` is empty or has another type.
     """
     if isinstance(steps, (str, Path)):
         return read_recipe(steps)
@@ -203,23 +186,23 @@ def as_steps(steps: Any) -> tuple[Technique, ...]:
     is_list = isinstance(items, Sequence) and len(items) > 0
     if not is_list or not all(isinstance(step, (Technique, dict)) for step in items):
         raise ConfigError(
-            "The steps of compress are one or more techniques, such as "
-            "[Prune(0.8), Quantize('int8')], the path of a recipe, or the name of a "
-            "preset; for a search, give target or max_drop instead. Received: "
-            f"steps={steps!r}."
+            "Expected steps of compress: one or more techniques, such as [Prune(0.8), "
+            "Quantize('int8')], the path of a recipe, or the name of a preset. "
+            f"Received: steps={steps!r}. Next: for a search, give target or max_drop "
+            "instead."
         )
     return tuple(s if isinstance(s, Technique) else from_json(s) for s in items)
 
 
 def read_recipe(path: str | Path) -> tuple[Technique, ...]:
-    """Return the steps that a file lists.
+    """Reads a recipe: a JSON or YAML file with a list of steps.
 
-    The file is JSON or YAML: a list of steps, each the name of a `technique` with its
-    arguments, or the same under `steps`. Loading it runs nothing.
+    Each step has the name of a `technique` and its arguments. The list can also be the
+    value of the key `steps`. Loading a recipe executes no code.
 
     Raises:
-        ConfigError: if the file is not there or is no such list, with the number of a
-            step that is wrong.
+        ConfigError: If the file is missing or invalid. The message contains the number
+            of the invalid step.
 
     Example:
         A file `small.yaml`:
@@ -233,7 +216,8 @@ def read_recipe(path: str | Path) -> tuple[Technique, ...]:
         content = content["steps"]
     if not isinstance(content, Sequence) or isinstance(content, str) or not content:
         raise ConfigError(
-            "A recipe is a list of steps, such as {technique: prune, sparsity: 0.8}. "
+            "Expected a list of steps in a recipe, such as "
+            "{technique: prune, sparsity: 0.8}. "
             f"Received: {str(path)!r} with {reprlib.repr(content)}."
         )
     if len(content) > _MOST_STEPS:
@@ -247,7 +231,7 @@ def read_recipe(path: str | Path) -> tuple[Technique, ...]:
 def _content(path: Path) -> Any:
     if path.suffix.lower() not in _READERS:
         raise ConfigError(
-            f"A recipe is a file that ends in {', '.join(_READERS)}. "
+            f"Expected a recipe file that ends in {', '.join(_READERS)}. "
             f"Received: {str(path)!r}."
         )
     read, most_bytes = _READERS[path.suffix.lower()]
@@ -259,14 +243,14 @@ def _content(path: Path) -> Any:
         ) from error
     except InputError as error:
         raise ConfigError(
-            f"The recipe {str(path)!r} is no {path.suffix[1:].upper()}: {error}"
+            f"The recipe {str(path)!r} is not valid {path.suffix[1:].upper()}: {error}"
         ) from error
 
 
 def _step(path: Any, number: int, step: Any) -> Technique:
     if not isinstance(step, dict):
         raise ConfigError(
-            f"Step {number} of the recipe {str(path)!r} names no technique. "
+            f"Step {number} of the recipe {str(path)!r} is not a technique. "
             f"Received: {reprlib.repr(step)}."
         )
     try:
@@ -279,13 +263,7 @@ def _step(path: Any, number: int, step: Any) -> Technique:
 
 @dataclass(frozen=True)
 class Preset:
-    """Steps, and how they are carried out unless the caller says otherwise.
-
-    Args:
-        steps: the techniques, in order.
-        coding: of the file, as for `km.save_model`.
-        epochs: of fine-tuning after each technique that allows it.
-    """
+    """Steps with default coding and default epochs of fine-tuning."""
 
     steps: tuple[Technique, ...]
     coding: Coding = "deflate"
@@ -305,10 +283,10 @@ PRESETS = {
 
 
 def as_preset(steps: Any) -> Preset:
-    """Return what `steps` means: the name of a preset, or what `as_steps` takes.
+    """Returns the preset of a name, or a preset of the steps that `as_steps` reads.
 
     Raises:
-        ConfigError: if it is neither.
+        ConfigError: If `steps` is neither.
 
     Example:
         >>> as_preset("lossless").coding
@@ -323,7 +301,7 @@ def as_preset(steps: Any) -> Preset:
         elif steps in TECHNIQUES:
             hint = f" Next: steps=km.{TECHNIQUES[steps].__name__}(...)."
         raise ConfigError(
-            f"There is no preset {steps!r}.{hint} Presets are {', '.join(PRESETS)}; a "
+            f"Unknown preset {steps!r}.{hint} Presets are {', '.join(PRESETS)}; a "
             "recipe is a file that ends in .json, .yaml or .yml."
         )
     return Preset(as_steps(steps))

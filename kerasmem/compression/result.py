@@ -1,4 +1,4 @@
-"""What `km.compress` returns."""
+"""The result of `km.compress`."""
 
 import shutil
 from dataclasses import dataclass
@@ -22,20 +22,16 @@ from kerasmem.types import Dataset, Model
 from kerasmem.units import format_bytes
 
 SAMPLES = 32
-"""Most samples that are kept for `export`."""
+"""Maximum number of samples that a result keeps for `export`."""
 
 FORMATS = ("kerasmem", "keras")
 
 
 @dataclass(frozen=True)
 class ResultFile:
-    """The file, or the preset, that holds the model of a result.
+    """File or preset that contains the model of a result.
 
-    Args:
-        path: of it.
-        name: of the model.
-        custom_objects: the user's own layers and functions by name.
-        identity: of the file when it was written, see `regular.identity`.
+    `identity` is the identity of the file after writing, see `regular.identity`.
     """
 
     path: Path
@@ -44,25 +40,25 @@ class ResultFile:
     identity: tuple[int, ...] | None
 
     def check(self) -> None:
-        """Raise `OutputError` if the file is another one by now."""
+        """Raises `OutputError` if the file has changed since it was written."""
         if self.identity != identity(self.path):
             raise OutputError(
-                f"The file of this result is no longer there: {str(self.path)!r} was "
-                "written again, moved or removed. Next: compress once more."
+                f"The file of this result has changed: {str(self.path)!r} was "
+                "rewritten, moved or removed. Next: compress again."
             )
 
     def open(self) -> Any:
-        """Return the model, mapped into memory where its file can be."""
+        """Returns the model, memory-mapped if the file allows it."""
         self.check()
         can_map = self.path.is_file() and is_mappable(self.path)
         return load_model(self.path, self.custom_objects, memory_map=can_map)
 
     def copy_to(self, path: Path) -> None:
-        """Copy the file or the preset.
+        """Copies the file or the preset.
 
         Raises:
-            ConfigError: if something is where the copy of a preset is to be.
-            OutputError: if the copy cannot be written.
+            ConfigError: If the target folder of a preset exists.
+            OutputError: If the copy cannot be written.
         """
         self.check()
         if path.exists() and self.path.samefile(path):
@@ -77,16 +73,15 @@ class ResultFile:
 
 
 class CompressionResult:
-    """The compressed model, with figures of its size and its metrics.
+    """The compressed model with its report and the change of every weight.
 
     Args:
-        model: the compressed `keras.Model`, compiled as the original was.
-        report: figures of the original and of the result.
-        changes: Every weight after every technique. First the weights left float, the
-            largest first, then the changed ones, then biases and statistics.
-        coding: how its file is written, as for `km.save_model`.
-        samples: inputs of the data that it was made or judged with, a few for `export`
-            to compare on; None where there was none.
+        model: The compressed `keras.Model`, compiled like the original.
+        report: A `CompressionReport` on the original and the compressed model.
+        changes: Tuple of `WeightChange`, one per weight and technique. Large float
+            weights come first, then the changed weights, then biases and statistics.
+        coding: Coding of the file, as in `km.save_model`. Defaults to `"deflate"`.
+        samples: A few inputs for `export`, or `None` if there was no data.
 
     Example:
         >>> import keras, kerasmem as km
@@ -114,11 +109,11 @@ class CompressionResult:
         self._file: ResultFile | None = None
 
     def open_from(self, path: Path, custom_objects: Any) -> None:
-        """Let go of the model, and open it from its file when it is asked for.
+        """Releases the model. `model` then loads it from a file on first access.
 
         Args:
-            path: of the file, or of the folder of the preset.
-            custom_objects: the user's own layers and functions by name.
+            path: Path of the file or preset folder.
+            custom_objects: Custom layers and functions by name.
         """
         name, model_file = self._model.name, identity(path)
         self._file = ResultFile(path, name, custom_objects, model_file)
@@ -126,7 +121,7 @@ class CompressionResult:
 
     @property
     def model(self) -> Any:
-        """The compressed model; after a compression in low memory it is opened here."""
+        """The compressed model. In low memory mode, it is loaded on first access."""
         if self._model is None and self._file is not None:
             self._model = self._file.open()
         return self._model
@@ -157,7 +152,7 @@ class CompressionResult:
         )
 
     def __str__(self) -> str:
-        """Returns the figures side by side, and why weights were left as they were."""
+        """Returns a table of the figures and the reasons for unchanged weights."""
         from kerasmem.records.table import as_text
         from kerasmem.records.weights import left_alone_table
 
@@ -170,20 +165,21 @@ class CompressionResult:
         return self.model.name if self._file is None else self._file.name
 
     def save(self, path: str | Path, *, format: str = "kerasmem") -> None:  # noqa: A002
-        """Write the model as a smaller `.keras` file, or preset, whole or not at all.
+        """Writes the model as a `.keras` file or a KerasHub preset, atomically.
 
-        A pruned model opens in stock `keras.models.load_model`; one with int8 weights,
-        or one coded by its entropy, does after `import kerasmem`.
+        A pruned model opens in plain `keras.models.load_model`. Quantized weights and
+        entropy coding need `import kerasmem` first.
 
         Args:
-            path: where to; ends in `.keras`. A file that is there is replaced. Of a
-                model of KerasHub it may be a new folder: a preset.
-            format: `"keras"` for int8 weights in Keras's own form, which opens without
-                kerasmem: of Dense, EinsumDense and Embedding, by their channels.
+            path: Path that ends in `.keras`. An existing file is replaced. For a
+                KerasHub model, also a new folder, which becomes a preset.
+            format: `"kerasmem"` or `"keras"`. `"keras"` writes int8 weights in the form
+                of Keras, which opens without kerasmem. It supports per-channel scales
+                of Dense, EinsumDense and Embedding. Defaults to `"kerasmem"`.
 
         Raises:
-            ConfigError: if `path` is neither, or Keras has no form for a weight.
-            OutputError: if the file cannot be written.
+            ConfigError: If `path` is invalid, or Keras has no form for a weight.
+            OutputError: If the file cannot be written.
         """
         path = Path(path)
         OneOf(FORMATS).check("CompressionResult.save", "format", format)
@@ -202,28 +198,28 @@ class CompressionResult:
             save_model(self.model, path, coding=self.coding)
 
     def plot(self) -> Any:
-        """Return a picture of what is left: file, memory and time beside the original.
+        """Plots file size, memory and latency relative to the original.
 
-        The time is there if `measure` names `"latency"`.
+        Latency is shown if `measure` included `"latency"`.
 
         Returns:
-            A picture that a notebook shows; `.save(path)` writes it, `.figure` is
-            matplotlib's.
+            A picture that a notebook displays. `.save(path)` writes it, and `.figure`
+            is the matplotlib figure.
         """
         return feature("comparison_plot")(self.report)
 
     def model_card(self, name: str | None = None, **metadata: str) -> str:
-        """Return a model card: Markdown with metadata, as the Hugging Face Hub has it.
+        """Returns a model card for the Hugging Face Hub: Markdown with metadata.
 
-        It says what was done, what it cost and what that was measured on.
+        The card lists the steps, the costs, the metrics and how they were measured.
 
         Args:
-            name: heading of the card; None for the model's name.
-            **metadata: further entries of its YAML, such as `license="apache-2.0"`,
+            name: Heading of the card. Defaults to the name of the model.
+            **metadata: Additional YAML entries, such as `license="apache-2.0"`,
                 `base_model=` or `pipeline_tag=`.
 
         Returns:
-            The text of a `README.md`.
+            String. The text of a `README.md`.
 
         Example:
             >>> import keras, kerasmem as km
@@ -248,37 +244,35 @@ class CompressionResult:
         input_shape: Any | None = None,
         validation_data: Dataset = None,
     ) -> ExportReport:
-        """Write the model as a LiteRT or ONNX file, run back and compared with it.
+        """Exports the model to LiteRT or ONNX and verifies the exported file.
 
-        It is `km.export` of the model; see there for what the file has.
+        Equivalent to `km.export(result.model, ...)`.
 
         Args:
-            path: the file to write; ends in `.tflite` or `.onnx`.
-            scheme: `"float"`, `"int8-dynamic"`, `"int8-static"` or `"int4"`; None for
-                that of the model's weights.
-            batch_size: length of the batch axis, from 1; None leaves it open.
-            samples: inputs to calibrate and to compare on; None for a few of the
-                `validation_data` that `km.compress` had, else of its `data`, else
-                random ones.
-            tolerance: the largest loss allowed; None for an accuracy loss of 0.005,
-                0.02 of changed classes, a relative error of 0.05, and with `"float"` a
-                relative error of 1e-5.
-            input_shape: shape of the input without the batch axis, to fix the lengths
-                that the model leaves open; one per input, by name or in order, if there
-                are several.
-            validation_data: samples with labels to judge the file on; None for
+            path: Path of the output file. Ends in `.tflite` or `.onnx`.
+            scheme: `"float"`, `"int8-dynamic"`, `"int8-static"` or `"int4"`. Defaults
+                to the scheme of the model's weights.
+            batch_size: Integer. Fixed batch size of the file. Defaults to `None` for a
+                dynamic batch size.
+            samples: Calibration and comparison inputs. Defaults to a few samples of
+                the `validation_data` or `data` of `km.compress`, else random inputs.
+            tolerance: Float. Maximum allowed loss. Defaults to 0.005 of accuracy, 0.02
+                of changed classes, or a relative error of 0.05 (1e-5 with `"float"`).
+            input_shape: Input shape without the batch axis, to fix dynamic lengths.
+                With several inputs, a dict by name or a list.
+            validation_data: Labeled samples to evaluate the file on. Defaults to
                 `samples`.
 
         Returns:
-            The `ExportReport`.
+            An `ExportReport`.
 
         Raises:
-            ConfigError: if an argument cannot be used, or a package is missing (`pip
+            ConfigError: If an argument is invalid, or a package is missing (`pip
                 install kerasmem[litert]` or `kerasmem[onnx]`).
-            DataError: if the samples do not fit the model.
-            ModelError: if the runtime lacks an operation of the model, or the file
-                loses more than is allowed.
-            OutputError: if the file cannot be written.
+            DataError: If the samples do not fit the model.
+            ModelError: If the runtime lacks an operation of the model, or the loss
+                exceeds `tolerance`.
+            OutputError: If the file cannot be written.
         """
         if samples is None and self.samples is not None:
             samples = (self.samples,)  # a tuple of inputs would be inputs and labels

@@ -1,4 +1,4 @@
-"""What is compressed: a model in memory, or one whose weights stay in files."""
+"""Input models of `compress`: in memory, or with weights that stay on disk."""
 
 import warnings
 import zipfile
@@ -41,16 +41,14 @@ from kerasmem.records.regular import unchanged
 from kerasmem.types import Model
 
 _SHARE = 1 / 6
-"""Of the available memory: a model with more weights may not fit."""
+"""Fraction of the available memory above which a model is kept on disk."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that was loaded for `compress` alone, which takes it as it is.
+    """A model that was loaded only for `compress`, so no copy is needed.
 
-    Args:
-        model: the model; it is compiled anew.
-        path: of its file, whose size the report tells.
+    `path` is used for the reported file size.
     """
 
     model: Any
@@ -59,12 +57,10 @@ class Loaded:
 
 @dataclass(frozen=True)
 class InMemory:
-    """A model in memory, or a file that is loaded.
+    """A model in memory, or a file that is loaded into memory.
 
-    Args:
-        given: a `keras.Model`, a `Loaded` or a path.
-        custom_objects: the user's own layers and functions by name.
-        is_evaluated: whether the model is compiled anew or evaluated.
+    `given` is a `keras.Model`, a `Loaded` or a path. `is_evaluated` is `True` if the
+    model is recompiled or evaluated.
     """
 
     given: Any
@@ -73,13 +69,11 @@ class InMemory:
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Give a model to make a copy of.
-
-        A model that is compiled anew or evaluated is not the one that was handed in.
+        """Yields a model to copy, which is itself a copy if `is_evaluated`.
 
         Raises:
-            ConfigError: if there is none.
-            ModelFileError: if the file cannot be loaded.
+            ConfigError: If the input is neither a model nor a path.
+            ModelFileError: If the file cannot be loaded.
         """
         model_or_path = self.given
         is_model = isinstance(model_or_path, keras.Model)
@@ -92,22 +86,22 @@ class InMemory:
                 yield load_model(model_or_path, self.custom_objects)
             else:
                 raise ConfigError(
-                    "Expected a keras.Model or the path of a saved one. Received: "
+                    "Expected a keras.Model or the path of a saved model. Received: "
                     f"model_or_path={as_received(model_or_path)}."
                 )
 
     def writer(self, output: Any) -> Writer:
-        """Return what writes the compressed model."""
+        """Returns the writer for `output`."""
         if output is None:
             return NoFile()
         is_file = Path(output).suffix == ".keras"
         return KerasFile(Path(output)) if is_file else PresetFolder(Path(output))
 
     def leave(self, result: CompressionResult, output: Any) -> None:
-        """Do what is left to do with a result: nothing."""
+        """Does nothing, because the model stays in memory."""
 
     def size(self) -> FileSize:
-        """Return the size of the input file, or of the file that Keras writes."""
+        """Returns the size of the input file, or of the file that Keras would write."""
         if isinstance(self.given, keras.Model):
             return size_of(self.given, stored=True)
         is_loaded = isinstance(self.given, Loaded)
@@ -116,17 +110,18 @@ class InMemory:
 
 @dataclass
 class InFiles:
-    """A model whose weights stay in files.
+    """A model whose weights stay on disk.
 
     Args:
-        path: its file, or the folder of a preset, whose backbone it is.
-        output: beside which there is room for what its weights become.
-        custom_objects: the user's own layers and functions by name.
-        is_judged: whether the model is evaluated, layer by layer.
-        must: whether it is an error, and no warning, if it cannot be.
+        path: Path of the model file or preset folder. A preset only provides its
+            backbone.
+        output: Output path. Its parent folder also holds the temporary files.
+        custom_objects: Custom layers and functions by name.
+        is_judged: Whether the model is evaluated, layer by layer.
+        must: Whether to raise an error instead of a warning if this is not possible.
 
     Attributes:
-        is_whole: whether it was loaded whole, because it cannot be.
+        is_whole: Whether the model was loaded into memory after all.
     """
 
     path: Path
@@ -138,14 +133,14 @@ class InFiles:
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Give the model; a layer is lent its weights for as long as it computes.
+        """Yields the model. Each layer has its weights in memory only during its call.
 
-        A model that cannot be evaluated so is loaded whole, with a warning.
+        If the model cannot be evaluated layer by layer, it is loaded with a warning.
 
         Raises:
-            ConfigError: if it must not be.
-            ModelFileError: if the file cannot be loaded, or changes within the scope.
-            OutputError: if there is no room for what weights become.
+            ConfigError: If it cannot be evaluated layer by layer and `must` is set.
+            ModelFileError: If the file cannot be loaded, or changes within the scope.
+            OutputError: If temporary files cannot be written.
         """
         path = self.path
         if is_preset(path):
@@ -173,23 +168,23 @@ class InFiles:
             yield model
 
     def writer(self, output: Any) -> Writer:
-        """Return what writes the compressed model."""
+        """Returns the writer for `output`."""
         if is_preset(self.path):
             return PresetFolder(Path(output), self.path)
         return KerasFile(Path(output))
 
     def leave(self, result: CompressionResult, output: Any) -> None:
-        """Have a result open its model from its file, when it is asked for."""
+        """Makes the result load its model from `output` on first access."""
         if not self.is_whole:
             result.open_from(Path(output).absolute(), self.custom_objects)
 
     def size(self) -> FileSize:
-        """Return the size of the file, or of all files of the preset."""
+        """Returns the size of the file, or of all files of the preset."""
         return file_size(self.path)
 
 
 def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
-    """Compile `model` anew, with a loss and metrics of the caller's if given."""
+    """Recompiles `model`, with the caller's loss and metrics if given."""
     settings = compile_settings(model) or {}
     if loss is not None:
         settings["loss"] = as_loss(loss)
@@ -199,7 +194,8 @@ def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
         compile_with(model, {"optimizer": "adam", **settings})
     elif metrics is not None:
         raise ConfigError(
-            f"The model {model.name!r} has no loss. Give loss= beside metrics=."
+            f"The model {model.name!r} has no loss, so metrics= is not enough. Next: "
+            "give loss= too."
         )
 
 
@@ -211,19 +207,9 @@ def source_of(
     steps: Sequence[Technique] | None,
     asks: Mapping[str, Any],
 ) -> InMemory | InFiles:
-    """Return what is compressed.
+    """Returns the source for the input of `compress`.
 
-    Args:
-        model_or_path: the model, or the path of a saved one.
-        output: the file to write, None for none.
-        custom_objects: the user's own layers and functions by name.
-        low_memory: as for `offloads`.
-        steps: the techniques; None for a search.
-        asks: arguments of the caller by name, None for those not given.
-
-    Raises:
-        ConfigError: if `low_memory` is True, and the weights cannot stay in files.
-        ModelFileError: if the file cannot be loaded.
+    `asks` contains the caller's arguments by name, `None` for missing ones.
     """
     if offloads(low_memory, model_or_path, output, steps, asks):
         return InFiles(
@@ -244,17 +230,13 @@ def offloads(
     steps: Sequence[Technique] | None,
     asks: Mapping[str, Any],
 ) -> bool:
-    """Return whether the weights of a model stay in files while it is compressed.
+    """Returns whether the weights stay on disk during the compression.
 
-    Args:
-        low_memory: what the caller says: True, False, or None for what suits.
-        model_or_path: what it gives as the model.
-        output: the file to write, None for none.
-        steps: the techniques; None for a search.
-        asks: arguments of the caller by name, None for those not given.
+    `low_memory=None` decides by size. `steps` is `None` for a search. `asks` contains
+    the caller's arguments by name, `None` for missing ones.
 
     Raises:
-        ConfigError: if `low_memory` is True, and they cannot.
+        ConfigError: If `low_memory` is `True`, but the weights cannot stay on disk.
     """
     OneOf((None, True, False)).check("compress", "low_memory", low_memory)
     if low_memory is False or (low_memory is None and output is None):
@@ -269,13 +251,13 @@ def offloads(
         return True
     if low_memory:
         raise ConfigError(
-            f"With low_memory=True no model is held in memory, and {reason}. Next: "
-            "leave low_memory out (--low-memory on the command line)."
+            f"low_memory=True is not possible here: {reason}. Next: leave out "
+            "low_memory (--low-memory on the command line)."
         )
     if not is_folder:
         warnings.warn(
-            f"The model in {str(model_or_path)!r} is held in memory as a whole, though "
-            f"its weights are large against the memory there is: {reason}.",
+            f"The model in {str(model_or_path)!r} is loaded into memory completely, "
+            f"although its weights are large for the available memory: {reason}.",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -289,13 +271,13 @@ def _why_not_by_layers(model: Model) -> str | None:
     if not model.compiled or (is_plain and takes_loss(model)):
         return None
     return (
-        f"The model {model.name!r} of class {kind.__name__} evaluates itself in a "
-        "way of its own, for which its weights have to be in memory."
+        f"The model {model.name!r} of class {kind.__name__} overrides the evaluation "
+        "of Keras, so its weights must be in memory."
     )
 
 
 _SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")
-"""Arguments for which the model runs on samples, layer by layer."""
+"""Arguments that need samples; the model then runs layer by layer."""
 
 
 def _why_not(
@@ -306,19 +288,19 @@ def _why_not(
 ) -> str | None:
     others = [name for name in asked if name not in _SAMPLES]
     if others:
-        return f"{others[0]} takes one"
+        return f"{others[0]} needs the model in memory"
     if not isinstance(path, str | Path):
-        return "there is one already: give the path of its file"
+        return "the model is in memory already: give the path of its file"
     if output is None:
         return "there is no file to write: give output="
     if steps is None:
-        return "a search tries many"
+        return "a search needs the model in memory"
     for step in steps:
         reason = _why_not_step(step)
         if reason is not None:
-            return f"the step {step.name!r} takes all weights at once: {reason}"
+            return f"the step {step.name!r} needs all weights at once: {reason}"
     if asked and is_preset(path):
-        return "samples go into the task of a preset, not into its backbone"
+        return "samples need the task of a preset, but only its backbone is compressed"
     return _why_not_file(Path(path), Path(output))
 
 
@@ -327,18 +309,18 @@ def _why_not_step(step: Technique) -> str | None:
         ranks = f"criterion={step.criterion!r}, pattern={step.pattern!r}"
         return None if is_by_magnitude(step) else f"it ranks entries by {ranks}"
     if isinstance(step, Quantize):
-        return "it rounds on samples" if step.takes_samples else None
-    return None if isinstance(step, Cluster) else "it makes other layers"
+        return "its rounding needs samples" if step.takes_samples else None
+    return None if isinstance(step, Cluster) else "it replaces layers"
 
 
 def _why_not_file(path: Path, output: Path) -> str | None:
     if is_preset(path):
         if output.suffix == ".keras":
-            return "a preset becomes a preset: give a new folder as the output"
+            return "the output of a preset is a preset: give a new folder as the output"
         path = weights_of(path)
     is_described = is_weights_alone(path) or can_be_described(path)
     if path.exists() and not is_described:
-        return f"{str(path)!r} is no .keras file of Keras 3"
+        return f"{str(path)!r} is not a .keras file of Keras 3"
     return None
 
 

@@ -1,9 +1,9 @@
-"""A student made from its teacher: the same network, narrower or with fewer blocks.
+"""Creates a student from its teacher by reducing width or depth.
 
-Residual blocks, encoder blocks, hidden layers of equal width repeat each other, so that
-some of them can be left out: all that the graph computes flows through one tensor
-before such a part and through one behind it, and both are of one shape. A model that
-its own class builds, such as one of KerasHub, has an argument that counts its blocks.
+Residual blocks, encoder blocks and hidden layers of equal width repeat, so some can be
+removed. Such a block has one input tensor and one output tensor of the same shape, and
+no other connections. Models built from arguments, such as KerasHub models, have an
+argument for the number of blocks.
 """
 
 import itertools
@@ -38,30 +38,28 @@ def make_student(
     of: str = "parameters",
     depth: float | None = None,
 ) -> Any:
-    """Make a student: a smaller copy of `teacher` with the weights that it keeps.
+    """Creates a student: a smaller copy of `teacher` that inherits its weights.
 
-    Narrower: every layer loses the channels with the smallest weights. Less deep: of
-    blocks that repeat each other, such as residual blocks or layers of an
-    encoder, a share stays, evenly spread. Compile settings are the teacher's; the
-    optimizer starts anew.
+    `ratio` reduces the width: each layer loses the channels with the smallest weights.
+    `depth` reduces the number of repeated blocks, such as residual blocks or encoder
+    layers. The kept blocks are evenly spaced.
 
     Args:
-        teacher: a built model with a graph, which is not changed.
-        ratio: fraction of the width to keep, in (0, 1]; None or 1 keeps all of it, and
-            then `depth` is required.
-        of: what `ratio` is a share of: `"parameters"`, `"multiplications"` or
-            `"channels"`.
-        depth: share that it keeps of the blocks of every stage that can be left out,
-            in [0, 1); None for all. Blocks that change a shape always stay. Of a model
-            of KerasHub it is a share of `num_layers`, at least one.
+        teacher: A built model with a graph. It is not changed.
+        ratio: Float in (0, 1]. Fraction of the width to keep. `None` or 1 keeps the
+            full width, and `depth` is then required.
+        of: Quantity that `ratio` refers to: `"parameters"`, `"multiplications"` or
+            `"channels"`. Defaults to `"parameters"`.
+        depth: Float in [0, 1). Fraction of removable blocks to keep in each stage.
+            Blocks that change the shape are always kept. For KerasHub models, the
+            fraction of `num_layers`, at least one. Defaults to `None` for all blocks.
 
     Returns:
-        The student, compiled as the teacher is, with an optimizer that starts anew.
+        The student, compiled like the teacher with a new optimizer.
 
     Raises:
-        ConfigError: if a value is out of its range, or neither share is given.
-        ModelError: if the teacher has no channels, or no blocks, that could be left
-            out.
+        ConfigError: If a value is out of range, or both fractions are missing.
+        ModelError: If the teacher has no channels or blocks that can be removed.
 
     Example:
         >>> import keras
@@ -72,8 +70,8 @@ def make_student(
     """
     if ratio is None and depth is None:
         raise ConfigError(
-            "The student is narrower or less deep than its teacher. Received: "
-            "ratio=None, depth=None."
+            "Expected ratio or depth, to make the student smaller than its teacher. "
+            "Received: ratio=None, depth=None."
         )
     if ratio is not None:
         interval = Real(above=0, below=1) if depth is None else Real(above=0, most=1)
@@ -97,17 +95,17 @@ def _less_deep(teacher: Model, depth: float) -> Any:
     if not left_out:
         count = sum(map(len, stages))
         raise ModelError(
-            f"The model {teacher.name!r} has {count} parts that repeat each other and "
-            f"could be left out, so none of them goes. Received: depth={depth!r}."
+            f"Cannot remove a block of the model {teacher.name!r}: it has {count} "
+            f"removable repeated blocks. Received: depth={depth!r}."
         )
     return without(teacher, left_out)
 
 
 def _with_fewer_layers(teacher: Model, depth: float) -> Any:
-    """Return `teacher` with fewer blocks by its config, and the weights of these.
+    """Returns `teacher` with fewer blocks in its config, and their weights.
 
-    Blocks that stay are evenly spread, among those that do what is done in their new
-    place: a block of a sliding window stands for one.
+    The kept blocks are evenly spaced. A block only moves to the position of a block of
+    the same kind, such as sliding-window attention.
     """
     counts = {
         place: value
@@ -117,9 +115,9 @@ def _with_fewer_layers(teacher: Model, depth: float) -> Any:
     changes = {place: max(round(depth * n), 1) for place, n in counts.items()}
     if changes == counts:
         raise ModelError(
-            f"The config of the model {teacher.name!r} counts no layers of which one "
-            f"could be left out. Expected: an argument such as num_layers, of at least "
-            f"2, of which a share of {depth!r} is less. Received: "
+            f"The config of the model {teacher.name!r} has no layer count to reduce. "
+            "Expected: an argument such as num_layers, at least 2, that decreases "
+            f"with depth={depth!r}. Received: "
             f"{ {place[-1]: n for place, n in counts.items()} }."
         )
 
@@ -141,19 +139,19 @@ def _spread(parts: list[Any], depth: float) -> list[Any]:
 
 Nodes = tuple[Any, ...]
 
-_LENGTH = 128  # of axes that are open; a layer that strides makes less of it
+_LENGTH = 128  # for dynamic axes; strided layers shorten them
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Calls between two tensors through which everything flows."""
+    """Consecutive calls with one input tensor and one output tensor."""
 
     nodes: Nodes
-    shape: tuple[Any, ...]  # of the tensor behind, with its dtype
+    shape: tuple[Any, ...]  # output shape and dtype
 
     @property
     def looks(self) -> tuple[Any, ...]:
-        """What is equal in steps that are built alike."""
+        """Signature of the calls, equal for repeated blocks."""
         return tuple(
             (type(node.operation), *(tuple(y.shape) for y in node.outputs))
             for node in self.nodes
@@ -161,30 +159,22 @@ class _Step:
 
 
 def repeated(model: Model) -> list[list[Nodes]]:
-    """Return the calls of parts that could be left out, a list for each stage.
+    """Returns the removable blocks of a model as lists of calls, one list per stage.
 
-    The parts of one stage follow each other and are built alike; any of them can go.
-
-    Args:
-        model: a Sequential or Functional model. Models nested in it are one call.
+    The blocks of a stage are consecutive and identical; each of them can be removed.
+    A nested model is one call.
     """
     stages = map(_parts, _stages(listed_graph(model)))
     return [parts for parts in stages if parts]
 
 
 def without(model: Model, parts: Sequence[Nodes]) -> Any:
-    """Return a copy of `model` without some parts, with the weights of all others.
-
-    It is not compiled.
-
-    Raises:
-        ModelError: if a layer cannot be made from its config.
-    """
+    """Returns an uncompiled copy of `model` without the calls in `parts`."""
     return Rebuild(_Shorter({id(node) for part in parts for node in part})).run(model)
 
 
 class _Shorter(Rewrite):
-    """Leaves calls out: what flows into a part comes out of each of its calls."""
+    """Replaces each removed call by its input."""
 
     def __init__(self, left_out: set[int]) -> None:
         self._left_out = left_out

@@ -1,7 +1,7 @@
-"""The contract that all techniques share: a frozen config, and a model made smaller.
+"""Base class of all techniques: a frozen config.
 
-This module and those of the configs import no Keras: the command line reads its options
-from them.
+This module and the configs do not import Keras, because the command line reads its
+options from them.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,28 +16,27 @@ from kerasmem.errors import ConfigError
 def preserve_nothing(
     technique: "Technique", model: Any, trainer: Any
 ) -> AbstractContextManager[None]:
-    """Return a scope in which training may change everything."""
+    """Returns a scope in which training may change all weights."""
     del technique, model, trainer
     return nullcontext()
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a technique works with besides the model.
+    """Data and settings of a technique.
 
     Args:
-        data: samples in any form that `kerasmem.files.data` lists; None for none.
-        fit: arguments for `fit`, all but the epochs.
-        epochs: epochs of fine-tuning after every technique that leaves the model
-            trainable, and after every round of one that has several.
-        seed: from which a chain of techniques seeds each of them; None for chance.
-        custom_objects: the user's own layers and functions by name.
-        original: the model before the first technique of a chain; None for the model
-            that the technique is applied to.
-        earlier: the techniques before this one, whose work a training preserves.
-        owned: True if the model is a copy that may be changed in place.
-        preserve: returns a scope in which training keeps the work of a technique; it
-            takes the technique, the model and the model that `fit` is called on.
+        data: Samples in any form that `kerasmem.files.data` supports, or `None`.
+        fit: Arguments of `fit` except for the epochs.
+        epochs: Epochs of fine-tuning after each technique that leaves the model
+            trainable, and after each round of an iterative technique.
+        seed: Seed of a chain, from which each technique gets a seed, or `None`.
+        custom_objects: Custom layers and functions by name.
+        original: The model before the chain. `None` for the input of the technique.
+        earlier: Earlier techniques, whose effect training must preserve.
+        owned: Whether the model may be changed in place.
+        preserve: Function of a technique, the model and the trained model. Returns a
+            scope in which training preserves the effect of the technique.
     """
 
     data: Any = None
@@ -55,17 +54,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Technique(Config):
-    """A frozen, self-checking config: how to make a model smaller.
+    """A frozen config of a compression technique.
 
-    A subclass has fields and their checks alone. What it does to a model is its row of
-    the table in `kerasmem.compression.recipe`.
+    A subclass only has fields and their checks. Its implementation is a row of the
+    table in `kerasmem.compression.recipe`.
 
     Attributes:
-        name: its name in recipes and accounts.
-        trains_on: whether a fine-tuning may follow it.
-        trains: whether it is a training itself, which takes data.
-        freezes: whether weights cannot be trained any more after it.
-        undoes: names of techniques of which nothing is left after it.
+        name: Name in recipes and reports.
+        trains_on: Whether fine-tuning can follow.
+        trains: Whether the technique trains and needs data.
+        freezes: Whether weights are untrainable afterwards.
+        undoes: Names of techniques that it undoes.
     """
 
     tag: ClassVar[str] = "technique"
@@ -76,12 +75,8 @@ class Technique(Config):
 
 
 def no_samples(step: str) -> ConfigError:
-    """Return the error of a training without samples.
-
-    Args:
-        step: the name of the technique.
-    """
+    """Returns the error for a technique that trains without samples."""
     return ConfigError(
-        f"The step {step!r} learns from samples: give data=x or data=(x, y) (--data on "
-        "the command line). Received: data=None."
+        f"The step {step!r} needs training samples. Received: data=None. Next: give "
+        "data=x or data=(x, y) (--data on the command line)."
     )

@@ -1,4 +1,4 @@
-"""What techniques do with a model: copy it, seed, constrain weights, fine-tune."""
+"""Helpers of techniques: seeding, weight constraints and fine-tuning."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,7 @@ from kerasmem.types import Model, Variable
 
 
 def seeded_at(context: Context, place: int) -> Any:
-    """Return a scope whose random numbers the seed and a place in a chain decide."""
+    """Returns a scope with a seed derived from the context's seed and a position."""
     if context.seed is None:
         return seeded(None)
     seeds = np.random.SeedSequence([context.seed, place]).generate_state(1)
@@ -27,16 +27,9 @@ def seeded_at(context: Context, place: int) -> Any:
 def preserving(
     context: Context, steps: Sequence[Technique], model: Model, trainer: Model
 ) -> Iterator[None]:
-    """Return a scope in which training keeps what techniques did, and no graph stays.
-
-    Args:
-        context: knows how the work of a technique is kept.
-        steps: the techniques.
-        model: the model that they were applied to.
-        trainer: what `fit` is called on.
-    """
+    """Preserves the effects of `steps` while `trainer` trains `model`."""
     with ExitStack() as scopes:
-        # The model may be one of many that are tried and dropped.
+        # A search drops many models, so compiled graphs must not accumulate.
         scopes.callback(current().release_graphs)
         for step in steps:
             scopes.enter_context(context.preserve(step, model, trainer))
@@ -44,7 +37,7 @@ def preserving(
 
 
 def fine_tune(model: Model, step: Technique, context: Context) -> None:
-    """Train a model in place after a step."""
+    """Trains a model in place after a step."""
     with preserving(context, [*context.earlier, step], model, model):
         stage(TRAINING)
         with without_preprocessor([model]):
@@ -52,7 +45,7 @@ def fine_tune(model: Model, step: Technique, context: Context) -> None:
 
 
 class _Constraints:
-    """A variable's own constraint, or None, with others behind it."""
+    """Chains additional constraints after the original constraint of a variable."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -68,13 +61,10 @@ class _Constraints:
 def constrain(
     variable: Variable, constraint: Callable[[Any], Any]
 ) -> Callable[[], None]:
-    """Constrain a variable after its own constraint; return the undo, for any order.
+    """Adds a constraint to a variable and returns a function that removes it.
 
-    The optimizer applies constraints in the same step as the update.
-
-    Args:
-        variable: a `keras.Variable`.
-        constraint: takes and returns a value of it, a tensor of its shape.
+    The optimizer applies it in the compiled update step, after the original constraint.
+    Several constraints can be removed in any order.
     """
     own = variable.constraint
     all_of_them = own if isinstance(own, _Constraints) else _Constraints(own)

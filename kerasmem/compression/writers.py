@@ -1,4 +1,4 @@
-"""Where a compressed model goes: nowhere, into a file, or into a preset of KerasHub."""
+"""Output of a compressed model: none, a file or a KerasHub preset."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,46 +17,40 @@ from kerasmem.types import Model
 
 
 class NoFile:
-    """No output."""
+    """No output; only measures the file size."""
 
     def place(self) -> AbstractContextManager[Path]:
-        """Return a scope, as of all writers."""
+        """Returns an empty scope."""
         return nullcontext(Path())
 
     def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
-        """Return the size that a file of the model has."""
+        """Returns the file size of the model."""
         del place
         return size_of(model, coding=coding)
 
 
 @dataclass(frozen=True)
 class KerasFile:
-    """A `.keras` file.
-
-    Args:
-        path: where it goes.
-    """
+    """Writes a `.keras` file to `path`."""
 
     path: Path
 
     def place(self) -> AbstractContextManager[Path]:
-        """Return a scope with a temporary path, which takes its place at the end."""
+        """Returns a scope with a temporary path that replaces `path` on exit."""
         return replacing(self.path)
 
     def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
-        """Write a model as `km.save_model` does, check it, and return its size."""
+        """Writes and checks the model and returns the file size."""
         check(model, place, write_model(model, place, coding))
         return file_size(place)
 
 
 @dataclass(frozen=True)
 class PresetFolder:
-    """A new folder for a preset of KerasHub.
+    """Writes a KerasHub preset to a new folder.
 
-    Args:
-        path: where it goes.
-        source: the preset of which the model is the backbone; None for a model that is
-            the whole of it.
+    `source` is the preset of the original backbone, or `None` if the model is the full
+    preset.
     """
 
     path: Path
@@ -64,13 +58,13 @@ class PresetFolder:
 
     @contextmanager
     def place(self) -> Iterator[Path]:
-        """Give a temporary folder, which takes its place at the end."""
+        """Yields a temporary folder that is moved to `path` on exit."""
         check_new_folder(self.path)
         with new_folder(self.path) as folder:
             yield folder
 
     def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
-        """Write the preset, and return the size of all its files."""
+        """Writes the preset and returns the size of all its files."""
         if self.source is None:
             if not is_of_hub(model):
                 path = str(self.path)

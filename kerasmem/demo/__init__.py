@@ -1,1 +1,1 @@
-"""The whole job once, on images that come with the package."""
+"""Demo of monitoring, compression and distillation on included images."""

@@ -1,4 +1,4 @@
-"""What the demo trains, and how: found by trying, on the images that it carries.
+"""Models and training settings of the demo, tuned on its own images.
 
 Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun: Deep Residual Learning for Image
 Recognition, 2015.
@@ -22,7 +22,7 @@ from kerasmem.types import Model, Tensor
 TEACHER_WIDTHS = (16, 32, 64, 128)
 STUDENT_WIDTHS = (10, 10, 20, 40)  # less than a tenth of the parameters
 
-# The default, 0.99, needs more steps than the demo has to learn the statistics.
+# The default momentum, 0.99, needs more steps than the demo trains.
 _STATISTICS_MOMENTUM = 0.9
 
 
@@ -32,16 +32,12 @@ def residual_network(
     widths: Sequence[int] = TEACHER_WIDTHS,
     dropout: float = 0.0,
 ) -> Any:
-    """Return an untrained classifier of images, which gives logits.
+    """Return an untrained image classifier with logits as outputs.
 
-    What the images need is inside: scaling, and a channel axis if there is none.
+    The model scales the images and adds a channel axis if needed.
 
-    Args:
-        image_shape: height, width and, if there is one, channels; values 0 to 255.
-        classes: number of classes.
-        widths: channels of the stem and of each residual block. All of them halve
-            height and width.
-        dropout: share of the last features that is left out while training.
+    The stem and each residual block have one of the `widths` as channels, and halve
+    height and width.
     """
     images = keras.Input(image_shape, name="images")
     x = layers.Rescaling(1 / 255)(images)
@@ -72,20 +68,7 @@ def _convolution(x: Tensor, width: int, *, size: int = 3, strides: int = 1) -> A
 class Recipe:
     """Settings of the demo's three trainings.
 
-    Args:
-        widths: channels of the network's stages.
-        dropout: of the network; the student is too small to need any.
-        epochs: passes over the data, to train the network.
-        fine_tune_epochs: passes after pruning.
-        student_widths: channels of the student's stages.
-        student_epochs: passes to teach the student.
-        batch_size: samples per step of the network.
-        student_batch_size: samples per step of the student.
-        learning_rate: of Adam, in the first epoch.
-        fine_tune_learning_rate: the same, after pruning.
-        temperature: of the teacher's answers.
-        hard_weight: share of the labels in what the student learns from.
-        seed: makes the demo repeatable.
+    The student has no dropout, because it is small.
     """
 
     widths: tuple[int, ...] = TEACHER_WIDTHS
@@ -104,7 +87,7 @@ class Recipe:
 
 
 def compile_classifier(model: Model, learning_rate: float) -> Any:
-    """Return `model`, compiled as a classifier that gives logits."""
+    """Compile `model` as a classifier with logits and return the model."""
     model.compile(
         keras.optimizers.Adam(learning_rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -114,7 +97,7 @@ def compile_classifier(model: Model, learning_rate: float) -> Any:
 
 
 def falling_rate(peak: float, epochs: int) -> Any:
-    """Return a callback that lets the learning rate fall from `peak` along a cosine."""
+    """Return a callback for a cosine decay of the learning rate from `peak`."""
 
     def rate(epoch: int) -> float:
         return peak * (0.02 + 0.98 * (1 + math.cos(math.pi * epoch / epochs)) / 2)
@@ -128,8 +111,8 @@ Split = tuple[np.ndarray, np.ndarray]
 def load_demo_data() -> tuple[Split, Split]:
     """Return `(x_train, y_train), (x_test, y_test)` of a subset of Fashion-MNIST.
 
-    Images are uint8 of shape (8000, 28, 28) and (2000, 28, 28), from 0 to 255; labels
-    are uint8 from 0 to 9, every class equally often.
+    Images are uint8 arrays of shape (8000, 28, 28) and (2000, 28, 28). Labels are uint8
+    from 0 to 9, with balanced classes.
 
     Example:
         >>> (x_train, y_train), (x_test, y_test) = load_demo_data()
@@ -153,11 +136,8 @@ _SMALLEST_SIDE = 8  # the network halves height and width three times
 class Images:
     """Labeled images.
 
-    Args:
-        train: `(x, y)`, images of shape (n, height, width) or (n, height, width,
-            channels) with values 0 to 255, and class numbers of shape (n,).
-        test: the same, to judge by.
-        name: what the images are called in a report.
+    `train` and `test` are `(x, y)`: images of shape (n, height, width) or (n, height,
+    width, channels), values 0 to 255, and class numbers.
     """
 
     train: Any
@@ -176,13 +156,13 @@ class Images:
 
 
 def load_images(path: str | Path | None) -> Images:
-    """Return the demo's own images, or those of an `.npz` file.
+    """Return the images of the demo or of an `.npz` file.
 
-    The demo's own training images come twice, as they are and mirrored: a mirrored
-    shoe is a shoe. Of what the user's images show nothing is known, so they come once.
+    The demo's training images are augmented by mirroring, which does not change the
+    class of clothes. Other images are used unchanged.
 
     Raises:
-        DataError: if the file does not hold labeled images.
+        DataError: If the file does not contain labeled images.
     """
     if path is None:
         (x, y), test = load_demo_data()
@@ -202,7 +182,7 @@ def _check(split: Any, path: str | Path) -> None:
     shape = np.shape(x)
     if len(shape) not in {3, 4} or min(shape[1:3]) < _SMALLEST_SIDE:
         raise DataError(
-            "The demo takes images x of shape (n, height, width) or (n, height, width, "
+            "Expected: images x of shape (n, height, width) or (n, height, width, "
             f"channels), at least {_SMALLEST_SIDE} pixels high and wide. Received: "
             f"{path} with x of shape {shape}."
         )
@@ -210,6 +190,6 @@ def _check(split: Any, path: str | Path) -> None:
     numbers = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
     if not numbers or labels.min() < 0:
         raise DataError(
-            "The demo takes class numbers y of shape (n,), integers from 0. Received: "
+            "Expected: class numbers y of shape (n,), integers from 0. Received: "
             f"{path} with y of shape {labels.shape} and dtype {labels.dtype}."
         )

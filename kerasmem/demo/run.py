@@ -1,4 +1,4 @@
-"""The whole job, once: watch a training, shrink the model, teach a student."""
+"""The demo: monitor a training, compress the model, distill a student."""
 
 import time
 from collections.abc import Iterator
@@ -40,15 +40,7 @@ _LATENCY_BATCH = 32
 
 @dataclass(frozen=True)
 class Workshop:
-    """What every stage needs.
-
-    Args:
-        out: folder for the files.
-        images: what to train on and to judge by.
-        recipe: settings of the trainings.
-        console: where progress goes.
-        seconds: wall time of each stage so far.
-    """
+    """Context of all stages."""
 
     out: Path
     images: Images
@@ -58,7 +50,7 @@ class Workshop:
 
     @contextmanager
     def stage(self, title: str) -> Iterator[FitProgress]:
-        """Time a stage and give it a progress bar."""
+        """Time a stage and show its progress bar."""
         start = time.perf_counter()
         with FitProgress(title, self.console) as progress:
             yield progress
@@ -66,7 +58,7 @@ class Workshop:
 
 
 def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
-    """Train the network under both monitors; write `original.keras`, `epochs.csv`."""
+    """Train the network with both monitors and write its files."""
     recipe, images = shop.recipe, shop.images
     model = residual_network(
         images.shape, images.classes, recipe.widths, recipe.dropout
@@ -93,7 +85,7 @@ def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
 
 
 def shrink(shop: Workshop) -> CompressionResult:
-    """Compress the saved file: prune 80 %, fine-tune, int8."""
+    """Compress the saved file: prune 80 %, fine-tune, quantize to int8."""
     recipe, images = shop.recipe, shop.images
     rate = falling_rate(recipe.fine_tune_learning_rate, recipe.fine_tune_epochs)
     with shop.stage("fine-tuning") as progress:
@@ -119,7 +111,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
     """Distill the network into a student with less than a tenth of its parameters."""
     recipe, images = shop.recipe, shop.images
     student = residual_network(images.shape, images.classes, recipe.student_widths)
-    # The teacher is asked about each image once, not once an epoch.
+    # The cache lets the teacher run once per image, not once per epoch.
     with TemporaryDirectory() as cache, shop.stage("distilling") as progress:
         new_student = distill(
             teacher,
@@ -144,7 +136,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
 def compare(
     shop: Workshop, original: Model, compressed: CompressionResult, student: Model
 ) -> dict[str, ModelFigures]:
-    """Return the figures of the models; those of a compression are its own."""
+    """Return the figures of the three models."""
     shop.console.print("measuring", highlight=False)
     test = shop.images.test
     size = file_size(shop.out / "student.keras")
@@ -154,7 +146,7 @@ def compare(
         "compressed": report.after,
         "student": figures(student, test, _LATENCY_BATCH, size),
     }
-    # All three in turns, so that they are timed alike.
+    # Timed in turns, so that all models have the same conditions.
     times = latencies([original, compressed.model, student], test, _LATENCY_BATCH)
     return {
         name: replace(each, **time)
@@ -168,14 +160,7 @@ _PAGE = "report.html"
 
 @dataclass(frozen=True)
 class DemoRecord:
-    """What the demo measured.
-
-    Args:
-        models: figures of `original`, `compressed` and `student`, in this order.
-        files: paths of the files that were written.
-        seconds: wall time of each training.
-        samples: number of test images behind the accuracies.
-    """
+    """Results of the demo."""
 
     models: dict[str, ModelFigures]
     files: tuple[str, ...]
@@ -190,20 +175,14 @@ def run_demo(
     recipe: Recipe | None = None,
     console: Console | None = None,
 ) -> DemoRecord:
-    """Train, compress and distill, and return what was measured.
+    """Train, compress and distill, and return the results.
 
-    Into `out` go `original.keras` (as Keras itself saves it, without optimizer state),
+    The files in `out` are `original.keras` (saved by Keras without optimizer state),
     `compressed.keras`, `student.keras`, `epochs.csv` and `report.html`.
 
-    Args:
-        out: folder for the files, made if it is missing.
-        data: an `.npz` file of images instead of the demo's own.
-        recipe: settings of the trainings.
-        console: where progress goes; by default stderr.
-
     Raises:
-        DataError: if the file does not hold labeled images.
-        OutputError: if a file cannot be written.
+        DataError: If the file does not contain labeled images.
+        OutputError: If a file cannot be written.
     """
     shop = Workshop(
         Path(out),

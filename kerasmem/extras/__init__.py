@@ -1,7 +1,6 @@
-"""Optional features that few users need, a folder or a module each.
+"""Optional features, one folder or module each.
 
-No layer below imports them. `kerasmem.cli` imports them inside functions. Only
-`kerasmem.layers` and `kerasmem.optimizers` import theirs at once, and with them
-`kerasmem.registered` and `kerasmem.public`: Keras has to know the registered classes
-when it loads a file.
+Lower layers do not import them, and `kerasmem.cli` imports them inside functions. Only
+`kerasmem.layers` and `kerasmem.optimizers` import their features at once. Keras needs
+the registered classes when it loads a file.
 """

@@ -1,4 +1,4 @@
-"""A run in the experiment trackers that people have: TensorBoard, MLflow, W&B."""
+"""Logs a run to experiment trackers: TensorBoard, MLflow or W&B."""
 
 import importlib
 import importlib.util
@@ -18,54 +18,43 @@ from kerasmem.records import Run, Scalar
 from kerasmem.report.run.scalars import run_scalars
 
 _MOST_METRICS = 1000
-"""Of one request, by MLflow's REST API."""
+"""Limit of one request in MLflow's REST API."""
 _MOST_LETTERS = 250
 _AXES = {True: "kerasmem/batch", False: "kerasmem/epoch"}
 
 
 def check_trackers(targets: Mapping[str, Any]) -> None:
-    """Raise unless the packages of trackers are installed.
-
-    Raises:
-        ConfigError: if one is not.
-    """
+    """Raise `ConfigError` unless the packages of the trackers are installed."""
     for name in sorted(targets.keys() - {"tensorboard"}):
         spec = importlib.util.find_spec(name)
-        # W&B leaves a folder of its own name, which Python takes for a package.
+        # Python takes W&B's output folder `wandb` for a package.
         if spec is None or spec.origin is None:
             raise ConfigError(
-                f"A run is logged by the package {name}. Expected: it is installed "
+                f"Logging needs the package {name}. Expected: the package is installed "
                 f"(pip install kerasmem[{name}]). Received: no module {name!r}."
             )
 
 
 def logged(run: Run, page: Path, name: str, target: str | Path) -> int:
-    """Log a run and its page to one tracker; return the number of scalars.
-
-    Args:
-        run: what was recorded.
-        page: the file that was made of it.
-        name: of `TRACKERS`.
-        target: folder, experiment or project.
-    """
+    """Log a run and its page to one tracker. Returns the number of scalars."""
     scalars = run_scalars(run)
     TRACKERS[name](scalars, page, str(target), run.name)
     return sum(map(len, scalars.values()))
 
 
 Scalars = Mapping[int, Sequence[Scalar]]
-"""The points of each process, by its index."""
+"""Scalars of each process by its index."""
 
 
 def _to_tensorboard(scalars: Scalars, page: Path, target: str, name: str) -> None:
-    del page, name  # TensorBoard shows no files, and the folder's name is the run's
+    del page, name  # TensorBoard shows no files and names a run after its folder
     for process, own in scalars.items():
         folder = Path(target, f"process-{process}" if process else "")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"There can be no folder {str(folder)!r}: {error.strerror or error}."
+                f"Cannot create the folder {str(folder)!r}: {error.strerror or error}."
             ) from error
         file = folder / f"events.out.tfevents.{int(time.time())}.kerasmem"
         with replacing(file) as temporary:
@@ -97,10 +86,10 @@ def _to_mlflow(scalars: Scalars, page: Path, target: str, name: str) -> None:
 
 
 def _to_wandb(scalars: Scalars, page: Path, target: str, name: str) -> None:
-    """Log to the run that `WANDB_RUN_ID` names, else to a new one.
+    """Log to the run of `WANDB_RUN_ID`, or to a new run.
 
-    A run of W&B has one counter of steps that only rises. So figures stand over two
-    axes of their own, `kerasmem/epoch` and `kerasmem/batch`.
+    W&B has one step counter per run, which cannot decrease. Figures therefore use two
+    separate axes, `kerasmem/epoch` and `kerasmem/batch`.
     """
     wandb: Any = importlib.import_module("wandb")
     new_name = None if os.environ.get("WANDB_RUN_ID") else name
@@ -122,7 +111,7 @@ TRACKERS: Mapping[str, Callable[[Scalars, Path, str, str], None]] = {
     "mlflow": _to_mlflow,
     "wandb": _to_wandb,
 }
-"""By the name of their package, which is the option of `kerasmem report` too."""
+"""Loggers by package name, which is also the option name of `kerasmem report`."""
 
 
 def _allowed(tag: str) -> str:

@@ -1,4 +1,4 @@
-"""Models and data on disk: loading, saving whole or not at all."""
+"""Files of models and data: loading, and saving in full or not at all."""
 
 from kerasmem.files.contents import inspect_file
 from kerasmem.files.load import load_model

@@ -1,4 +1,4 @@
-"""The files of a saved model, and in an archive its members and what they can be."""
+"""Files of saved models, and validation of `.keras` archives."""
 
 import io
 import lzma
@@ -22,7 +22,7 @@ from kerasmem.units import MIB
 
 WEIGHTS, CONFIG = "model.weights.h5", "config.json"
 OPTIMIZER = "optimizer/"
-"""With this the paths begin of what an optimizer has in it."""
+"""Prefix of the paths of optimizer arrays."""
 
 DAMAGED = (
     OSError,
@@ -37,48 +37,42 @@ DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What h5py, zipfile and json raise of a file that is no model, or a damaged one."""
+"""Exceptions raised by h5py, zipfile and json for damaged or foreign files."""
 
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
 _HDF5, _BEGINNING_BYTES = b"\x89HDF\r\n\x1a\n", 64
 _END_BY_VERSION = {0: 40, 1: 44, 2: 28, 3: 28}
-"""Where an HDF5 file has its size, by the version behind its first 8 bytes."""
+"""Offset of the file size in an HDF5 superblock, by superblock version."""
 
 _PIECE = 1 << 20
 
 
 class Window(io.RawIOBase):
-    """A part of a file, as a file that is read.
-
-    Args:
-        file: open to read bytes.
-        start: the first byte of the part.
-        size: number of its bytes.
-    """
+    """A section of a file as a read-only file object, `size` bytes from `start`."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file, self._start, self._size, self._at = file, start, size, 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Returns `True`."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
+        """Returns `True`."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte of the part, and return which."""
+        """Moves to an offset within the section."""
         self._at = offset + (0, self._at, self._size)[whence]
         return self._at
 
     def tell(self) -> int:
-        """Return the byte that is read next."""
+        """Returns the current offset within the section."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the part goes, and return how far."""
+        """Fills a buffer up to the end of the section. Returns the number of bytes."""
         room = memoryview(buffer).cast("B")[: max(self._size - self._at, 0)]
         self._file.seek(self._start + self._at)
         count = self._file.readinto(room)  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,25 +81,20 @@ class Window(io.RawIOBase):
 
 
 def data_start(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """Return where in its archive the bytes of a member begin.
+    """Returns the offset of a member's data in the archive.
 
-    Raises:
-        ModelFileError: if there is no member.
+    Raises `ModelFileError` if there is no member at its recorded offset.
     """
     file.seek(member.header_offset)
     header = file.read(30)
     if len(header) < 30 or header[:4] != _MAGIC:
-        raise ModelFileError(f"The member {member.filename} is not where it should be.")
+        raise ModelFileError(f"The member {member.filename} is not at its offset.")
     _, name, extra = _HEADER.unpack(header)
     return member.header_offset + 30 + name + extra
 
 
 def weights_member(path: Path) -> tuple[zipfile.ZipInfo, int] | None:
-    """Return the member with the weights of a `.keras` archive, and where it begins.
-
-    Raises:
-        ModelFileError: if the member is not where it should be.
-    """
+    """Returns the weights member of a `.keras` archive and the offset of its data."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         if WEIGHTS not in archive.namelist():
             return None
@@ -115,13 +104,10 @@ def weights_member(path: Path) -> tuple[zipfile.ZipInfo, int] | None:
 
 @contextmanager
 def opened_weights(path: Path) -> Iterator[h5py.File | None]:
-    """Give the HDF5 file of the weights in a `.keras` archive, None if it has none.
+    """Opens the HDF5 weights of a `.keras` archive. Yields `None` without weights.
 
-    As it lies there where it is stored; else unpacked beside it, or where the system
-    has room if nothing may be written there, and gone at the end.
-
-    Raises:
-        ModelFileError: if the weights are damaged.
+    Stored weights are read in place. Deflated weights are unpacked to a temporary file
+    next to the archive, or in the system's temporary directory if that is read-only.
     """
     member_and_start = weights_member(path)
     if member_and_start is None:
@@ -140,11 +126,6 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
 
 
 def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
-    """Write a member that is compressed, unless it cannot be what it should be.
-
-    Raises:
-        ModelFileError: if it is no HDF5 file, or its checksum does not fit.
-    """
     try:
         beginning = reader.read(_BEGINNING_BYTES)
         if not beginning.startswith(_HDF5) or size > _end(beginning):
@@ -153,7 +134,7 @@ def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
         shutil.copyfileobj(reader, target, _PIECE)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelFileError(
-            f"It is damaged: the checksum of {WEIGHTS} does not fit."
+            f"The file is damaged: the checksum of {WEIGHTS} does not match."
         ) from error
 
 
@@ -170,40 +151,35 @@ def _room(folder: Path) -> BinaryIO:
 
 
 _LARGE_BYTES, _MOST_TIMES = 1 << 32, 100
-"""Keras refuses what is so large and was so much smaller in the file, too."""
+"""Size and ratio from which Keras rejects a member as a decompression bomb."""
 
 _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
     OSError,
-    NotImplementedError,  # another way of compressing
+    NotImplementedError,  # unsupported compression
     lzma.LZMAError,
     struct.error,
-    RuntimeError,  # a password
+    RuntimeError,  # password required
 )
 _MEMBERS = {CONFIG, "metadata.json"}
 _SMALL_BYTES, _MOST_TIMES_OF_SMALL = 16 * MIB, 16
-"""Of all members but the weights, which are compared with the model one by one."""
+"""Limits for all members except the weights, whose sizes are compared with the
+model."""
 
 
 Weights = Literal["all", "stored", "none"]
 
 
 def check_archive(path: Path, weights: Weights = "all") -> str:
-    """Read a `.keras` archive through, and compare its checksums.
+    """Validates a `.keras` archive, compares checksums and returns its Keras version.
 
-    Args:
-        path: the file.
-        weights: which are read; those that are deflated are compared too when they are
-            opened.
+    Deflated weights can be skipped (`"stored"`), because they are checked again when
+    they are opened.
 
-    Returns:
-        The version of Keras that wrote the archive.
-
-    Raises:
-        ModelFileError: if it is damaged, is no model, or would write or take up what no
-            model does.
+    Raises `ModelFileError` if the file is damaged, is no model, would write outside its
+    directory, or is a decompression bomb.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -228,7 +204,7 @@ def _check_sums(archive: zipfile.ZipFile, weights: str) -> None:
                     progress.add(len(piece))
             except zipfile.BadZipFile as error:
                 raise ModelFileError(
-                    f"is damaged: the checksum of {member.filename} does not fit."
+                    f"is damaged: the checksum of {member.filename} does not match."
                 ) from error
 
 
@@ -247,7 +223,7 @@ def _version(archive: zipfile.ZipFile) -> str:
             raise ModelFileError(f"has a damaged {name}: {error}") from error
     metadata = contents["metadata.json"]
     if not isinstance(metadata, dict):
-        raise ModelFileError("has a damaged metadata.json: It is no object.")
+        raise ModelFileError("has a damaged metadata.json: not a JSON object.")
     return str(metadata.get("keras_version", "3."))
 
 
@@ -263,7 +239,7 @@ def _check_members(members: list[zipfile.ZipInfo]) -> None:
         if member.filename in _MEMBERS and member.file_size > MOST_BYTES:
             raise ModelFileError(
                 f"has a {member.filename} of {member.file_size} bytes. Expected: "
-                f"{MOST_BYTES} at most. It is not opened."
+                f"{MOST_BYTES} at most. The file is not opened."
             )
     if missing := _MEMBERS - {member.filename for member in members}:
         raise ModelFileError(
@@ -275,8 +251,8 @@ def _check_place(name: str) -> None:
     place = PurePosixPath(name.replace("\\", "/"))
     if place.is_absolute() or ".." in place.parts or ":" in name:
         raise ModelFileError(
-            f"would write outside of its folder, to {name!r}. No model does that: it "
-            "is not opened."
+            f"would write outside of its folder, to {name!r}. No model does that. The "
+            "file is not opened."
         )
 
 
@@ -285,8 +261,8 @@ def _check_bomb(members: list[zipfile.ZipInfo], large: int, times: int) -> None:
     compressed_size = sum(member.compress_size for member in members)
     if size > max(large, times * compressed_size):
         raise ModelFileError(
-            f"would take {size} bytes, of which the file has {compressed_size}. No "
-            "model does that: it is not opened."
+            f"would take {size} bytes, but the file has {compressed_size}. No model "
+            "does that. The file is not opened."
         )
 
 
@@ -294,15 +270,14 @@ _SHARDED = ".weights.json"
 
 
 def is_weights_alone(path: Path) -> bool:
-    """Return whether a file has weights, by its name, and no model."""
+    """Returns whether a file name denotes weights without a model."""
     return path.name.endswith((".weights.h5", _SHARDED))
 
 
 def shards_of(path: Path) -> list[Path]:
-    """Return the files that weights lie in, see `is_weights_alone`.
+    """Returns the files that contain the weights. See `is_weights_alone`.
 
-    Raises:
-        ModelFileError: if one is missing, or lies in another folder.
+    Raises `ModelFileError` if a file is missing or in another directory.
     """
     if not path.name.endswith(_SHARDED):
         return [path]
@@ -313,14 +288,14 @@ def shards_of(path: Path) -> list[Path]:
         names = dict.fromkeys(str(name) for each in lists for name in each)
     except (InputError, OSError, LookupError, TypeError, AttributeError) as error:
         raise ModelFileError(
-            f"{str(path)!r} does not tell which files the weights are in. Expected: "
-            "what model.save_weights wrote, with a weight_map."
+            f"{str(path)!r} has no valid weight_map. Expected: a file written by "
+            "model.save_weights."
         ) from error
     present = {file.name for file in path.parent.iterdir() if file.is_file()}
     for name in names:
         if name not in present:
             raise ModelFileError(
-                f"{str(path)!r} names the file {name[:100]!r}, which is not beside it."
+                f"{str(path)!r} refers to {name[:100]!r}, which is not in its folder."
             )
     shards = [path.with_name(name) for name in names]
     check_links(path.parent, shards)
@@ -328,7 +303,7 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def stored_bytes(path: str | Path) -> int:
-    """Return the bytes of a file with its shards, or of all files in a folder."""
+    """Returns the size of a file with its shards, or of all files in a directory."""
     path = Path(path)
     if path.is_dir():
         return sum(file_sizes(path).values())
@@ -337,6 +312,6 @@ def stored_bytes(path: str | Path) -> int:
 
 
 def file_sizes(folder: Path) -> dict[Path, int]:
-    """Return the bytes of every file in a folder and the folders within, in order."""
+    """Returns the size of every file in a directory tree, sorted by path."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     return {file: file.stat().st_size for file in files}

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Atomic writing of files and directories."""
 
 import os
 import shutil
@@ -18,26 +18,25 @@ except ImportError:  # on Windows
 
 _PREFIX = ".kerasmem-saving-"
 _YOUNG_SECONDS = 60.0
-"""So long a folder may be there before its process holds it."""
+"""Age in seconds up to which an unlocked directory may still be in use."""
 
 
 @contextmanager
 def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
-    """Give a temporary path in a folder beside `path` that takes its place at the end.
+    """Context manager for atomic writing. Yields a temporary path.
 
-    The temporary file has the same suffix, and its folder has room for more; the file
-    that takes the place of another has its permissions. On any exception, also Ctrl-C,
-    the folder is gone and whatever was at `path` is untouched; one that was left by a
-    process that was killed goes with the next file.
+    At the end, the temporary file replaces `path` and takes over the permissions of an
+    existing file. Its directory, next to `path`, may contain further files. On any
+    exception, including `KeyboardInterrupt`, the directory is removed and `path`
+    remains unchanged. Directories of killed processes are removed by the next call.
 
     Args:
-        path: the file.
-        follow_link: True if a symbolic link at `path` stays one, and what it leads to
-            is replaced; False to replace the link, in a folder that is not the user's
-            own to link from.
+        path: Path of the file.
+        follow_link: Whether to replace the target of a symbolic link. If `False`, the
+            link is replaced, as needed in directories not owned by the user.
 
     Raises:
-        OutputError: if the file cannot be written, such as on a full disk.
+        OutputError: If the file cannot be written, for example on a full disk.
 
     Example:
         >>> import tempfile
@@ -48,7 +47,7 @@ def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
         ['a.txt']
     """
     target = _target(Path(path), follow_link=follow_link)
-    outcome = "Nothing was written, and what was there before is untouched."
+    outcome = "Nothing was written, and the existing file is unchanged."
     with writing(path, outcome), held_folder(target.parent) as folder:
         temporary = folder / f"new{target.suffix}"
         yield temporary
@@ -60,15 +59,11 @@ def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path` that gets its name at the end.
+    """Context manager for an atomically created directory. Yields a temporary path.
 
-    On any exception it is gone, and nothing is at `path`.
-
-    Args:
-        path: where there is nothing, or an empty folder.
-
-    Raises:
-        OutputError: if the folder cannot be written, such as on a full disk.
+    At the end, the temporary directory is renamed to `path`, which must be missing or
+    an empty directory. On any exception, it is removed. Raises `OutputError` if writing
+    fails.
     """
     target = _target(Path(path), follow_link=False)
     with writing(path, "Nothing was written."), held_folder(target.parent) as room:
@@ -85,12 +80,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: str | Path, outcome: str) -> Iterator[None]:
-    """Raise `OutputError` in place of each `OSError`.
-
-    Args:
-        path: Path of the output, for the message.
-        outcome: State of the files after the error, for the message.
-    """
+    """Converts `OSError` to `OutputError`, which reports `path` and the `outcome`."""
     try:
         yield
     except OSError as error:
@@ -109,12 +99,9 @@ def _target(path: Path, *, follow_link: bool) -> Path:
 
 @contextmanager
 def held_folder(parent: Path) -> Iterator[Path]:
-    """Give a temporary folder that is held while there is a process that uses it.
+    """Creates a temporary directory in `parent` that is locked while it is in use.
 
-    Those that processes left which were killed are removed.
-
-    Args:
-        parent: the folder to make it in.
+    Also removes the directories of killed processes.
     """
     _remove_left(parent)
     with (
@@ -126,7 +113,7 @@ def held_folder(parent: Path) -> Iterator[Path]:
 
 def _remove_left(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        # Another process may be removing it as well.
+        # Another process may remove the folder at the same time.
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
                 continue
@@ -137,14 +124,10 @@ def _remove_left(parent: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[bool | None]:
-    """Lock a folder, until the context or the process ends.
+    """Locks an existing directory until the end of the context or of the process.
 
-    Args:
-        folder: An existing folder.
-
-    Yields:
-        `True` if the folder is locked, `False` if another process has locked it, `None`
-        if the system cannot lock folders.
+    Yields `True` if the directory is locked, `False` if another process has locked it,
+    and `None` if the system cannot lock directories.
     """
     if fcntl is None:
         yield None

@@ -1,7 +1,7 @@
-"""Arrays in an HDF5 file in pieces, each deflated by itself, on several threads.
+"""Chunked HDF5 arrays, deflated on several threads.
 
-HDF5 calls a piece a chunk. Here each is a run of the array's entries as they follow
-each other, so that an array can come, or go, a block at a time. Any HDF5 reads them.
+Each chunk is a contiguous run of the array's entries, so that arrays can be written and
+read block by block. Any HDF5 library can read the files.
 """
 
 import math
@@ -24,28 +24,25 @@ from kerasmem.files.threads import Threads
 
 _PIECE_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 9
-"""A smaller array takes less as it is."""
+"""Smaller arrays are stored uncompressed."""
 
 MOST_UNSTORED_BYTES = 1 << 32
-"""Keras refuses a larger array of which the file has nothing."""
+"""Size from which Keras rejects an array without stored data."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NOTHING = np.empty(0, np.uint8)
 Place = tuple[int, ...]
 Form = tuple[tuple[int, ...], np.dtype]
 _Packed = tuple[bytes, bool, int]
-"""Bytes of a chunk, whether they are the entries as they are, and their checksum."""
+"""Bytes of a chunk, whether they are uncompressed, and their checksum."""
 
 
 @dataclass
 class WrittenArray:
-    """An array in a file, as it was written.
+    """An array written to a file.
 
-    Args:
-        shape: its shape.
-        dtype: type of an entry.
-        sums: CRC-32 of the entries of each chunk, in order, None for one of zeros that
-            the file has nothing of; of all entries where there are no chunks.
+    `sums` contains a CRC-32 per chunk, or `None` for a chunk of zeros without stored
+    data. An array without chunks has a single CRC-32.
     """
 
     shape: tuple[int, ...]
@@ -59,9 +56,9 @@ class WrittenArray:
 
 
 def new_file(path: Path) -> h5py.File:
-    """Return a new HDF5 file in the short forms that HDF5 1.10 and later reads.
+    """Creates an HDF5 file in the compact format of HDF5 1.10 and later.
 
-    The older ones take some KiB for the pieces of each array, however few.
+    Older formats take some KiB per array for the chunk index.
     """
     settings = h5p.create(h5p.FILE_CREATE)
     settings.set_obj_track_times(False)
@@ -72,7 +69,7 @@ def new_file(path: Path) -> h5py.File:
 
 
 def new_group(parent: h5py.Group, name: str) -> h5py.Group:
-    """Return a new group, without the time: what is written is the same tomorrow."""
+    """Creates a group without a timestamp, so that files are reproducible."""
     settings = h5p.create(h5p.GROUP_CREATE)
     settings.set_obj_track_times(False)
     return h5py.Group(h5g.create(parent.id, name.encode(), None, settings))
@@ -85,21 +82,13 @@ def write_array(
     form: Form,
     blocks: Iterable[np.ndarray],
 ) -> WrittenArray:
-    """Write an array of numbers under a name, as Keras reads it.
+    """Writes a numeric array in the format that Keras reads.
 
-    What is written depends on the array alone, not on how it was cut into blocks. It is
-    all there, and its checksums, when the scope of the threads ends.
+    The result depends only on the array, not on the division into blocks. A yielded
+    block must not be modified until the scope of `threads` ends. The data and the
+    checksums are complete at this point.
 
-    Args:
-        threads: that deflate the pieces.
-        group: of a file that is written.
-        name: of the array in it.
-        form: its shape and type.
-        blocks: its entries in their order, in arrays of any length and shape. Their
-            memory stays as it is until the scope ends, or `blocks` makes new ones.
-
-    Raises:
-        OutputError: if the blocks have fewer or more entries than the array.
+    Raises `OutputError` if the blocks have fewer or more entries than the array.
     """
     shape, dtype = form
     if not shape or math.prod(shape) * dtype.itemsize < _LEAST_BYTES:
@@ -118,7 +107,7 @@ def write_array(
         shuffle=shuffle,
     )
     note_type(dataset, dtype)
-    # Keras would take so large an array without a piece for a trap.
+    # Keras rejects an array of this size without stored data.
     keeps_zeros = record.nbytes > MOST_UNSTORED_BYTES
     pack = partial(_packed, keeps_zeros=keeps_zeros)
     form_of_piece = width if shuffle else 1, math.prod(chunks) * width
@@ -132,9 +121,9 @@ def write_array(
 def write_plain(
     group: h5py.Group, name: str, form: Form, blocks: Iterable[np.ndarray]
 ) -> WrittenArray:
-    """Write an array in one piece, as it is; nothing of one that is all zero.
+    """Writes an array contiguously. See `write_array`.
 
-    See `write_array`.
+    No data is stored for an array of zeros.
     """
     shape, dtype = form
     if not (shape and math.prod(shape)):
@@ -157,7 +146,7 @@ def write_plain(
         if not (is_stored or piece.any()):
             zeros.append((place, piece.size))
             continue
-        # HDF5 makes room for the whole array, and leaves in it what was there.
+        # HDF5 allocates the whole array without clearing it.
         for before, size in zeros:
             put(before, np.zeros(size, np.uint8))
         is_stored, zeros = True, []
@@ -187,7 +176,7 @@ def _packed(
     if not keeps_zeros and not piece.any():
         return None
     crc = checksum(piece)
-    if piece.size < size:  # at an end of the array, HDF5's chunk reaches over it
+    if piece.size < size:  # the last HDF5 chunk extends beyond the array
         piece = np.concatenate([piece, np.zeros(size - piece.size, np.uint8)])
     stream = deflated(piece, width)
     if stream is None:
@@ -196,7 +185,7 @@ def _packed(
 
 
 def is_as_written(dataset: h5py.Dataset, written: WrittenArray) -> bool:
-    """Return whether an array in a file is what was written, as any reader reads it."""
+    """Returns whether an array in a file equals the written array."""
     if dataset.chunks is None:
         crc = 0
         for block in blocks_of(dataset):
@@ -210,7 +199,7 @@ def is_as_written(dataset: h5py.Dataset, written: WrittenArray) -> bool:
 
 
 def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
-    """Yield an array in a file in runs of about a MiB."""
+    """Yields an array in a file in blocks of about 1 MiB."""
     if not dataset.shape or not dataset.size:
         yield np.asarray(dataset[()], dataset.dtype)
         return
@@ -220,12 +209,7 @@ def blocks_of(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of the pieces of an array, each about a MiB and a run of it.
-
-    Args:
-        shape: of the array, without an axis of 0.
-        itemsize: bytes of an entry.
-    """
+    """Returns the chunk shape: a contiguous run of about 1 MiB."""
     axis, size = len(shape), itemsize
     while axis and size * shape[axis - 1] <= _PIECE_BYTES:
         axis -= 1
@@ -275,12 +259,12 @@ def _pieces(
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array's entries in their order."""
+    """Returns the bytes of an array in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def checksum(array: np.ndarray, before: int = 0) -> int:
-    """Return the CRC-32 of an array's bytes, after that of what comes before them."""
+    """Returns the CRC-32 of an array, continued from `before`."""
     return crc32(bytes_of(array).data, before)
 
 
@@ -290,7 +274,7 @@ def write_whole(
     form: Form,
     blocks: Iterable[np.ndarray],
 ) -> WrittenArray:
-    """Write an array in one piece, as it is; see `write_array`."""
+    """Writes an array contiguously. See `write_array`."""
     shape, dtype = form
     content = whole_of(name, form, blocks)
     dataset = group.create_dataset(name, data=content)
@@ -299,11 +283,7 @@ def write_whole(
 
 
 def whole_of(name: str, form: Form, blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return an array of the blocks of it, of the type that HDF5 has a name for.
-
-    Raises:
-        OutputError: if they have fewer or more entries.
-    """
+    """Concatenates blocks to an array of a data type known to HDF5."""
     shape, dtype = form
     parts = [bytes_of(block) for block in blocks]
     content = parts[0] if len(parts) == 1 else np.concatenate([_NOTHING, *parts])
@@ -313,12 +293,12 @@ def whole_of(name: str, form: Form, blocks: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def type_in_file(dtype: np.dtype) -> Any:
-    """Return the type of entries that HDF5 has a name for."""
+    """Returns the HDF5 data type of an array: raw bytes for bfloat16."""
     return np.dtype("V2") if dtype == _BFLOAT16 else dtype
 
 
 def type_of(dataset: h5py.Dataset) -> np.dtype:
-    """Return the type of entries that a dataset stands for, see `note_type`."""
+    """Returns the data type of a dataset, including bfloat16. See `note_type`."""
     is_bfloat16 = (
         dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
     )
@@ -326,16 +306,16 @@ def type_of(dataset: h5py.Dataset) -> np.dtype:
 
 
 def note_type(dataset: h5py.Dataset, dtype: np.dtype) -> None:
-    """Note a type that HDF5 has no name for, as Keras does."""
+    """Records bfloat16 in an attribute, as Keras does."""
     if dtype == _BFLOAT16:
         dataset.attrs["dtype"] = "bfloat16"
 
 
 def not_read_back(name: str) -> OutputError:
-    """Return the error of a weight that is not in the file as it was written."""
-    return OutputError(f"the weight {name!r} was not read back as it was written")
+    """Returns the error for a weight whose stored value differs."""
+    return OutputError(f"the stored value of the weight {name!r} differs")
 
 
 def other_length(name: str) -> OutputError:
-    """Return the error of an array whose blocks do not make its shape."""
-    return OutputError(f"the weight {name!r} has another length than its shape tells")
+    """Returns the error for an array whose blocks do not match its shape."""
+    return OutputError(f"the length of the weight {name!r} does not match its shape")

@@ -1,4 +1,4 @@
-"""Which weight takes how many bytes of a model's file."""
+"""Breakdown of a model file into weights and other contents."""
 
 import zipfile
 import zlib
@@ -29,7 +29,7 @@ from kerasmem.records import FileContents, StoredTensor
 from kerasmem.units import KIB
 
 _EXACT, _STEPS = 16, 1 << 16
-"""Least bytes of a deflated stream that are read at once, and most steps through it."""
+"""Minimum bytes per read of a deflated stream, and maximum number of reads."""
 
 _OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h5 file
 
@@ -37,16 +37,10 @@ _OPTIMIZERS = ("optimizer/", "optimizer_weights/")  # in a .keras file, in an .h
 def deflated_places(
     file: BinaryIO, start: int, size: int, marks: Sequence[int]
 ) -> dict[int, int]:
-    """Return how many bytes of a stream are read when it has given so many.
+    """Returns the number of deflated bytes read for given numbers of inflated bytes.
 
-    Args:
-        file: open to read bytes.
-        start: where in it the raw stream begins.
-        size: bytes of the stream.
-        marks: numbers of inflated bytes.
-
-    Returns:
-        The number of deflated bytes by each mark, from 0 to `size`.
+    The raw stream of `size` bytes starts at `start`. The result maps each of `marks` to
+    a number from 0 to `size`.
     """
     ahead, places = sorted(set(marks), reverse=True), dict[int, int]()
     inflate, output_size = zlib.decompressobj(-zlib.MAX_WBITS), 0
@@ -56,7 +50,7 @@ def deflated_places(
         while ahead and ahead[-1] <= output_size:
             places[ahead.pop()] = read
         output_size += len(inflate.decompress(file.read(min(step, size - read))))
-    # The other marks are at the end of the stream or behind it.
+    # The remaining marks are at or beyond the end of the stream.
     return places | dict.fromkeys(ahead, size)
 
 
@@ -64,18 +58,19 @@ _STRUCTURE = "structure of the weights"
 _VARIABLES = "vars"
 
 Place = Callable[[int], int]
-"""Where in the file the bytes of the weights up to one of them end."""
+"""Maps an offset in the weights to an offset in the file."""
 
 
 def inspect_file(path: str | Path) -> FileContents:
-    """Return what every weight in a file takes of it, and what all else takes.
+    """Returns the size of every weight in a file, and of the remaining contents.
 
     Args:
-        path: a `.keras` or `.h5` file, a `.weights.json` file with its shards, a preset
-            of KerasHub, or the folder of a SavedModel: what each of its files takes.
+        path: Path of a `.keras` or `.h5` file, a `.weights.json` file with its shards,
+            a KerasHub preset, or a SavedModel directory. For a SavedModel, the sizes
+            are per file.
 
     Raises:
-        ModelFileError: if it is damaged, or no such file.
+        ModelFileError: If the file is missing or damaged.
     """
     path = Path(path)
     if path.is_dir() and not is_preset(path):
@@ -98,7 +93,7 @@ def _inspected(path: Path) -> FileContents:
     if not zipfile.is_zipfile(path):
         if not h5py.is_hdf5(path):
             raise ModelFileError(
-                "Expected a model file, .keras or .h5, that is whole. Received: "
+                "Expected a complete model file, .keras or .h5. Received: "
                 f"path={str(path)!r}."
             )
         with h5py.File(path, "r") as weights:
@@ -138,28 +133,18 @@ def _contents(
 
 
 class FileSize(NamedTuple):
-    """Size of a model file.
-
-    Args:
-        file_bytes: as in `ModelFigures`.
-        optimizer_file_bytes: as in `ModelFigures`.
-    """
+    """Size of a model file. See `ModelFigures`."""
 
     file_bytes: int
     optimizer_file_bytes: int = 0
 
 
 def file_size(path: str | Path) -> FileSize:
-    """Returns the size of a model file and the bytes of optimizer state in it.
+    """Returns the size of a model file and its optimizer state.
 
-    An optimizer before its first step takes a few bytes in the files of
-    `km.save_model`. Less than 1 KiB counts as no state.
-
-    Args:
-        path: as for `inspect_file`. Folders and weights files have no optimizer state.
-
-    Raises:
-        ModelFileError: if the file is damaged.
+    Less than 1 KiB counts as no state: the initial optimizer in files of
+    `km.save_model` takes a few bytes. Directories and weights files have no optimizer
+    state.
     """
     path, state = Path(path), ()
     try:
@@ -176,13 +161,9 @@ def file_size(path: str | Path) -> FileSize:
 
 @dataclass(frozen=True)
 class OptimizerVariables:
-    """The variables of an optimizer: its slots, its step counter, its learning rate.
+    """The variables of an optimizer: slots, step counter, learning rate.
 
-    Args:
-        entries: number of their entries, 0 if the file holds none.
-        bytes: what they take in RAM.
-        is_fresh: whether it has made no step, as in the files that `km.save_model`
-            writes: its slots are there, with nothing learned.
+    `is_fresh` is `True` if the step counter is 0, as in files of `km.save_model`.
     """
 
     entries: int
@@ -191,14 +172,9 @@ class OptimizerVariables:
 
 
 def optimizer_state(path: str | Path) -> OptimizerVariables | None:
-    """Return what the file of a model holds of its optimizer.
+    """Returns the optimizer variables in a model file.
 
-    Returns:
-        The state, or None for a file whose weights lie elsewhere than usual, or the
-        folder of a SavedModel.
-
-    Raises:
-        ModelFileError: if it is damaged.
+    Returns `None` for a SavedModel or an unusual file layout.
     """
     path = weights_of(Path(path)) if is_preset(path) else Path(path)
     if path.is_dir():

@@ -1,7 +1,7 @@
-"""The arrays of an HDF5 file: where they lie, and what they say that they hold.
+"""Arrays of an HDF5 file, and limits on the memory that a file can request.
 
-A dataset may tell of an array of any size and store nothing of it, and a config of a
-layer of any size without a weight. Neither gets memory before the other agrees.
+A dataset can declare an array of any size without storing data. A config can declare a
+layer of any size without weights. Memory is allocated only if both agree.
 """
 
 import functools
@@ -30,14 +30,10 @@ from kerasmem.units import MIB
 class Dataset:
     """An array in a file.
 
-    Args:
-        name: its path in the file.
-        shape: its shape.
-        dtype: type of an entry.
-        extents: the first byte and the number of bytes of each piece of it.
-        plain: whether it is one piece of the entries as they are, or none: all zero.
-        filtered: whether it is compressed by HDF5.
-        shuffled: whether the bytes of entries are sorted by their place first.
+    `extents` are the offset and size of each stored block. An array is `plain` if its
+    entries are stored contiguously and uncompressed, or not at all because all are
+    zero. An array is `filtered` if HDF5 compresses it, and `shuffled` if HDF5 groups
+    bytes.
     """
 
     name: str
@@ -55,7 +51,7 @@ class Dataset:
 
 
 def arrays_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
-    """Return the arrays in a group by their paths, each once, and by no link."""
+    """Returns the arrays in a group by path. Links are not followed."""
     arrays: dict[str, h5py.Dataset] = {}
 
     def keep(name: str, item: object) -> None:
@@ -67,43 +63,38 @@ def arrays_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
 
 
 def datasets(file: h5py.File) -> list[Dataset]:
-    """Return the arrays in a file, each once, in the order of their paths."""
+    """Returns the arrays in a file, sorted by path."""
     return [_described(name, item) for name, item in arrays_in(file).items()]
 
 
 def weights_in(file: h5py.File) -> list[Dataset]:
-    """Return the arrays in a file that are not the optimizer's."""
+    """Returns the arrays in a file, without the optimizer."""
     return [each for each in datasets(file) if not each.name.startswith(OPTIMIZER)]
 
 
 def attribute_text(value: Any) -> str:
-    """Return the text in an attribute of an HDF5 file, which may be bytes."""
+    """Returns an HDF5 attribute as text."""
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def whole_array(
     dataset: Any, file: h5py.File, most_bytes: int | None = None
 ) -> np.ndarray:
-    """Return the array in a dataset.
+    """Returns the array of a dataset.
 
-    Args:
-        dataset: of a file.
-        file: the file.
-        most_bytes: that the array may have; None for what any file may hold.
-
-    Raises:
-        ModelFileError: if it is none, leads to another file, or is a bomb.
+    Raises `ModelFileError` if the item is no array or is stored in another file. Also
+    if the array exceeds `most_bytes`, by default a multiple of the stored size.
     """
     if not isinstance(dataset, h5py.Dataset):
         raise ModelFileError(f"{dataset.name!r} is no array.")
     if dataset.external or dataset.is_virtual or dataset.file != file:
-        raise ModelFileError(f"{dataset.name!r} is kept outside of the file.")
+        raise ModelFileError(f"{dataset.name!r} is stored outside the file.")
     if most_bytes is None:
         most_bytes = max(LARGE_BYTES, MOST_TIMES * dataset.id.get_storage_size())
     if dataset.nbytes > most_bytes:
         raise ModelFileError(
-            f"{dataset.name!r} would take {dataset.nbytes} bytes, of which the file "
-            f"has {dataset.id.get_storage_size()}."
+            f"{dataset.name!r} would take {dataset.nbytes} bytes, but the file has "
+            f"{dataset.id.get_storage_size()}."
         )
     return dataset[()]
 
@@ -132,52 +123,41 @@ def _extents(item: h5py.Dataset, *, chunked: bool) -> tuple[tuple[int, int], ...
 
 
 FORM_BYTES = 400
-"""Of the beginning of a coded array, in which its shape and type are."""
+"""Number of leading bytes of a coded array that contain its shape and type."""
 
 _HEAP = b"GCOL\x01\0\0\0"
 _ENTRY = struct.Struct("<H6xQ")
-"""Where a heap begins, and an entry: its index, 0 for none, and its length."""
+"""Header of a heap, and format of an entry: index (0 is free space) and length."""
 
 _FREE_ENTRIES = 16 * MIB
-"""Of weights that a model may have beside those in its file, such as unsaved ones."""
+"""Number of entries allowed in addition to the weights in the file, for unsaved
+weights."""
 
 _FREE_LAYERS, _LAYERS_AN_ARRAY = 4096, 4
-"""Of layers that a model may have; most without weights are listed in its config."""
+"""Number of layers that a model may have: a fixed number, and more per array."""
 
 _ONE_THREAD = threading.RLock()
-"""Two loads at a time would each put back what the other had put in its place."""
+"""Serializes loads, because two concurrent loads would restore each other's patches."""
 
 _LARGE_BYTES, _MOST_TIMES = 256 * MIB, 16
 _MOST_TIMES_BEFORE_THE_MODEL = 100
 
 
 def form_of(weights: h5py.File, each: Dataset) -> tuple[tuple[int, ...], Any] | None:
-    """Return shape and type of the array that is coded in a dataset, None if none is.
-
-    Raises:
-        ModelFileError: if the code is damaged.
-    """
+    """Returns the shape and type of a coded array, or `None` if it is not coded."""
     if each.dtype != "uint8" or len(each.shape) != 1 or not each.extents:
         return None
     return coded_form(weights[each.name][:FORM_BYTES].tobytes())
 
 
 def inflates(weights: h5py.File, file_bytes: int) -> bool:
-    """Return whether the weights in a file of so many bytes may be far larger."""
+    """Returns whether the weights may be far larger than `file_bytes`."""
     whole = max(sum(_declared_bytes(weights).values()), int(weights.id.get_filesize()))
     return whole > max(_LARGE_BYTES, _MOST_TIMES * file_bytes)
 
 
 def check_declared(path: Path, weights: h5py.File) -> None:
-    """Raise if the weights in a file are far larger than any file of Keras makes them.
-
-    Args:
-        path: the file.
-        weights: those in it.
-
-    Raises:
-        ModelFileError: if they are.
-    """
+    """Raises `ModelFileError` if the weights in a file declare an implausible size."""
     sizes = _declared_bytes(weights)
     most = max(_LARGE_BYTES, _MOST_TIMES_BEFORE_THE_MODEL * path.stat().st_size)
     if sum(sizes.values()) > most:
@@ -185,21 +165,15 @@ def check_declared(path: Path, weights: h5py.File) -> None:
         storage_size = weights[largest].id.get_storage_size()
         raise ModelFileError(
             f"The weights in {str(path)!r} would take {sum(sizes.values())} bytes: "
-            f"{largest!r} {sizes[largest]}, of which the file has {storage_size}. "
-            "It is not opened."
+            f"{largest!r} {sizes[largest]}, but the file has {storage_size}. The file "
+            "is not opened."
         )
 
 
 def check_heaps(path: Path) -> None:
-    """Raise if a heap of texts in an HDF5 file has an entry that leads to itself.
+    """Raises `ModelFileError` if a string heap in an HDF5 file is cyclic.
 
-    HDF5 itself would follow it for ever.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ModelFileError: if one has, or heaps lie over each other.
+    HDF5 would loop forever.
     """
     if not path.stat().st_size:
         raise ModelFileError(f"{str(path)!r} is damaged: it is empty.")
@@ -212,9 +186,7 @@ def check_heaps(path: Path) -> None:
             most -= _entries_in(content, start, most)
             start = content.find(_HEAP, start + len(_HEAP))
     if most < 0:
-        raise ModelFileError(
-            f"{str(path)!r} is damaged: a heap of its texts does not end."
-        )
+        raise ModelFileError(f"{str(path)!r} is damaged: a heap of strings is cyclic.")
 
 
 def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
@@ -225,7 +197,7 @@ def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
         index, length = _ENTRY.unpack_from(content, place)
         if not index and length < _ENTRY.size:
             return most + 1
-        # Entry 0 is the room that is left: its length is with its head.
+        # The length of entry 0, the free space, includes its header.
         place += length if not index else _ENTRY.size + -(-length // 8) * 8
         count += 1
     return count
@@ -233,15 +205,10 @@ def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
 
 @contextmanager
 def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]:
-    """Return a scope in which models get about as many weights as a file has.
+    """Limits the weights and layers of a model during loading.
 
-    Args:
-        path: the file of a model, or the folder of a SavedModel or a preset.
-        layers_alone: Whether to bound the number of layers and not their weights.
-
-    Raises:
-        ModelFileError: by the layer that is one too many, or would get too many
-            weights, before it has them.
+    Raises `ModelFileError` before a weight or layer beyond the limit is created.
+    `layers_alone` limits only the number of layers.
     """
     budget = _Budget(functools.partial(_held_in, path))
     places = {(keras.Layer, "__init__"): budget.counting_layers}
@@ -250,7 +217,7 @@ def bounded_weights(path: Path, *, layers_alone: bool = False) -> Iterator[None]
         places[keras.metrics.Metric, "add_variable"] = budget.counting
     with _ONE_THREAD:
         originals = {place: getattr(*place) for place in places}
-        # No issue known: Keras 3.15 bounds what an archive inflates to, not a config.
+        # No issue known: Keras 3.15 limits the size of an archive, not of a config.
         for place, original in originals.items():
             setattr(*place, places[place](original))
         try:
@@ -268,7 +235,7 @@ class _Budget:
         self._is_known = False
 
     def counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that makes a variable, and counts it first."""
+        """Wraps a method that creates a variable."""
 
         def add(owner: Any, *args: Any, **kwargs: Any) -> Any:
             shape = kwargs.get("shape", args[0] if args else None)
@@ -279,10 +246,10 @@ class _Budget:
         return add
 
     def counting_layers(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that initializes a layer, and counts it first."""
+        """Wraps the constructor of a layer."""
         budget = self
 
-        # Keras reads the signature, names of arguments included.
+        # Keras inspects the signature, including argument names.
         @functools.wraps(original)
         def init(self: Any, **kwargs: Any) -> None:
             if budget._is_ours():
@@ -304,15 +271,15 @@ class _Budget:
             return
         if not self._is_known:
             entries, arrays = self._held()
-            # Twice: of codes of 4 bits the file has half as many entries.
+            # Twice, because the file has one byte for two 4-bit values.
             self._most, self._is_known = 2 * entries + self._most, True
             self._most_layers += _LAYERS_AN_ARRAY * arrays
         if not self._fits():
             raise ModelFileError(
-                f"The model has {self._layers} layers and weights of "
-                f"{self._allocated} entries or more, and its file "
-                f"{(self._most_layers - _FREE_LAYERS) // _LAYERS_AN_ARRAY} arrays of "
-                f"{(self._most - _FREE_ENTRIES) // 2}. It gets no memory for them."
+                f"The model has {self._layers} layers and at least {self._allocated} "
+                "weight entries, but its file has "
+                f"{(self._most_layers - _FREE_LAYERS) // _LAYERS_AN_ARRAY} arrays with "
+                f"{(self._most - _FREE_ENTRIES) // 2} entries. No memory is allocated."
             )
 
     def _fits(self) -> bool:
@@ -323,7 +290,7 @@ def _held_in(path: Path) -> tuple[int, int]:
     if path.is_dir():
         if (path / "saved_model.pb").exists():
             return stored_bytes(path), stored_bytes(path)
-        counts = [*map(_held_in, path.glob("*.weights.h5"))]  # of a preset, its shards
+        counts = [*map(_held_in, path.glob("*.weights.h5"))]  # shards of a preset
         return sum(count[0] for count in counts), sum(count[1] for count in counts)
     if h5py.is_hdf5(path):
         with h5py.File(path, "r") as weights:

@@ -1,9 +1,8 @@
-"""The pieces of an array as HDF5's own filters store them, made much faster.
+"""Fast compression compatible with HDF5's shuffle and deflate filters.
 
-HDF5 shuffles the bytes of a piece, first bytes of all entries first, and deflates them.
-Here libdeflate does it. Of float weights the low bytes of the mantissa are as good as
-random: these are stored in the stream as they are, which takes no time to write and
-none to read.
+HDF5 groups the bytes of all entries by position and deflates the result. This module
+uses libdeflate. The low mantissa bytes of float weights are nearly random. They are
+stored uncompressed in the stream, which costs almost no time.
 """
 
 import zlib
@@ -13,40 +12,32 @@ import deflate
 import numpy as np
 
 crc32 = deflate.crc32
-"""As that of zlib, sixteen times as fast."""
+"""Same result as `zlib.crc32`, sixteen times faster."""
 
 _SAMPLE_BYTES = 1 << 12
 _WORTH_IT = 0.98
-"""Deflated, a part takes at most so much of its bytes, or is left as it is."""
+"""Maximum ratio of deflated to plain bytes. Otherwise, a part stays uncompressed."""
 
 _MOST_FOR_SPEED = 1.02
-"""So many times the bytes are taken if there is no search for what repeats."""
+"""Maximum ratio of bytes without and with a search for repetitions."""
 
 _MOST_STORED = 65535
-"""Bytes of one stored block in a stream."""
+"""Maximum bytes of a stored block."""
 
 _LEVEL = 6
 _END = b"\x03\0"
-"""A last block, of nothing."""
+"""An empty last block."""
 
 
 def shuffled(piece: np.ndarray, width: int) -> np.ndarray:
-    """Return the bytes of a piece with those of one place in each entry together.
-
-    Args:
-        piece: bytes, of the shape (entries * width,).
-        width: bytes of an entry.
-
-    Returns:
-        Bytes of the shape (width, entries).
-    """
+    """Groups bytes by position: (entries * width,) becomes (width, entries)."""
     return np.ascontiguousarray(piece.reshape(-1, width).T)
 
 
 def better_shuffled(piece: np.ndarray, width: int) -> bool:
-    """Return whether the beginning of a piece deflates better if it is shuffled.
+    """Returns whether the start of a chunk compresses better after shuffling.
 
-    Zeros among float weights break up what is alike in their first bytes.
+    Zeros among float weights interrupt similar runs of leading bytes.
     """
     if width == 1:
         return False
@@ -56,11 +47,9 @@ def better_shuffled(piece: np.ndarray, width: int) -> bool:
 
 
 def deflated(piece: np.ndarray, width: int) -> bytes | None:
-    """Return a zlib stream of a piece, None if it would not be smaller.
+    """Returns a zlib stream, or `None` if it would not be smaller.
 
-    Args:
-        piece: bytes, of the shape (entries * width,).
-        width: bytes of an entry if they are shuffled first, else 1.
+    `width` is the number of bytes per entry for shuffling, or 1 without shuffling.
     """
     planes = shuffled(piece, width)
     how = [_how(plane) for plane in planes]
@@ -70,7 +59,7 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
     if _deflated not in how:
         blocks = [block(plane) for block, plane in zip(how, planes, strict=True)]
         blocks.append(_END)
-    else:  # what repeats may do so in all planes
+    else:  # repetitions may extend over several planes
         blocks = [
             _stored(planes[: deflated_planes[0]]),
             _deflated(planes[deflated_planes[0] :]),
@@ -100,9 +89,9 @@ def _stored(content: np.ndarray) -> bytes:
 
 
 def _by_frequency(content: np.ndarray) -> bytes:
-    """Return blocks in which each byte is coded by itself: faster, by Huffman alone.
+    """Compresses with Huffman coding only, which is faster.
 
-    In the exponents of trained weights no sequence repeats that is worth a search.
+    Exponents of trained weights have no repetitions worth a search.
     """
     how = (_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS, 9)
     coder = zlib.compressobj(*how, zlib.Z_HUFFMAN_ONLY)

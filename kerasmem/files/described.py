@@ -1,4 +1,4 @@
-"""A model to look at, not to run: its weights stay in the file."""
+"""Models for inspection, whose weights stay in the file."""
 
 import tempfile
 import zipfile
@@ -34,18 +34,11 @@ from kerasmem.records.regular import unchanged
 def described_model(
     path: str | Path, custom_objects: dict[str, Any] | None = None
 ) -> Iterator[Any]:
-    """Give the model in a file to look at, not to run, within the scope.
+    """Context manager that yields a model for inspection only. See `load_model`.
 
-    Its weights stay in the file where that is a `.keras` file of Keras 3. Of a preset
-    it is the backbone. Any other, and one whose layers want their values while they are
-    loaded, is loaded whole.
-
-    Args:
-        path: as for `load_model`.
-        custom_objects: the user's own layers and functions by name.
-
-    Raises:
-        ModelFileError: as by `load_model`.
+    The weights of a Keras 3 `.keras` file stay in the file. For a preset, yields the
+    backbone. Other models, and models whose layers read their weights while loading,
+    are loaded completely.
     """
     path = weights_of(Path(path)) if is_preset(path) else Path(path)
     with ExitStack() as scope:
@@ -54,22 +47,17 @@ def described_model(
         model = None
         if can_be_described(path):
             model = _described(path, custom_objects or {}, scope)
-        if model is None:  # a layer wants its weights, or something is wrong with it
+        if model is None:  # a layer reads its weights, or the file is damaged
             model = load_model(path, custom_objects)
         yield model
 
 
 @contextmanager
 def described_preset(folder: Path) -> Iterator[Any]:
-    """Give the model that the configs of a preset tell of, without any weight.
+    """Context manager that yields the model of a preset without weights.
 
-    It is the task if there is one, else the backbone.
-
-    Args:
-        folder: the preset, which need not have files with weights.
-
-    Raises:
-        ModelFileError: if no model can be made of them.
+    Yields the task if there is one, otherwise the backbone. Weight files are not
+    needed.
     """
     with without_values():
         with loading(folder), bounded_weights(folder, layers_alone=True):
@@ -79,7 +67,7 @@ def described_preset(folder: Path) -> Iterator[Any]:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Return a scope in which variables are made that have a shape and a type alone."""
+    """Context manager in which variables have a shape and a type but no value."""
     values = current().lazy_values()
     with ExitStack() as scope:
         if values.why_not() is None:
@@ -91,18 +79,13 @@ def without_values() -> Iterator[None]:
 def offloaded_model(
     path: Path, custom_objects: dict[str, Any] | None, folder: Path
 ) -> Iterator[Any]:
-    """Give the model in a file to compute with, its weights in files within the scope.
+    """Context manager that yields a model for computation with weights on disk.
 
-    Each layer is lent the weights that it asks for. What its variables, and those of
-    models that are made in the scope, are assigned goes to a file without a name.
+    Weights are passed to each layer on access. Assigned values of variables, including
+    variables of models created in the scope, are written to an unnamed file. `folder`
+    needs space for a copy of the file and the assigned values.
 
-    Args:
-        path: a `.keras` file, or weights beside the config of their model.
-        custom_objects: the user's own layers and functions by name.
-        folder: with room for a copy of the file, and for what is assigned.
-
-    Raises:
-        ModelFileError: as by `load_model`, or if the file changes within the scope.
+    Raises `ModelFileError` like `load_model`, or if the file changes within the scope.
     """
     values = current().lazy_values()
     with _plain(path, folder) as plain, offloaded(values, folder) as files:
@@ -117,15 +100,7 @@ def offloaded_model(
 
 @contextmanager
 def _plain(path: Path, folder: Path) -> Iterator[Path]:
-    """Give a file whose weights lie in it as they are: another one if they do not.
-
-    Args:
-        path: a `.keras` file, or weights beside the config of their model.
-        folder: where to put another one.
-
-    Raises:
-        ModelFileError: if it cannot be read, or changes within the scope.
-    """
+    """Yields a file with uncompressed weights: `path` or a copy in `folder`."""
     is_alone = is_weights_alone(path)
     if is_alone:
         check_has_model(path)
@@ -154,11 +129,7 @@ def _described(path: Path, objects: dict[str, Any], scope: ExitStack) -> Any | N
 
 
 def can_be_described(path: Path) -> bool:
-    """Return whether there may be a model in a file that needs no value of a weight.
-
-    Raises:
-        ModelFileError: if the file is damaged.
-    """
+    """Returns whether the model in a file can be loaded without weight values."""
     if path.suffix != ".keras" or not path.is_file() or not zipfile.is_zipfile(path):
         return False
     is_legacy = check_model_file(path, weights="none")

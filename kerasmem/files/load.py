@@ -1,4 +1,4 @@
-"""Loading a saved model, with one clear line where that cannot be done."""
+"""Loads saved models, with one-line errors."""
 
 import os
 import tempfile
@@ -52,38 +52,39 @@ def load_model(
     compile: bool = True,  # noqa: A002 - as in Keras
     memory_map: bool = False,
 ) -> Any:
-    """Load the model in a `.keras` or `.h5` file, a SavedModel or a preset of KerasHub.
+    """Loads a model from a `.keras` or `.h5` file, a SavedModel or a KerasHub preset.
 
-    Of a preset, the folder that `save_to_preset` wrote, it is the task with its
-    tokenizer, or the backbone where there is no task; both as they were saved.
+    For a preset directory written by `save_to_preset`, returns the task with its
+    tokenizer, or the backbone if there is no task.
 
-    It also loads the model of weights in a `.weights.h5` file, or in the shards of a
-    `.weights.json` file, which a `config.json` beside them tells of, as in an unzipped
-    `.keras` file.
+    Weights files (`.weights.h5`, or `.weights.json` with shards) need a `config.json`
+    in the same directory, as in an unzipped `.keras` file.
 
-    Code in the file is never run (`safe_mode` stays on). A model whose loss or metrics
-    cannot be restored is loaded without them, and that is said. What Keras 2 wrote
-    (tf_keras, `tf.keras` up to TensorFlow 2.15), with tfmot's wrappers or without,
-    becomes a model of Keras 3; its optimizer starts anew.
+    Code in the file is never executed (`safe_mode` is always on). If the loss or the
+    metrics cannot be restored, a warning is issued and the model is loaded without
+    them. Models of Keras 2 (tf_keras, `tf.keras` up to TensorFlow 2.15), with or
+    without tfmot wrappers, are converted to Keras 3. Their optimizer is reset.
 
     Args:
-        path: the file, or the folder.
-        custom_objects: the user's own layers and functions by name.
-        compile: False to leave loss, metrics and optimizer out.
-        memory_map: True to leave the weights in the file, which has to stay as it is,
-            until a layer needs them. They have to be stored there as they are: by
-            `km.save_model(..., coding="stored")`, or by Keras itself. Their checksum
-            is not compared, for that would read them all; and the optimizer starts
-            anew.
+        path: Path of the file or directory.
+        custom_objects: Custom layers and functions by name. Defaults to `None`.
+        compile: Whether to restore the loss, the metrics and the optimizer. Defaults to
+            `True`.
+        memory_map: Whether to leave the weights in the file until a layer needs them.
+            The file must not change while the model is in use. The weights must be
+            uncompressed, as written by `km.save_model(..., coding="stored")` or by
+            Keras. Their checksum is not compared, and the optimizer is reset. Defaults
+            to `False`.
 
     Returns:
-        The `keras.Model`, compiled if the file says how and `compile` is True.
+        The `keras.Model`, compiled if the file has a compile config and `compile` is
+        `True`.
 
     Raises:
-        ModelFileError: if the file is missing, damaged or holds no model, names a layer
-            that is not known or that Keras 3 lacks, or has weights that cannot be
-            mapped.
-        ConfigError: if weights have to be there at once.
+        ModelFileError: If the file is missing, damaged or no model. Also if a layer is
+            unknown or not supported by Keras 3, or the weights cannot be mapped.
+        ConfigError: If `memory_map` is not supported in this environment, such as with
+            a `tf.distribute` strategy or NNX.
 
     Example:
         >>> import kerasmem as km
@@ -123,7 +124,7 @@ def _mapped_model(
     is_other = path.is_dir() or (path.is_file() and path.suffix != ".keras")
     if is_other or check_model_file(path, weights="none"):
         raise ModelFileError(
-            "Weights are mapped from a .keras file of Keras 3 alone. Received: "
+            "Expected a .keras file of Keras 3 for memory_map=True. Received: "
             f"path={str(path)!r}. Next: km.save_model(km.load_model(path), "
             "'model.keras', coding='stored')."
         )
@@ -133,7 +134,7 @@ def _mapped_model(
         model, why = model_of(path, file, objects, compile=compile, slots=False)
     if state is not None and state.entries and not state.is_fresh:
         warnings.warn(
-            f"The optimizer of {str(path)!r} starts anew: its state is never mapped.",
+            f"The optimizer of {str(path)!r} is reset: its state is never mapped.",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -145,11 +146,7 @@ def _mapped_model(
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Return a scope in which whatever goes wrong is told in one line.
-
-    Raises:
-        ModelFileError: then.
-    """
+    """Converts any exception in its scope to a one-line `ModelFileError`."""
     try:
         yield
     except Exception as error:
@@ -166,32 +163,27 @@ def model_of(
     compile: bool,  # noqa: A002 - as in Keras
     slots: bool = True,
 ) -> tuple[Any, str | None]:
-    """Return the model of a file, and why it is without the loss that it should have.
+    """Returns the model of a file, and the reason if its loss could not be restored.
 
-    Args:
-        path: the file.
-        file: what Keras is to read in its place.
-        objects: custom objects by name.
-        compile: False to leave loss, metrics and optimizer out.
-        slots: False for an optimizer that is not built yet: on TensorFlow its slots
-            need the value of every weight.
+    Keras reads `file` in place of `path`. Without `slots`, the optimizer is not built:
+    on TensorFlow, its slots need the value of every weight.
     """
     model, why = None, None
     if compile:
         try:
             model = _load(path, file, objects, with_loss=True, slots=slots)
         except Exception as error:  # noqa: BLE001 - any error of a damaged file
-            # The error itself would keep the model in memory by its traceback.
+            # The traceback of the error would keep the model in memory.
             why = first_reason(error)
     if model is None:
         model = _load(path, file, objects, with_loss=False)
     if getattr(model, "optimizer", None) is None:
-        model.compiled = False  # Keras says True where a custom `compile` did not run
+        model.compiled = False  # Keras sets True even if a custom `compile` did not run
     return model, why
 
 
 def say_without_loss(path: Path, why: str) -> None:
-    """Warn the caller of `load_model`, two calls above the one of this."""
+    """Warns the caller of `load_model`, two frames above the caller."""
     warnings.warn(
         f"{str(path)!r} was loaded without its loss and metrics: {why}",
         KerasMemWarning,
@@ -208,14 +200,14 @@ def _load(
     slots: bool = True,
 ) -> Any:
     with warnings.catch_warnings(), bounded_weights(path):
-        # A file without optimizer state is what we ask for, not a fault.
+        # A missing optimizer state is expected.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(
             file, custom_objects=objects, compile=with_loss and slots, safe_mode=True
         )
     if not isinstance(model, keras.Model):
         raise ModelFileError(
-            f"it holds a {type(model).__name__}. Expected: a keras.Model."
+            f"it contains a {type(model).__name__}. Expected: a keras.Model."
         )
     if with_loss and not slots:
         with keras.saving.custom_object_scope(objects):
@@ -226,7 +218,7 @@ def _load(
 def _compile(model: Model, file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         config = read_json(archive.read(CONFIG)).get("compile_config")
-    if not config:  # of a model that was not compiled
+    if not config:  # the model was not compiled
         return
     if type(model).compile is not keras.Model.compile:
         model.compile_from_config(config)
@@ -235,17 +227,9 @@ def _compile(model: Model, file: Path) -> None:
 
 
 def check_model_file(path: Path, weights: Weights = "stored") -> bool:
-    """Check that there may be a model in a file or folder.
+    """Raises `ModelFileError` if a file or directory is missing or damaged.
 
-    Args:
-        path: the file or folder.
-        weights: as for `check_archive`.
-
-    Returns:
-        True if Keras 2 wrote the file, or it is the folder of a SavedModel.
-
-    Raises:
-        ModelFileError: if it is missing or damaged.
+    Returns `True` for a file written by Keras 2 or a SavedModel directory.
     """
     if not (path.is_file() or path.is_dir()):
         raise ModelFileError(f"There is no file {str(path)!r}.")
@@ -284,37 +268,34 @@ def _checked_h5(path: Path) -> str:
 
 
 def first_reason(error: Exception) -> str:
-    """Return the one line of a Keras error that says what is wrong."""
+    """Returns the relevant line of a Keras error."""
     text = text_of(error)
     if isinstance(error, KerasMemError):
         return text
     unknown = text.rpartition("Could not locate ")[2].partition(".")[0]
     if "Could not locate " in text:
         return (
-            f"it needs the {unknown}, which is not known here. Name the module that "
-            "defines it with --import, or give custom_objects= in Python."
+            f"the {unknown} is unknown. Next: import the module that defines it with "
+            "--import, or pass custom_objects= in Python."
         )
     if "Python lambda" in text:
         return (
-            "it holds a Python lambda, which is code, and code in a file is never run. "
-            "Make it a named function and save the model anew."
+            "it contains a Python lambda, and code in a file is never executed. Next: "
+            "use a named function and save the model again."
         )
-    if "Example error message" in text:  # followed by it, after an empty line
+    if "Example error message" in text:  # the message follows an empty line
         return text.split("\n\n")[1]
-    # Around what went wrong stands the config of each layer that it went wrong in.
+    # Keras wraps the error in the config of each enclosing layer.
     parts = reversed(text.split("Exception encountered: "))
     first = next(filter(None, map(first_line, parts)), "")
     return f"{type(error).__name__}: {without_config(first)}".rstrip(": ")
 
 
 def save_beside(model: Model, file: os.stat_result) -> None:
-    """Let `model.save` take the name of a file, where it would empty it first.
+    """Makes `model.save` replace the mapped file atomically.
 
-    Weights that were not read yet would be lost, and the process with them.
-
-    Args:
-        model: whose weights lie in the file.
-        file: what the system tells of it.
+    Keras would truncate the file first. The mapped weights would be lost, and the
+    process would crash.
     """
 
     def save_safely(
@@ -328,7 +309,7 @@ def save_beside(model: Model, file: os.stat_result) -> None:
         with replacing(filepath) as new_file:
             save(new_file, *overwrite, **options)
 
-    # No issue known: Keras 3.15 empties a file before it asks the model for anything.
+    # No issue known: Keras 3.15 truncates the file before reading the weights.
     patch_method(model, "save", save_safely)
 
 
@@ -340,8 +321,9 @@ def _is_it(path: Any, file: os.stat_result) -> bool:
 
 @keras.saving.register_keras_serializable("kerasmem")
 def hard_sigmoid_of_keras_2(x: Tensor) -> Any:
-    """Return `clip(0.2 x + 0.5, 0, 1)`; that of Keras 3 has a slope of 1/6.
+    """Returns `clip(0.2 * x + 0.5, 0, 1)`, the hard sigmoid of Keras 2.
 
-    A converted model is saved with it, and opened where nothing legacy is imported.
+    The slope in Keras 3 is 1/6. Converted models refer to this function when they are
+    loaded without the legacy module.
     """
     return keras.ops.clip(0.2 * x + 0.5, 0.0, 1.0)

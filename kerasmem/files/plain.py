@@ -1,9 +1,8 @@
-"""A `.keras` file with nothing in it compressed or coded, made one piece at a time.
+"""Creates `.keras` files with uncompressed weights, one array at a time.
 
-Of another such file, or of weights that lie in a file of their own: in one that ends in
-`.weights.h5`, or in the shards that one names which ends in `.weights.json`. The model
-of these is told by a `config.json` beside them, as in an unzipped `.keras` file, or in
-a preset of KerasHub.
+The source is another `.keras` file, a `.weights.h5` file, or the shards of a
+`.weights.json` file. For weights files, `config.json` in the same directory describes
+the model, as in an unzipped `.keras` file or a KerasHub preset.
 """
 
 import json
@@ -40,13 +39,13 @@ METADATA, ASSETS = "metadata.json", "assets"
 
 
 def check_has_model(path: Path) -> None:
-    """Raise `ModelFileError` unless a config lies beside weights."""
+    """Raises `ModelFileError` if there is no config next to the weights."""
     if not path.is_file():
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if not path.with_name(CONFIG).is_file():
         raise ModelFileError(
-            f"{str(path)!r} holds weights alone, and no {CONFIG} beside it tells of "
-            "which model. Next: model.load_weights(path), then "
+            f"{str(path)!r} contains only weights, and there is no {CONFIG} in its "
+            "folder. Next: model.load_weights(path), then "
             "km.save_model(model, 'model.keras')."
         )
 
@@ -86,15 +85,11 @@ def _parts_of_weights(path: Path) -> Iterator[_Parts]:
 
 @contextmanager
 def made_whole(path: Path, folder: Path) -> Iterator[Path]:
-    """Give the `.keras` file of a model with nothing in it compressed or coded.
+    """Context manager that yields a `.keras` file with uncompressed weights.
 
-    Args:
-        path: a `.keras` file, or one with weights alone.
-        folder: with room for the weights.
-
-    Raises:
-        ModelFileError: if the weights are damaged, or far larger than the file. Errors
-            of the scope get the name of the file, too.
+    `folder` needs space for the weights. Raises `ModelFileError` if the weights are
+    damaged or far larger than the file. Errors raised in the scope are rewritten to
+    refer to `path`.
     """
     with held_folder(folder) as room:
         whole = room / "model.keras"
@@ -141,10 +136,10 @@ def _write_weights(
 
     def is_wanted(name: str, item: h5py.Dataset) -> bool:
         if item.external or item.is_virtual:
-            raise ModelFileError(f"The weight {name!r} is kept outside of the file.")
+            raise ModelFileError(f"The weight {name!r} is stored outside the file.")
         if name in new.written:
             raise ModelFileError(f"The weight {name!r} is in two files.")
-        return not (item.shape and name.startswith(OPTIMIZER))  # slots begin anew
+        return not (item.shape and name.startswith(OPTIMIZER))  # slots are reset
 
     try:
         sizes = (each.nbytes for old in weights for each in datasets(old))
@@ -155,7 +150,7 @@ def _write_weights(
     except ModelFileError:
         raise
     except DAMAGED as error:
-        if isinstance(error, OSError) and error.errno:  # of the disk
+        if isinstance(error, OSError) and error.errno:  # a disk error
             raise
         raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
 

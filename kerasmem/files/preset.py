@@ -1,10 +1,12 @@
-"""A preset of KerasHub: a folder with a config, weights, and what a task has besides.
+"""KerasHub presets: directories with configs, weights and assets.
 
-`config.json` and `model.weights.h5`, or the shards of `model.weights.json`, are those
-of the backbone. A task has its own in `task.json` and `task.weights.h5`; a tokenizer or
-an image converter has a config and its assets. Where the backbone has weights in fewer
-bits, `config.json` tells of the float one, whose class KerasHub looks for there, and
-tells under `QUANTIZED` what is to be made instead; `task.json` has that in place of it.
+`config.json` and `model.weights.h5`, or the shards of `model.weights.json`, belong to
+the backbone. A task adds `task.json` and `task.weights.h5`. A tokenizer or image
+converter adds a config and assets.
+
+For a quantized backbone, `config.json` describes the float backbone, because KerasHub
+reads its class there. The key `QUANTIZED` contains the quantized backbone. `task.json`
+contains the quantized backbone directly.
 """
 
 import json
@@ -30,7 +32,7 @@ _FLOAT, _LAYER = "kerasmem>QuantizedLayer", "layer"
 
 
 def is_preset(path: Any) -> bool:
-    """Return whether a path is that of a folder with the config of a Keras model."""
+    """Returns whether a path is a directory with the config of a Keras model."""
     if not isinstance(path, str | Path):
         return False
     folder = Path(path)
@@ -42,29 +44,25 @@ _TOLD_BY = (CONFIG, TASK, WEIGHTS, SHARDED)
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the file with the weights of a preset's backbone.
-
-    Raises:
-        ModelFileError: if there is none, or no config.
-    """
+    """Returns the weights file of a preset's backbone."""
     if not (folder / CONFIG).is_file():
         raise ModelFileError(
-            f"The preset {str(folder)!r} is not complete: it has no {CONFIG}."
+            f"The preset {str(folder)!r} is incomplete: it has no {CONFIG}."
         )
     for name in (WEIGHTS, SHARDED):
         if (folder / name).is_file():
             return folder / name
     raise ModelFileError(
-        f"The preset {str(folder)!r} is not complete: it has neither {WEIGHTS} nor "
-        f"{SHARDED}. Expected: what `save_to_preset` of KerasHub wrote."
+        f"The preset {str(folder)!r} is incomplete: it has neither {WEIGHTS} nor "
+        f"{SHARDED}. Expected: the output of KerasHub's `save_to_preset`."
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return all files with weights of a preset, none of them damaged.
+    """Returns all weight files of a preset.
 
-    Raises:
-        ModelFileError: if one is, or is missing, or a link leads out of the preset.
+    Raises `ModelFileError` if a file is missing or damaged, or a link points out of the
+    preset.
     """
     check_links(folder, folder.rglob("*"))
     task = folder / TASK_WEIGHTS
@@ -81,11 +79,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def config_of(file: Path) -> dict[str, Any]:
-    """Return what a JSON file of a preset says.
-
-    Raises:
-        ModelFileError: if it is no object of JSON, or that of no Keras model.
-    """
+    """Returns the content of a JSON config in a preset."""
     try:
         content = read_json(read_regular(file, MOST_BYTES, follow_link=True))
         if not isinstance(content, dict):
@@ -95,26 +89,23 @@ def config_of(file: Path) -> dict[str, Any]:
         raise ModelFileError(text) from error
     if not isinstance(content.get("config"), dict):
         raise ModelFileError(
-            f"{str(file)!r} is no config of a Keras model. Expected: what "
-            "`save_to_preset` of KerasHub wrote. A checkpoint of another library has "
-            "to be loaded by KerasHub's `from_preset`, and saved, first."
+            f"{str(file)!r} is no config of a Keras model. Expected: the output of "
+            "KerasHub's `save_to_preset`. Next: load a checkpoint of another library "
+            "with KerasHub's `from_preset`, and save it."
         )
     return content
 
 
 def backbone_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of the backbone that a preset's weights are those of."""
+    """Returns the config of the backbone to which the weights belong."""
     quantized_config = config.get(QUANTIZED)
     return config if quantized_config is None else quantized_config
 
 
 def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> Any:
-    """Return the task of a preset that has one, with its tokenizer.
+    """Returns the task of a preset, with its tokenizer.
 
-    Args:
-        folder: the preset.
-        objects: custom objects by name.
-        compiled: False to leave loss, metrics and optimizer out.
+    If not `compiled`, omits the loss, the metrics and the optimizer.
     """
     weights = weights_of(folder)
     config = config_of(folder / TASK)
@@ -123,7 +114,7 @@ def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> An
     backbone: Any = getattr(task, "backbone", None)
     if not (isinstance(task, keras.Model) and isinstance(backbone, keras.Model)):
         raise ModelFileError(
-            f"{TASK} holds a {type(task).__name__}. Expected: a task of KerasHub."
+            f"{TASK} contains a {type(task).__name__}. Expected: a KerasHub task."
         )
     if (folder / TASK_WEIGHTS).is_file():
         task.load_task_weights(str(folder / TASK_WEIGHTS))
@@ -134,21 +125,17 @@ def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> An
 
 
 def made_of_configs(folder: Path) -> keras.Model:
-    """Return the task of a preset, or its backbone, before weights are loaded.
+    """Returns the task or the backbone of a preset without loading weights.
 
-    Args:
-        folder: the preset, which need not have files with weights.
-
-    Raises:
-        ModelFileError: if a config is damaged, or that of something else.
+    Raises `ModelFileError` if a config is damaged or describes another object.
     """
     has_task = (folder / TASK).is_file()
     file = folder / (TASK if has_task else CONFIG)
     model = _deserialized(backbone_config(config_of(file)), {})
     if not isinstance(model, keras.Model):
         raise ModelFileError(
-            f"{file.name} holds a {type(model).__name__}. Expected: a model of "
-            "KerasHub."
+            f"{file.name} contains a {type(model).__name__}. Expected: a KerasHub "
+            "model."
         )
     return model
 
@@ -160,28 +147,21 @@ def _deserialized(config: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
 
 
 def check_new_folder(path: Path) -> None:
-    """Raise unless a folder can be made at `path`.
-
-    Raises:
-        ConfigError: if there is something, or nowhere to make it in.
-    """
+    """Raises `ConfigError` unless a directory can be created at `path`."""
     check_parent(path)
     if path.is_symlink() or path.exists():
         if path.is_dir() and not any(path.iterdir()):
             return
         raise ConfigError(
-            "The output of a preset is a new folder, and there is something already. "
-            f"Received: {str(path)!r}. Next: give another name, or remove it."
+            "The output of a preset must be a new folder, but the path exists. "
+            f"Received: {str(path)!r}. Next: choose another name, or remove it."
         )
 
 
 def write_configs(folder: Path, source: Mapping[str, Any], backbone: Model) -> None:
-    """Write the configs of a preset whose backbone became another one.
+    """Writes the configs of a preset with another backbone.
 
-    Args:
-        folder: where to.
-        source: configs of the float preset by the names of their files.
-        backbone: the serialized form of the new backbone.
+    `source` contains the configs of the float preset by file name.
     """
     backbone_entry = dict(backbone)
     for key in ("build_config", "compile_config"):

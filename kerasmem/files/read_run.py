@@ -1,4 +1,4 @@
-"""Reading back what the monitors of a run wrote, also of one that was killed."""
+"""Reads the records of a run, including incomplete records of a killed run."""
 
 import errno
 import gc
@@ -27,39 +27,36 @@ from kerasmem.units import MIB, format_bytes
 
 _Record = TypeVar("_Record")
 _MOST_BYTES, _MOST_LINES = 128 * MIB, 500_000
-"""Of a folder that are read: no page can show more, and records take thrice the bytes.
-
-What comes first is what is small: findings, then post-mortems.
-"""
+"""Maximum size and number of lines read from a directory. Pages cannot show more, and
+records take three times the memory. Small files are read first: findings, then
+post-mortems."""
 _NAMES = 3
 _BYTES_A_VALUE = 12
 _LEAST_OF_A_WINDOW = MIB
-"""To find out that a file is damaged takes as long as to read this much."""
+"""Size charged for a damaged file, equivalent to the time for detecting the damage."""
 
 
 def read_run(path: str | Path) -> Run:
-    """Return what the monitors of a run wrote into the folder `path`.
+    """Returns the records in the directory of a run.
 
-    A file that is missing was not written: that monitor did not run. What cannot be
-    read, such as the last line of a run that was killed, is left out, and said in
-    the run's notes.
+    Missing files are skipped: their monitor did not run. Unreadable parts, such as the
+    last line of a killed run, are omitted and reported in the notes of the run.
 
-    Raises:
-        InputError: if there is no such folder, or nothing of a run in it.
+    Raises `InputError` if the directory is missing or has no records.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise InputError(
-            "A run's folder is what a monitor was given as log_dir. There is no folder "
-            f"here. Received: path={str(path)!r}."
+            "There is no folder here. Expected: the log_dir of a monitor. Received: "
+            f"path={str(path)!r}."
         )
     with _without_collections():
         run = _read(folder)
     notes = "".join(f" ({note})" for note in run.notes)
     if run == Run(info=run.info, notes=run.notes, name=run.name):
         raise InputError(
-            "There is nothing here that a monitor recorded. Expected: the folder that "
-            "MemoryMonitor, GradientMonitor or MemoryTimeline was given as log_dir. "
+            "The folder contains no records of a monitor. Expected: the log_dir of a "
+            "MemoryMonitor, GradientMonitor or MemoryTimeline. "
             f"Received: path={str(path)!r}.{notes}"
         )
     return run
@@ -67,10 +64,9 @@ def read_run(path: str | Path) -> Run:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Return a scope in which nobody looks for garbage.
+    """Disables garbage collection while records are created.
 
-    Millions of records without a circle among them are looked through again and again
-    while they are made: a third of the time.
+    Scanning millions of acyclic records would take a third of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -83,20 +79,14 @@ def _without_collections() -> Iterator[None]:
 
 @dataclass
 class _FolderBudget:
-    """What of a folder may still be read.
-
-    Args:
-        nbytes: bytes of text.
-        lines: lines of it.
-        left_out: names of the files of which something was left out.
-    """
+    """Remaining bytes and lines to read, and names of truncated files."""
 
     nbytes: int
     lines: int
     left_out: list[str] = field(default_factory=list)
 
     def allows(self, name: str, nbytes: int, lines: int = 0) -> bool:
-        """Return whether so much of a file may be read, and count it."""
+        """Subtracts a read and returns whether it is within the limits."""
         self.nbytes -= nbytes
         self.lines -= lines
         if min(self.nbytes, self.lines) >= 0:
@@ -130,8 +120,8 @@ def _read(folder: Path) -> Run:
         names = ", ".join(budget.left_out[:_NAMES])
         more = len(budget.left_out) - _NAMES
         notes.append(
-            f"Of a run {format_bytes(_MOST_BYTES)} of text and {_MOST_LINES:,} lines "
-            f"are read. What is beyond them was left out, in {names}"
+            f"A run is read up to {format_bytes(_MOST_BYTES)} of text and "
+            f"{_MOST_LINES:,} lines. Later records were left out, in {names}"
             f"{f' and {more} more files' if more > 0 else ''}."
         )
     return replace(run, notes=tuple(notes))

@@ -1,6 +1,6 @@
-"""The folder of a run: names of its files, journals of a line each, timelines.
+"""The directory of a run: file names, journals and timelines.
 
-| file | what it is |
+| file | content |
 |---|---|
 | `run.json` | one `RunInfo` |
 | `memory.jsonl` | a `MemoryRecord` per line |
@@ -9,15 +9,14 @@
 | `post_mortems.jsonl` | a `PostMortem` per line |
 | `timeline-0000.json.gz` | the `Timeline`s of one window, one per line |
 
-Process 0 of a run writes these; process 1 writes `memory-p1.jsonl` and so on.
+Process 0 writes these files. Process 1 writes `memory-p1.jsonl` etc.
 
-A timeline is a gzipped line of JSON, small whatever the model.
-The largest blocks stay as they are. Of the others, those of one layer, phase and
-category that begin between the same two remaining events and end between the same two
-become one block, which begins with the last and ends with the first of its own there.
-So at every event of a block that stayed, and at every checkpoint in between, the blocks
-in use add up to the allocator's own figure, as before; in between they may add up to
-less. A small block that begins and ends between two of them is left out.
+A timeline is a gzipped line of JSON of limited size. The largest blocks are kept. Small
+blocks of the same layer, phase and category are merged if no kept event separates their
+begins or their ends. A merged block begins with the last and ends with the first of its
+blocks. At every kept event and checkpoint, the blocks add up to the bytes in use. In
+between, the sum may be smaller. A small block that begins and ends between two kept
+events is omitted.
 """
 
 import gzip
@@ -41,11 +40,9 @@ from kerasmem.units import format_bytes
 
 
 class Journal:
-    """Appends lines to `log_dir/name`, no link; without a `log_dir` it does nothing.
+    """Appends lines to the file `log_dir/name`. Links are not followed.
 
-    Args:
-        log_dir: folder, made when the first line comes; None for no file.
-        name: name of the file.
+    The directory is created with the first line. `None` disables writing.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str] | None, name: str) -> None:
@@ -53,11 +50,7 @@ class Journal:
         self._may_be_cut_off = True
 
     def append(self, line: str) -> None:
-        """Write one line through to the file.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Writes one line to the file."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,26 +72,13 @@ def _is_cut_off(path: Path) -> bool:
 def add_post_mortem(
     log_dir: str | os.PathLike[str] | None, post_mortem: PostMortem
 ) -> None:
-    """Write a post-mortem into a run's folder, behind those that are there.
-
-    Args:
-        log_dir: the folder, made if it is not there; None for no folder.
-        post_mortem: the post-mortem.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Appends a post-mortem to the directory of a run. `None` disables writing."""
     name = file_name("post_mortems", ".jsonl", post_mortem.process)
     Journal(log_dir, name).append(post_mortem.to_json())
 
 
 def file_name(stem: str, suffix: str, process: int = 0) -> str:
-    """Return the name of a file in a run's folder.
-
-    Args:
-        stem: such as `"memory"`.
-        suffix: such as `".jsonl"`.
-        process: index of the process that writes it, from 0.
+    """Returns the name of a file in the directory of a run.
 
     Example:
         >>> file_name("memory", ".jsonl"), file_name("memory", ".jsonl", process=1)
@@ -108,7 +88,7 @@ def file_name(stem: str, suffix: str, process: int = 0) -> str:
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of a run's folder, with `?` for what is no text in it."""
+    """Returns the name of a run's directory. Undecodable bytes become `?`."""
     return folder.resolve().name.encode(errors="replace").decode()
 
 
@@ -116,12 +96,7 @@ _CHECKPOINTS = 2000
 
 
 def folded(timeline: Timeline, most_blocks: int) -> Timeline:
-    """Return `timeline` with some `most_blocks` blocks, or itself if it has no more.
-
-    Args:
-        timeline: the timeline.
-        most_blocks: number of blocks aimed at; the large ones take half of it.
-    """
+    """Returns a timeline with about `most_blocks` blocks, half of them the largest."""
     if len(timeline.blocks) <= most_blocks:
         return timeline
     large, small = _parted(timeline.blocks, most_blocks // 2)
@@ -166,7 +141,7 @@ def _merged(small: list[Block], borders: list[int]) -> tuple[list[Block], int]:
 
 
 def _gap(number: int | None, borders: list[int]) -> int | None:
-    # An event at a border belongs before it: at the border its bytes count.
+    # An event at a border counts as before the border, so that its bytes are included.
     return None if number is None else bisect_right(borders, number - 1)
 
 
@@ -234,19 +209,7 @@ _FEWEST_BLOCKS = 100
 def add_timelines(
     folder: Path, timelines: Sequence[Timeline], process: int = 0
 ) -> Path:
-    """Write one window into a run's folder, under the next free number.
-
-    Args:
-        folder: made if it is not there.
-        timelines: of one window.
-        process: index of the process that trains.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Writes one window of timelines under the next free number. Returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
@@ -261,12 +224,10 @@ def add_timelines(
 def write_timelines(
     path: Path, timelines: Sequence[Timeline], limit_bytes: int = LIMIT_BYTES
 ) -> None:
-    """Write timelines into one file, whole or not at all.
+    """Writes timelines atomically to one file.
 
-    Where they do not fit, the smallest blocks are put together (`folded`).
-
-    Raises:
-        OutputError: if the file cannot be written, or nothing fits in `limit_bytes`.
+    The smallest blocks are merged (`folded`) until the file is small enough. Raises
+    `OutputError` if the file cannot be written or `limit_bytes` is too small.
     """
     most = min(_MOST_BLOCKS, max((len(t.blocks) for t in timelines), default=0))
     content, text_bytes = _compressed([folded(each, most) for each in timelines])
@@ -275,7 +236,7 @@ def write_timelines(
             raise OutputError(
                 f"The timelines do not fit in the file. Received: {limit_bytes=}."
             )
-        # A little less than in proportion, so that one more time mostly suffices.
+        # Slightly below proportional, so that one more iteration usually suffices.
         over = max(len(content) / limit_bytes, text_bytes / MOST_TEXT_BYTES)
         most = int(most * 0.9 / over)
         content, text_bytes = _compressed([folded(each, most) for each in timelines])
@@ -284,14 +245,12 @@ def write_timelines(
 
 
 def timeline_text(path: Path) -> bytes:
-    """Return the lines of JSON in a file of timelines.
+    """Returns the JSON lines in a file of timelines.
 
-    Raises:
-        InputError: if it is damaged, or too large.
-        OSError: if the file cannot be read, or is a link.
+    Raises `InputError` if the file is damaged or too large.
     """
     try:
-        # Zeros behind the end are read as well, however many a sparse file has.
+        # gzip also reads trailing zeros, and a sparse file can have any number.
         stream = io.BytesIO(read_regular(path, MOST_TEXT_BYTES))
         with gzip.open(stream) as reader:
             content = reader.read(MOST_TEXT_BYTES + 1)
@@ -306,16 +265,12 @@ def timeline_text(path: Path) -> bytes:
 
 
 def timelines_in(text: bytes) -> list[Timeline]:
-    """Return the timelines in lines of JSON.
-
-    Raises:
-        InputError: if one is damaged, or no timeline.
-    """
+    """Parses timelines from JSON lines."""
     lines = [line for line in text.splitlines() if line.strip()]
     return [Timeline.from_json(line.decode("utf-8", "replace")) for line in lines]
 
 
 def _compressed(timelines: Sequence[Timeline]) -> tuple[bytes, int]:
     lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines).encode()
-    # Without the time of day in it: the same timelines are the same file.
+    # Without a timestamp, the file is reproducible.
     return gzip.compress(lines, compresslevel=6, mtime=0), len(lines)

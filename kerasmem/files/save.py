@@ -1,12 +1,13 @@
-"""Saving a model as a `.keras` file that is really smaller, and that opens.
+"""Saves models as small `.keras` files that are verified by loading.
 
-Keras stores the members of a `.keras` archive uncompressed, so a pruned model's zeros
-take their full size. Deflated members are read by stock `keras.models.load_model` just
-as well, bit for bit.
+Keras stores the members of a `.keras` archive uncompressed, so the zeros of a pruned
+model take their full size. Stock `keras.models.load_model` reads deflated members
+equally well, bit for bit.
 
-Keras saves many a model that it cannot load: one whose config lacks an argument, or
-whose layers are not where its constructor puts them. So a file is opened before it is
-said to be there. Mostly that is its structure alone, and the weights stay in the file.
+Keras can save models that it cannot load. For example, a config may lack an argument,
+or layers may be missing from the constructor. Therefore, each file is opened before it
+replaces another file. Usually, only the structure is loaded and the weights stay in the
+file.
 """
 
 import gc
@@ -43,7 +44,7 @@ from kerasmem.types import Layer, Model
 _PIECE = 1 << 20
 
 Weights = list[tuple[Any, Any]]
-"""Weights, each behind the layer that created it."""
+"""Pairs of the layer that created a weight, and the weight."""
 
 
 def save_model(
@@ -53,31 +54,30 @@ def save_model(
     include_optimizer: bool = False,
     coding: Coding = "deflate",
 ) -> None:
-    """Save `model` as a `.keras` file, whole or not at all.
+    """Saves a model as a `.keras` file, in full or not at all.
 
-    What was written is read back, and opened, before it takes the place of a file: its
-    config has to give this model, and each weight has to find its entry in the file,
-    with its shape, type and value. That takes the memory of one weight at a time; but
-    a model with a layer or model of a class of your own that this process has not saved
-    before is loaded whole, once. Classes and functions are those of `model`, registered
-    or not.
+    The written file is verified before it replaces an existing file. Its config must
+    produce this model, and each weight must match in shape, type and value. The
+    verification takes the memory of one weight at a time. A model with a custom class
+    that this process has not saved before is loaded completely, once. Custom classes
+    and functions are taken from `model`, whether registered or not.
 
     Args:
-        model: a built Keras model.
-        path: where to; ends in `.keras`. A file that is there is replaced.
-        include_optimizer: False saves the optimizer as it was before the first step:
-            its settings are kept, what it has learned (two floats per weight with
-            Adam) is not.
-        coding: `"deflate"` for a file that stock Keras opens wherever it knows the
-            layers; `"entropy"` for a smaller one, each weight near its entropy, that
-            Keras opens after `import kerasmem`; `"stored"` for one as large as its
-            weights, which `km.load_model(path, memory_map=True)` need not read.
+        model: A built Keras model.
+        path: Output path with the suffix `.keras`. An existing file is replaced.
+        include_optimizer: Whether to save the optimizer state (two floats per weight
+            with Adam). If `False`, only the settings of the optimizer are saved.
+            Defaults to `False`.
+        coding: `"deflate"` writes a file that stock Keras opens if all layers are
+            known. `"entropy"` writes a smaller file that Keras opens after `import
+            kerasmem`. `"stored"` writes uncompressed weights for `km.load_model(path,
+            memory_map=True)`. Defaults to `"deflate"`.
 
     Raises:
-        ConfigError: if `path` does not end in `.keras`, `model` is no model, or the
-            coding is not known.
-        ModelError: if the optimizer cannot be made anew.
-        OutputError: if the file cannot be written, or could not be opened.
+        ConfigError: If the suffix of `path` is not `.keras`, `model` is no model, or
+            the coding is unknown.
+        ModelError: If the optimizer cannot be recreated.
+        OutputError: If the file cannot be written or fails the verification.
 
     Example:
         >>> import kerasmem as km
@@ -101,30 +101,23 @@ def save_model(
 
 
 _OPENED: WeakSet[type] = WeakSet()
-"""Classes of the user's own of which this process has opened a file whole."""
+"""Custom classes in files that this process has loaded completely."""
 
 
 def check(model: Model, path: Path, written: WrittenModel) -> None:
-    """Read what was written of a model back, and open it.
+    """Reads a written file back and opens the model.
 
-    The weights stay in the file. Only where the model has a class of the user's own
-    that this process has opened no file of, or it cannot be told without, it is loaded
-    whole.
+    The weights stay in the file. The model is loaded completely if it has a custom
+    class that this process has not loaded before, or if the structure is not
+    sufficient.
 
-    Args:
-        model: the one that was saved; its own classes are those of the file.
-        path: the file.
-        written: what went there.
-
-    Raises:
-        ModelError: if two classes of the model have one name.
-        OutputError: if the file is not as it was written, cannot be opened, or gives
-            other weights.
+    Raises `OutputError` if the file differs from the written data, cannot be opened, or
+    has other weights. Raises `ModelError` if two classes have the same name.
     """
     _check_content(path, written)
     layers = sublayers(model)
     classes = set(map(type, layers))
-    # What a model with a `save` of its own saves may be another one.
+    # A custom `save` may write another model.
     is_own = type(model).save is keras.Model.save
     weights = _owners_and_weights(layers) if is_own else []
     is_lazy = current().lazy_values().why_not() is None
@@ -144,7 +137,7 @@ def _check_content(path: Path, written: WrittenModel) -> None:
                         pass
             except zipfile.BadZipFile as error:
                 raise OutputError(
-                    f"the member {name!r} was not read back as it was written"
+                    f"the stored content of the member {name!r} differs"
                 ) from error
     with opened_weights(path) as weights:
         if weights is not None:
@@ -179,7 +172,7 @@ def _is_in_place(weights: Weights, path: Path, written: WrittenModel) -> bool:
             lazy_variables(current().lazy_values(), described=True),
         ):
             _compare(weights, _opened(file, objects), compare)
-    except OutputError:  # or a layer computes with its weights: the whole file tells
+    except OutputError:  # also if a layer computes with its weights: load completely
         return False
     return True
 
@@ -189,38 +182,33 @@ def _same_value(weight: Any, opened: Any) -> bool:
 
 
 def _check_whole(weights: Weights, path: Path) -> None:
-    # Unpacked: from an archive Keras may read all weights before it makes one.
+    # Unpacked, because Keras may read all weights of an archive first.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
         try:
             _compare(weights, _opened(Path(folder), {}), _same_value)
         finally:
-            gc.collect()  # a model is a cycle, and this one holds its weights
+            gc.collect()  # a model is a reference cycle that keeps its weights
 
 
 def _opened(path: Path, objects: dict[str, Any]) -> Any:
     try:
-        # The file is our own, made of a live object: a lambda in it is the caller's.
+        # The file was written here, so a lambda in it belongs to the caller.
         return keras.models.load_model(
             path, custom_objects=objects, compile=False, safe_mode=False
         )
-    except Exception as error:  # what a class of the user's own raises has no limit
+    except Exception as error:  # a custom class may raise anything
         raise OutputError(
             f"the file could not be opened: {first_reason(error)}"
         ) from error
 
 
 def _compare(ours: Weights, opened: Any, is_same: Callable[[Any, Any], bool]) -> None:
-    """Compare weights with those of an opened model.
+    """Compares the weights of the saved and the opened model.
 
-    The opened model may have more of them: one for each layer that shares a weight.
-    Then those of one path are compared.
-
-    Args:
-        ours: The owners and weights of the saved model.
-        opened: The model in the file.
-        is_same: Returns whether two weights are the same.
+    The opened model may have more weights: one for each layer that shares a weight.
+    Then, weights are compared by path.
     """
     theirs = _owners_and_weights(sublayers(opened))
     if len(ours) > len(theirs):
@@ -229,10 +217,10 @@ def _compare(ours: Weights, opened: Any, is_same: Callable[[Any, Any], bool]) ->
     if len(ours) > len(theirs):
         lost_paths = [weight.path for _, weight in ours if weight.path not in by_path]
         raise OutputError(
-            f"the file would be opened without {len(ours) - len(theirs)} of its "
-            f"weights{f', {lost_paths[0]!r} for one' if lost_paths else ''}: its "
-            "config does not tell of layers that were added to it. Next: make them "
-            "part of its graph or of its constructor"
+            f"the opened model lacks {len(ours) - len(theirs)} weights"
+            f"{f', such as {lost_paths[0]!r}' if lost_paths else ''}: its config does "
+            "not contain layers that were added later. Next: add these layers in the "
+            "graph or in the constructor"
         )
     if len(ours) == len(theirs):
         pairs = [(one, other) for one, (_, other) in zip(ours, theirs, strict=True)]
@@ -260,38 +248,38 @@ def _compare_weights(
     form, opened_form = ((tuple(each.shape), each.dtype) for each in (weight, opened))
     if form != opened_form:
         raise OutputError(
-            f"the weight {weight.path!r} of shape and type {form} would be opened "
-            f"as one of {opened_form}"
+            f"the weight {weight.path!r} of shape and type {form} is opened as "
+            f"{opened_form}"
         )
     if is_saved_as_it_is(owner) and not is_same(weight, opened):
         raise OutputError(
-            f"the weight {weight.path!r} would not be opened with its value. Keras "
-            "finds no layer that is not in an attribute of a layer or model, or in a "
-            "list, tuple or dict there"
+            f"the weight {weight.path!r} is opened with another value. Keras finds "
+            "only layers in attributes of a layer or model, and in lists, tuples and "
+            "dicts there"
         )
 
 
 def is_saved_as_it_is(layer: Layer) -> bool:
-    """Return whether what a layer saves are its variables, all of them."""
+    """Returns whether a layer saves exactly its variables."""
     cls = type(layer)
     saves = (cls.save_own_variables, cls.load_own_variables)
     is_keras = all(
         f.__module__.partition(".")[0] in ("keras", "kerasmem") for f in saves
     )
-    # Keras adds the low rank to the weight that it saves.
+    # Keras merges LoRA weights into the saved weight.
     return is_keras and not vars(layer).get("lora_enabled")
 
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Return a scope after which random numbers go on as if it had not been.
+    """Isolates the loading of a model for verification.
 
-    What a class warns of when it is made was said when the model was. An accelerator
-    has no part in it: the model may fill that. Nor have other processes: each opens
-    what it wrote by itself, on its own device.
+    Restores random generators and hides warnings, which were already issued when the
+    model was created. Loading uses the CPU, because the model may fill the accelerator.
+    Loading ignores the distribution, because each process opens its own file.
     """
     distribution = keras.distribution.distribution()
-    # With several processes JAX's first "cpu" is that of the first.
+    # With several processes, JAX's first "cpu" belongs to the first process.
     on_cpu = keras.device("cpu") if distribution is None else nullcontext()
     keras.distribution.set_distribution(None)
     try:

@@ -1,13 +1,13 @@
-"""The skeleton of a model file: what Keras loads when weights are read otherwise.
+"""Skeletons of model files, for loading without reading all weights.
 
 A skeleton is a `.keras` file with a number in place of each weight. Keras builds the
-model from its config and loads the weights from it; each number is replaced by an
-array. That array is read alone (`streamed_weights`), lies over the file
-(`mapped_weights`), or only has a shape and a type (`described_weights`). `CodedModel`
-does the same in files of coded weights, which Keras opens itself.
+model from its config and loads the weights, and each number is replaced by an array.
+The array is read separately (`streamed_weights`), mapped (`mapped_weights`), or only
+has a shape and a type (`described_weights`). `CodedModel` decodes the weights of coded
+files in the same way when Keras opens them.
 
-An optimizer begins anew where weights are mapped or described: what it learned is as
-large as the weights, and is needed for all of them at once.
+The optimizer is reset if weights are mapped or described. Its state is as large as the
+weights and is needed at once.
 """
 
 import json
@@ -55,24 +55,22 @@ from kerasmem.records.plain import read_json
 from kerasmem.units import MIB
 
 _FREE_BYTES, _WIDEST = 32 * MIB, 8
-"""Bytes that a layer may save beside its variables; most bytes of an entry."""
+"""Bytes that a layer may save in addition to its variables, and maximum bytes per
+entry."""
 
 _NAME = "Skeleton"
 
 Read = Callable[[str, int], np.ndarray]
-"""Returns an array by its path in the file, unless it has more than so many bytes."""
+"""Returns an array by its path in the file and its maximum size in bytes."""
 
 
 @contextmanager
 def skeleton(
     path: Path, names: Sequence[str], read: Read
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Give the skeleton of a `.keras` file, and custom objects to load it with.
+    """Yields the skeleton of a `.keras` file and the custom objects to load it.
 
-    Args:
-        path: the file.
-        names: paths of its arrays.
-        read: returns the array that a weight gets.
+    `read` returns the array for each weight in `names`.
     """
 
     def model_in(config: dict[str, Any]) -> Any:
@@ -100,10 +98,10 @@ def skeleton(
 
 @contextmanager
 def streamed_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Give the file that Keras loads a model from, and custom objects for that.
+    """Yields the file that Keras loads, and custom objects.
 
-    It is `path` itself unless that is a `.keras` file whose weights inflate. Then they
-    are read one by one.
+    The file is `path` itself, or a skeleton if the weights of a `.keras` file inflate.
+    The skeleton reads weights one by one.
     """
     with ExitStack() as scope:
         is_archive = path.suffix == ".keras"
@@ -126,16 +124,13 @@ def streamed_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 @contextmanager
 def described_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Give the skeleton of a file whose weights only have a shape and a type.
+    """Yields the skeleton of a file whose weights only have a shape and a type.
 
-    Within the scope, and after it, variables take no memory.
-
-    Raises:
-        ModelFileError: if the file has no weights.
+    Variables of the model take no memory, also after the scope.
     """
     with opened_weights(path) as weights:
         if weights is None:
-            raise ModelFileError("it has no weights.")
+            raise ModelFileError("the file has no weights.")
         arrays = {
             each.name: _described_array(weights, each) for each in weights_in(weights)
         }
@@ -147,7 +142,7 @@ def described_weights(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _described_array(weights: h5py.File, each: Dataset) -> np.ndarray:
-    if each.dtype.hasobject:  # words
+    if each.dtype.hasobject:  # strings
         return np.asarray(weights[each.name][()])
     return described_array(*(form_of(weights, each) or (each.shape, each.dtype)))
 
@@ -155,7 +150,7 @@ def _described_array(weights: h5py.File, each: Dataset) -> np.ndarray:
 def described_array(
     shape: tuple[int, ...], dtype: np.dtype, name: str | None = None
 ) -> MappedArray:
-    """Return an array of a shape and a type that takes no memory, and has a name."""
+    """Returns a named array of a shape and type that takes no memory."""
     array = np.broadcast_to(np.zeros((), dtype), shape).view(MappedArray)
     array.name = name
     return array
@@ -165,25 +160,21 @@ def described_array(
 def mapped_weights(
     path: Path, at_rest: Offloaded | None = None
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Give a file that Keras loads the model from, and custom objects for that.
+    """Yields a file that Keras loads with mapped weights, and custom objects.
 
-    Within the scope no variable gets a value before somebody looks at it.
+    Within the scope, variables get their values on first access. `at_rest` is the
+    storage for variables whose values stay in files.
 
-    Args:
-        path: a `.keras` file with plain weights.
-        at_rest: for variables that go on having their values in files.
-
-    Raises:
-        ModelFileError: if the weights cannot be mapped.
-        ConfigError: if variables have values at once here.
+    Raises `ModelFileError` if the weights cannot be mapped, and `ConfigError` if the
+    environment needs the values of variables at once.
     """
     values = current().lazy_values()
     if (reason := values.why_not()) is not None:
         raise ConfigError(
-            f"memory_map=True does not go with {reason}, which wants every "
-            "variable's value at once. Load the model without it."
+            f"memory_map=True is not possible with {reason}, which needs the value of "
+            "every variable at once. Next: load the model without memory_map."
         )
-    # What could be written to counts as memory of the process's own.
+    # Writable mappings count as memory of the process.
     access = mmap.ACCESS_COPY if at_rest is None else at_rest.access
     arrays = mapped_arrays(path, access)
     with (
@@ -194,25 +185,18 @@ def mapped_weights(
 
 
 def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.ndarray]:
-    """Return arrays over a `.keras` file, by their paths in it.
+    """Returns memory-mapped arrays of a `.keras` file by path.
 
-    The few that are not numbers are read. Those of the optimizer are left out.
-
-    Args:
-        path: the file.
-        access: of the memory map.
-
-    Raises:
-        ModelFileError: if the weights cannot be mapped.
+    Arrays that are not numeric are read. Arrays of the optimizer are omitted.
     """
     try:
         member_and_start = weights_member(path)
         if member_and_start is None:
-            raise ModelFileError(f"{str(path)!r} has no weights to be mapped.")
+            raise ModelFileError(f"{str(path)!r} has no weights to map.")
         if not is_mappable(path):
             raise ModelFileError(
-                f"The weights in {str(path)!r} are compressed, so that they cannot be "
-                "used where they lie. Write the file anew, as large as its weights: "
+                f"The weights in {str(path)!r} are compressed and cannot be mapped. "
+                "Next: save them uncompressed with "
                 "km.save_model(km.load_model(path), path, coding='stored')."
             )
         start, size = member_and_start[1], member_and_start[0].file_size
@@ -229,7 +213,7 @@ def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.nd
         raise
     except DAMAGED as error:
         raise ModelFileError(
-            f"{str(path)!r} is damaged: where its weights lie cannot be read."
+            f"{str(path)!r} is damaged: its weights cannot be located."
         ) from error
     for each in tensors:
         if each.plain:
@@ -239,7 +223,7 @@ def mapped_arrays(path: Path, access: int = mmap.ACCESS_COPY) -> dict[str, np.nd
 
 
 def is_mappable(path: Path) -> bool:
-    """Return whether the weights in a `.keras` file, if any, lie there as they are."""
+    """Returns whether all weights in a `.keras` file are uncompressed."""
     with zipfile.ZipFile(path) as archive:
         if WEIGHTS not in archive.namelist():
             return True
@@ -261,38 +245,38 @@ def _check_within(path: Path, dataset: Any, size: int) -> None:
     for first, length in dataset.extents:
         if length != dataset.nbytes or first + length > size:
             raise ModelFileError(
-                f"{str(path)!r} is damaged: the weight {dataset.name!r} does not lie "
-                "within it."
+                f"{str(path)!r} is damaged: the weight {dataset.name!r} is outside "
+                "the file."
             )
 
 
 @keras.saving.register_keras_serializable("kerasmem")
 class CodedModel:
-    """Never an object: it only says that the weights are coded."""
+    """Marks a config whose weights are coded. Never instantiated."""
 
     @staticmethod
     def wrap(config: dict[str, Any]) -> dict[str, Any]:
-        """Return the config of a file with coded weights, of that of a model."""
+        """Returns the config of a file with coded weights."""
         return _wrapped(config, CodedModel.__name__)
 
     def get_config(self) -> dict[str, Any]:
-        """Return nothing: Keras asks for it to register the class."""
+        """Returns an empty config. Keras requires this method for registration."""
         return {}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the model that was saved; its weights are decoded as it loads them."""
+        """Returns the saved model, whose weights are decoded during loading."""
         return _unwrapped(config, uncoded)
 
 
 def is_coded(config: dict[str, Any]) -> bool:
-    """Return whether the config of a file says that its weights are coded."""
+    """Returns whether the config of a file marks its weights as coded."""
     return config.get("class_name") == CodedModel.__name__
 
 
 def _wrapped(config: dict[str, Any], name: str) -> dict[str, Any]:
     config = dict(config)
-    # Where Keras looks for it, and leaves it out if asked for no compilation.
+    # Keras reads the compile config at this level and skips it with `compile=False`.
     compile_config = config.pop("compile_config", None)
     return {
         "module": __name__,
@@ -306,20 +290,17 @@ def _wrapped(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _unwrapped(
     config: dict[str, Any], read: Callable[[np.ndarray, int], np.ndarray]
 ) -> Any:
-    """Return the model within the config that `_wrapped` made.
+    """Returns the model in a config of `_wrapped`, and decodes arrays with `read`.
 
-    Args:
-        config: the inner one; of coded weights the model may be one level deeper.
-        read: returns the weight that an array in the file stands for, if that has no
-            more than so many bytes.
+    The model of coded weights may be one level deeper.
     """
     inner = config["model"]["config"] if is_coded(config["model"]) else config
     model = keras.saving.deserialize_keras_object(inner["model"])
     if not isinstance(model, keras.Model):
-        raise ModelFileError("There is no model in a file of coded weights.")
+        raise ModelFileError("A file of coded weights contains no model.")
 
     def load(load_own_variables: Callable[[Any], None], store: Any) -> None:
-        # The model is the first to load. All others read from the same store.
+        # The model loads first, and its layers read from the same store.
         unpatch()
         sizes = (math.prod(variable.shape) for variable in model.variables)
         most_bytes = max(_FREE_BYTES, _WIDEST * max(sizes, default=0))
@@ -328,10 +309,10 @@ def _unwrapped(
             return read(original.__getitem__(store, key), most_bytes)
 
         original = type(store)
-        # No issue known: Keras 3.15 makes the store itself, of a class of its own.
+        # No issue known: Keras 3.15 creates the store without a hook.
         store.__class__ = type("Reading", (original,), {"__getitem__": get})
         load_own_variables(store)
 
-    # No issue known: nothing else in Keras 3.15 sees the store before the layers do.
+    # No issue known: Keras 3.15 passes the store to no other method before the layers.
     unpatch = patch_method(model, "load_own_variables", load)
     return model

@@ -1,4 +1,4 @@
-"""Work on pieces of arrays that threads do ahead."""
+"""Processes blocks of arrays on several threads."""
 
 import os
 from collections import deque
@@ -14,17 +14,15 @@ from kerasmem.stages import Progress
 _MOST_THREADS = 8
 
 _AHEAD = 16
-"""Pieces that wait to be used. The same on every machine: what is written of them lies
-in a file in the order in which they are used, between whatever else is written."""
+"""Number of pending results. Equal on all machines, so that the file layout is
+reproducible."""
 
 
 class Threads:
-    """A scope of work that NumPy or a codec does, without Python's lock.
+    """Context manager for work that releases the GIL, such as NumPy and codecs.
 
-    At its end all of it is done; after an error what had not begun never is.
-
-    Args:
-        ahead: most results that wait to be used, with what they are made of.
+    All work is complete at the end of the scope. After an error, pending work is
+    cancelled. At most `ahead` results are pending.
     """
 
     def __init__(self, ahead: int = _AHEAD) -> None:
@@ -51,19 +49,17 @@ class Threads:
     def run(
         self, function: Callable[..., Any], *args: Any, then: Callable[[Any], None]
     ) -> None:
-        """Call a function on another thread, and use its result on this one, later.
+        """Calls a function on another thread and passes the result to `then` later.
 
-        Args:
-            function: called with `args`.
-            *args: what it works on, unchanged until the scope ends.
-            then: called with its result, in the order of the calls of `run`.
+        The arguments must not change until the scope ends. `then` is called on this
+        thread, in the order of the calls of `run`.
         """
         self._waiting.append((self._pool.submit(function, *args), then))
         if len(self._waiting) > self._ahead:
             self._use_one()
 
     def finish(self) -> None:
-        """Wait for all work that was given, and use its results."""
+        """Waits for all submitted work and passes the results on."""
         while self._waiting:
             self._use_one()
 
@@ -73,17 +69,17 @@ class Threads:
 
 
 PIECE = 1 << 19
-"""Entries of an array that one thread works on at a time."""
+"""Number of array entries per call."""
 
 _FEW_AHEAD = 5
-"""Pieces that wait to be used, with what is made of them."""
+"""Number of pending results with large memory use."""
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
 def in_order(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """Yield `function(item)` of each item in turn, a few of them made ahead."""
+    """Yields `function(item)` for each item in order, computing a few items ahead."""
     results = deque[Made]()
     with Threads(ahead=_FEW_AHEAD) as threads:
         for item in items:
@@ -99,13 +95,10 @@ def map_pieces(
     array: np.ndarray,
     progress: Progress | None = None,
 ) -> Iterator[Made]:
-    """Yield `function(start, piece)` for each piece of an array, in order.
+    """Yields `function(start, piece)` for each block of an array, in order.
 
-    Args:
-        function: takes the place of the first entry, and entries that follow each
-            other, an array of one axis. Other threads call it.
-        array: of any shape.
-        progress: is told of the bytes of each piece; None for nobody.
+    Other threads call the function with the index of the first entry and a
+    one-dimensional block. `progress` receives the bytes of each block.
     """
     flat = array.reshape(-1)
     starts = range(0, flat.size, PIECE)
@@ -122,11 +115,9 @@ def map_pieces(
 def map_entries(
     function: Callable[[int, np.ndarray], np.ndarray], array: np.ndarray
 ) -> np.ndarray:
-    """Return an array of the same shape and type, made piece by piece.
+    """Returns an array of the same shape and type, computed block by block.
 
-    Args:
-        function: as for `map_pieces`; returns as many entries as it takes.
-        array: of any shape.
+    The function returns as many entries as it receives. See `map_pieces`.
     """
     entries, place = np.empty(array.size, array.dtype), 0
     for piece in map_pieces(function, array):

@@ -1,7 +1,7 @@
-"""The HDF5 file of a model's weights, written array by array and read back.
+"""Writes and verifies the HDF5 file of a model's weights, array by array.
 
-Each array is deflated, coded, or left as it is. Of what was written the checksums are
-kept, so that it can be compared with what is read, long after the weights are gone.
+Each array is deflated, coded or stored. The checksums of the written arrays are kept,
+so that the file can be verified after the weights are freed.
 """
 
 import os
@@ -50,22 +50,16 @@ Coding = Literal["deflate", "entropy", "stored"]
 CODINGS = OneOf(get_args(Coding))
 
 _CODED_AHEAD = 2
-"""Whole arrays that are coded at once."""
+"""Number of arrays that are coded concurrently."""
 
 ALIGNMENT_BYTES = 64
-"""Where an array in a file begins that is to be mapped: what processors like best."""
+"""Alignment of stored arrays in bytes, suitable for memory mapping."""
 
 
 class WeightsFile:
-    """A scope in which the arrays of a new HDF5 file are written, on several threads.
+    """Context manager that writes the arrays of an HDF5 file on several threads.
 
-    Args:
-        path: the file.
-        coding: how arrays are written.
-        progress: is told of the bytes of arrays.
-
-    Attributes:
-        written: the arrays, by their paths in the file; whole when the scope ends.
+    `written` contains the arrays by path and is complete at the end of the scope.
     """
 
     def __init__(self, path: Path, coding: Coding, progress: Progress) -> None:
@@ -105,22 +99,13 @@ class WeightsFile:
                 self._file.close()
 
     def put(self, name: str, form: Form, blocks: Iterable[np.ndarray]) -> None:
-        """Write an array of numbers.
-
-        Args:
-            name: its path in the file.
-            form: its shape and type.
-            blocks: its entries in their order, see `write_array`.
-
-        Raises:
-            OutputError: if the blocks have fewer or more entries than the array.
-        """
+        """Writes a numeric array from blocks. See `write_array`."""
         with _errors_of_the_disk():
             counted_blocks = self._progress.of(blocks)
             self.written[name] = self._write(*self._place(name), form, counted_blocks)
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array that was put."""
+        """Returns a written array."""
         self._threads.finish()
         array = self._file[name][()]
         if self._coding == "entropy":
@@ -128,7 +113,7 @@ class WeightsFile:
         return np.asarray(array).view(self.written[name].dtype)
 
     def remove(self, name: str) -> None:
-        """Remove an array that was put."""
+        """Removes a written array."""
         self._threads.finish()
         del self._file[name]
         del self.written[name]
@@ -140,15 +125,10 @@ class WeightsFile:
         *,
         coded: bool = False,
     ) -> dict[str, np.ndarray]:
-        """Copy what another file has beside: groups, attributes, arrays that are left.
+        """Copies groups, attributes and arrays from another file.
 
-        Args:
-            other: the file; its arrays have none of the names that were put.
-            is_wanted: tells of an array by its name whether it is copied.
-            coded: whether its arrays are coded, which become what they stand for.
-
-        Returns:
-            The arrays that are no numbers, by their paths.
+        Returns the arrays that are not numeric, by path. Arrays are copied if
+        `is_wanted`, and decoded if `coded`. Names must not be written already.
         """
         words = {}
 
@@ -218,7 +198,7 @@ def _copy_attributes(old: Any, new: Any) -> None:
 
 
 def is_numbers(dtype: np.dtype) -> bool:
-    """Return whether an array of a type is one of numbers that HDF5 or Keras names."""
+    """Returns whether a data type is numeric and known to HDF5 or Keras."""
     is_named = dtype.kind in "biuf" and dtype.type.__module__ == "numpy"
     return is_named or dtype == ml_dtypes.bfloat16
 
@@ -228,30 +208,25 @@ def _encoded(array: np.ndarray) -> tuple[bytes, int]:
 
 
 def _is_smaller(code: bytes, nbytes: int) -> bool:
-    # So much smaller that it would be refused, it is left to be deflated.
+    # A code with an extreme ratio would be rejected as a decompression bomb.
     most = max(LARGE_BYTES, MOST_TIMES * len(code))
     return len(code) < nbytes <= most
 
 
 def could_be_code(array: np.ndarray | h5py.Dataset) -> bool:
-    """Return whether it looks like a code; no other such array is beside one."""
+    """Returns whether an array has the form of a code: one axis of uint8.
+
+    In a file of coded weights, all such arrays are codes.
+    """
     return array.dtype == np.uint8 and array.ndim == 1
 
 
 def uncoded(array: np.ndarray, most_bytes: int | None = None) -> np.ndarray:
-    """Return the array that a dataset stands for in a file of coded weights.
-
-    Args:
-        array: the dataset.
-        most_bytes: as of `decode`.
-
-    Raises:
-        ModelFileError: if it is damaged.
-    """
+    """Returns the array of a dataset in a file of coded weights. See `decode`."""
     if not could_be_code(array):
         return array
     decoded_array = decode(array.tobytes(), most_bytes)
-    # The only one of Keras's types that HDF5 has no name for.
+    # bfloat16 is the only Keras type that HDF5 does not support.
     return (
         decoded_array.view(ml_dtypes.bfloat16)
         if decoded_array.dtype.kind == "V"
@@ -260,9 +235,9 @@ def uncoded(array: np.ndarray, most_bytes: int | None = None) -> np.ndarray:
 
 
 def same_bits(a: Any, b: Any) -> bool:
-    """Return whether two arrays, or words, have the same entries to the bit."""
+    """Returns whether two arrays are equal bit by bit."""
     first, second = (np.atleast_1d(np.ascontiguousarray(array)) for array in (a, b))
-    if first.dtype.hasobject or second.dtype.hasobject:  # words
+    if first.dtype.hasobject or second.dtype.hasobject:  # strings
         return np.array_equal(first, second)
     forms = ((each.shape, each.dtype.itemsize) for each in (first, second))
     return len({*forms}) == 1 and checksum(first) == checksum(second)
@@ -271,21 +246,15 @@ def same_bits(a: Any, b: Any) -> bool:
 def check_weights(
     weights: h5py.File, written: Mapping[str, WrittenArray], coding: Coding
 ) -> None:
-    """Read every array of a file, and compare it with what was written.
+    """Compares every array of a file with the written arrays.
 
-    Args:
-        weights: the file.
-        written: its arrays, by their paths.
-        coding: how they were written.
-
-    Raises:
-        OutputError: if one differs.
+    Raises `OutputError` if an array differs.
     """
     progress = Progress("checking the file", sum(a.nbytes for a in written.values()))
     for name, array in written.items():
         try:
             is_same = _is_same(weights.get(name), array, coding)
-        except (OSError, RuntimeError, ModelFileError) as error:  # of HDF5's filters
+        except (OSError, RuntimeError, ModelFileError) as error:  # HDF5 filters
             raise not_read_back(name) from error
         if not is_same:
             raise not_read_back(name)

@@ -1,7 +1,7 @@
-"""Writing the archive of a model, each weight as Keras hands it over.
+"""Writes the archive of a model while Keras saves its weights.
 
-Keras walks through the model and says what goes where, as for a file of its own; but an
-array of numbers goes to our HDF5 file at once, so that none is held, or written twice.
+Keras traverses the model and saves each array to a store. Numeric arrays are written to
+the HDF5 file immediately, so that no array is kept in memory or written twice.
 """
 
 import json
@@ -19,7 +19,7 @@ import h5py
 import keras
 import numpy as np
 
-# Private: the only way to give Keras a store that hands arrays on, see `save_parts`.
+# The private class is the only way to intercept saved arrays, see `save_parts`.
 from keras.src.saving.saving_lib import H5IOStore  # noqa: TID251
 
 from kerasmem.backends import current
@@ -50,19 +50,16 @@ from kerasmem.types import Model
 _PIECE = 1 << 20
 
 _MOST_DEFLATED_TWICE = 4 << 20
-"""In a larger file of small arrays it is little that HDF5 writes of each; in a smaller
-one that is deflated once more, with all else."""
+"""File size up to which the HDF5 overhead of small arrays is worth a second
+deflation."""
 
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """What was written of a model, to see that its file gives it back.
+    """Record of a written model, for verification.
 
-    Args:
-        coding: how arrays were written.
-        arrays: the arrays, by their paths in the file.
-        variables: those that are the value of a variable, which is that.
-        words: arrays that are no numbers, by their paths.
+    `arrays` contains the numeric arrays, `variables` the variables saved as arrays, and
+    `words` all other arrays, by path in the file.
     """
 
     coding: Coding
@@ -79,18 +76,13 @@ def write_model(
     include_optimizer: bool = False,
     slots: bool = True,
 ) -> WrittenModel:
-    """Write the file that `km.save_model` writes, and do not look at it again.
+    """Writes the file of `km.save_model` without verification.
 
-    Args:
-        model: a built model.
-        path: where to, in a folder with room for another such file.
-        coding: as in `km.save_model`.
-        include_optimizer: as in `km.save_model`.
-        slots: False for an optimizer that has none, where it is not included.
+    The directory needs space for a second file of this size. `slots` sets whether an
+    excluded optimizer has slots.
 
-    Raises:
-        ModelError: if the optimizer cannot be made anew.
-        OutputError: if Keras cannot save the model.
+    Raises `ModelError` if the optimizer cannot be recreated, and `OutputError` if Keras
+    cannot save the model.
     """
     if type(model).save is not keras.Model.save:
         return _write_as_saved(model, path, coding)
@@ -115,7 +107,7 @@ def write_model(
 
 
 def _write_as_saved(model: Model, path: Path, coding: Coding) -> WrittenModel:
-    """Write the file that a model's own `save` writes, with its arrays in a coding."""
+    """Recodes the arrays of the file written by the model's own `save`."""
     own, weights = path.with_name("own.keras"), path.with_suffix(".h5")
     with _errors_of_saving(model.name):
         model.save(own)
@@ -158,11 +150,11 @@ def _coded(config: str) -> str:
 def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
     member = zipfile.ZipInfo.from_file(new, WEIGHTS)
     member.compress_type = zipfile.ZIP_STORED
-    # Before the bytes of a member come 30 and its name, and what it says of sizes that
-    # do not fit; the rest is made up by an entry that means nothing.
+    # The data follows a header of 30 bytes, the name and an optional ZIP64 entry. A
+    # padding entry in the extra field aligns the data.
     large = member.file_size >= 1 << 31
     start = archive.start_dir + 30 + len(WEIGHTS) + (20 if large else 0) + 4
-    # Never a multiple of 512, where HDF5 would take the archive for one of its files.
+    # At a multiple of 512, HDF5 would mistake the archive for an HDF5 file.
     missing = (ALIGNMENT_BYTES - start) % (2 * ALIGNMENT_BYTES)
     member.extra = struct.pack("<HH", 0xD935, missing) + bytes(missing)
     with (
@@ -173,13 +165,7 @@ def _write_aligned(archive: zipfile.ZipFile, new: Path) -> None:
 
 
 class _HandingOver(H5IOStore):
-    """A store of Keras that hands the arrays that go into it to a file.
-
-    Args:
-        path: where the store keeps the rest.
-        into: the file.
-        written: gets the variables that arrays are the values of.
-    """
+    """A Keras store that writes numeric arrays to a `WeightsFile`."""
 
     def __init__(self, path: Path, into: WeightsFile, written: WrittenModel) -> None:
         super().__init__(path, mode="w")
@@ -198,7 +184,7 @@ class _HandingOver(H5IOStore):
         if isinstance(value, keras.Variable):
             self.written.variables[name] = value
 
-    # A layer may look at what it has saved.
+    # A layer may read the values that it has saved.
 
     def __getitem__(self, key: str) -> Any:
         name = _path(self, key)
@@ -245,7 +231,7 @@ def _entries(value: Any) -> tuple[Any, Iterator[np.ndarray]]:
         return (shape, dtype), _zeros(math.prod(shape), dtype)
     else:
         array = current().read_only_array(first_value(value))
-        if array.flags.writeable:  # its layer may change it before it is written
+        if array.flags.writeable:  # the layer may modify the array before the write
             array = np.array(array)
     return (array.shape, array.dtype), iter([array])
 
@@ -256,12 +242,9 @@ def _zeros(size: int, dtype: np.dtype) -> Iterator[np.ndarray]:
 
 
 def save_stored(model: Model, path: Path) -> None:
-    """Save `model` as Keras itself does, without any state of the optimizer.
+    """Saves a model like Keras, but without optimizer state.
 
-    Its size is what a smaller file is fairly compared with.
-
-    Raises:
-        OutputError: if Keras cannot save the model.
+    The file size is a fair baseline for smaller files.
     """
     with _errors_of_saving(model.name):
         save_untrained(model, path)
@@ -269,31 +252,18 @@ def save_stored(model: Model, path: Path) -> None:
 
 @contextmanager
 def _errors_of_saving(name: str) -> Iterator[None]:
-    """Return a scope for what Keras does to save the model of a name.
-
-    Raises:
-        OutputError: if it cannot.
-    """
     try:
         yield
-    except (KerasMemError, OSError):  # of the disk, and told as that
+    except (KerasMemError, OSError):  # disk errors are handled by the caller
         raise
-    except Exception as error:  # what a class of the user's own raises has no limit
+    except Exception as error:  # a custom class may raise anything
         raise OutputError(
             f"Keras cannot save the model {name!r}: {first_reason(error)}"
         ) from error
 
 
 def _new_optimizer(model: Model, *, slots: bool) -> Any | None:
-    """Return the optimizer of a model as before the first step.
-
-    Args:
-        model: any model; one that is not compiled has none.
-        slots: whether the optimizer has them.
-
-    Raises:
-        ModelError: if the optimizer's config does not describe it.
-    """
+    """Returns the optimizer in its initial state, with or without slots."""
     built_for = [*model.trainable_variables] if slots else None
     if built_for and any(source_at_rest(v) is not None for v in built_for):
         built_for = [*map(VariableShape.of, built_for)]

@@ -1,1 +1,1 @@
-"""A Keras model as layers, weights and nodes."""
+"""Analysis and rewriting of Keras models as layers, weights and graphs."""

@@ -1,4 +1,4 @@
-"""How a model trains otherwise than its layers say: its activation policy."""
+"""Activation policy: changes of the saved activations during training."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,21 +12,16 @@ from kerasmem.errors import ModelError
 
 
 class Residuals(Enum):
-    """What is saved for the backward pass of what enters a recomputed segment."""
+    """Inputs of a recomputed segment that are saved for the backward pass."""
 
-    ALL = "all of it"
-    EIGHT_BITS = "what a layer made of it, in eight bits"
-    NO_FLOATS = "only what is no float"
+    ALL = "all inputs"
+    EIGHT_BITS = "eight-bit residuals of a layer"
+    NO_FLOATS = "inputs that are not floats"
 
 
 @dataclass(frozen=True, eq=False)
 class RecomputedSegment:
-    """Calls that are computed again as one when their gradients are.
-
-    Args:
-        nodes: the calls in the graph of the model, or of a model inside of it.
-        residuals: what is saved of what enters them.
-    """
+    """Calls that are recomputed together in the backward pass."""
 
     nodes: tuple[Any, ...]
     residuals: Residuals
@@ -34,13 +29,10 @@ class RecomputedSegment:
 
 @dataclass(frozen=True, eq=False)
 class ActivationPolicy:
-    """How a model trains.
+    """Activation policy of a model.
 
-    Args:
-        function: what made it so, by the name that it has for the user.
-        apply: function of a module that does the same to an equal model, in place.
-        settings: what that takes besides, ready for JSON.
-        segments: what is computed again.
+    `function` is the public name of the function that created the policy. `apply` is a
+    module-level function that applies the policy to an equal model in place.
     """
 
     function: str
@@ -53,18 +45,18 @@ _POLICIES: WeakKeyDictionary[Any, ActivationPolicy] = WeakKeyDictionary()
 
 
 def set_policy(model: Any, policy: ActivationPolicy) -> None:
-    """Have it known that `model` trains like this."""
+    """Records the activation policy of `model`."""
     _POLICIES[model] = policy
 
 
 def policy_of(model: Any) -> ActivationPolicy | None:
-    """Return how a model trains, None if as its layers say."""
+    """Returns the activation policy of a model, or None."""
     return _POLICIES.get(model)
 
 
 @contextmanager
 def assumed_policy(model: Any, policy: ActivationPolicy) -> Iterator[None]:
-    """Have a model without a policy estimated as if it had this one, in a scope."""
+    """Sets the policy of a model without a policy in the scope, for an estimate."""
     _POLICIES[model] = policy
     try:
         yield
@@ -73,23 +65,22 @@ def assumed_policy(model: Any, policy: ActivationPolicy) -> Iterator[None]:
 
 
 def check_one_policy(model: Any, function: str) -> None:
-    """Raise if the model has a policy already, of something else than `function`.
+    """Checks that a model has no activation policy of another function.
 
-    Raises:
-        ModelError: if it has: a copy would train as its layers say again.
+    A copy would lose this policy.
     """
     policy = policy_of(model)
     if policy is not None and policy.function != function:
         raise ModelError(
-            "A model keeps less for its backward pass in one way only. Expected: a "
-            f"model that trains as its layers say. Received: {model.name!r}, made by "
-            f"`{policy.function}`. Next: call `{function}` with the model that was "
-            f"given to `{policy.function}`, or go on with what that made."
+            "A model can have only one activation policy. Expected: a model without "
+            f"an activation policy. Received: {model.name!r}, created by "
+            f"`{policy.function}`. Next: call `{function}` with the model passed to "
+            f"`{policy.function}`, or continue with its result."
         )
 
 
 def policy_settings(model: Any) -> dict[str, Any] | None:
-    """Return what `apply_policy` needs in another process, None without a policy."""
+    """Returns the input of `apply_policy` in another process, or None."""
     policy = policy_of(model)
     if policy is None:
         return None
@@ -98,7 +89,7 @@ def policy_settings(model: Any) -> dict[str, Any] | None:
 
 
 def apply_policy(model: Any, settings: Mapping[str, Any] | None) -> None:
-    """Have a model that was made anew train as `policy_settings` told of another."""
+    """Applies the policy described by `policy_settings` to a new model."""
     if settings is not None:
         module, _, function = settings["task"].partition(":")
         apply = getattr(importlib.import_module(module), function)

@@ -1,7 +1,7 @@
-"""Bytes of layer outputs, from the shapes in a model's graph. Nothing is run.
+"""Estimates the size of layer outputs from the shapes in a model's graph.
 
-These are estimates: an output counts in full although a backend may fuse it away or
-write it over its input, and the scratch space of a layer does not count at all.
+Every output counts fully, although a backend may fuse operations or reuse memory.
+Temporary memory of layers is not included.
 """
 
 import math
@@ -20,19 +20,19 @@ _DTYPE = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """What one layer puts out and holds.
+    """Outputs and weights of one layer.
 
     Args:
-        name: name of the layer, or of an operation such as `a + b`; its path in a
+        name: Name of the layer, or of an operation such as `a + b`. For a model without
+            a graph, the path of the layer.
+        class_name: Name of the class.
+        output_shape: Output shape of the first call, with the batch axis. None for a
             model without a graph.
-        class_name: its class.
-        output_shape: shape of its output with the batch axis, of its first call if it
-            is shared; None if the model has no graph.
-        output_bytes: bytes of all its outputs, over all its calls; None if unknown.
-        calls: how often one forward pass calls it, 0 if the model has no graph.
-        parameters: number of its weights' entries, each weight counted at one layer;
-            the scales of int8 weights are none.
-        weight_bytes: bytes of those weights in RAM.
+        output_bytes: Bytes of all outputs of all calls, or None if unknown.
+        calls: Number of calls per forward pass. 0 for a model without a graph.
+        parameters: Number of parameters. Shared weights count once, and scales of int8
+            weights do not count.
+        weight_bytes: Bytes of the weights in memory.
     """
 
     name: str
@@ -45,14 +45,10 @@ class LayerActivations:
 
 
 def layer_activations(model: Model, batch_size: int = 1) -> list[LayerActivations]:
-    """Return one record per layer, nested models opened, shared layers once.
+    """Returns one record per layer, including the layers of nested models.
 
-    Of a model without a graph there is one record per layer that holds weights, under
-    its path; what they put out is unknown.
-
-    Args:
-        model: a built `keras.Model`.
-        batch_size: samples in the batch that goes through, from 1.
+    A model without a graph has one record per layer with weights. Output sizes are then
+    unknown.
     """
     calls_of_model = trace(model, batch_size)
     if calls_of_model is None:
@@ -74,25 +70,17 @@ def layer_activations(model: Model, batch_size: int = 1) -> list[LayerActivation
 def peak_activation_bytes(
     model: Model, batch_size: int = 1, shapes: Sequence[Sequence[int]] | None = None
 ) -> int | None:
-    """Return an estimate of the most bytes of layer outputs alive at once.
+    """Estimates the peak size of the layer outputs in one forward pass for inference.
 
-    One forward pass for inference: an output is alive from the call that makes it,
-    during which the call's inputs are alive too, until its last use. The batch that
-    goes in counts until its last use, the model's outputs to the end.
+    An output is alive from its call to its last use. Inputs of a call are alive during
+    the call, and outputs of the model until the end.
 
-    Args:
-        model: a built `keras.Model`.
-        batch_size: samples in the batch that goes through, from 1.
-        shapes: of its inputs with the batch axis, for a model that leaves lengths
-            open; None for the model's own.
-
-    Returns:
-        The bytes, or None for a model without a graph, with axes of unknown length, or
-        that takes batches of another size only.
+    Returns None for a model without a graph, with axes of unknown length, or with
+    another fixed batch size. `shapes` are input shapes with the batch axis.
     """
     graph = own_graph(model)
     own = [x.shape for x in graph.inputs] if graph and not shapes else shapes
-    # The inputs are among the tensors: without their sizes there is nothing to trace.
+    # Without the input sizes, no peak can be computed.
     if graph is None or any(None in shape[1:] for shape in own or ()):
         return None
     calls = trace(model, batch_size, shapes)
@@ -100,20 +88,12 @@ def peak_activation_bytes(
 
 
 def sizes_of(traced: Trace) -> dict[int, int | None]:
-    """Return the bytes of every tensor of a trace by its id, None if unknown."""
+    """Returns the bytes of every tensor of a trace by `id`, or None if unknown."""
     return {id(t): _tensor_bytes(t) for call in traced.calls for t in call.outputs}
 
 
 def peak_of(traced: Trace, sizes: Mapping[int, int | None]) -> int | None:
-    """Return the most bytes alive at once, as `peak_activation_bytes` counts them.
-
-    Args:
-        traced: the calls of a forward pass.
-        sizes: the bytes of every tensor by its id.
-
-    Returns:
-        The bytes, or None if one of the sizes is.
-    """
+    """Returns the peak number of bytes, or None if a size is unknown."""
     known_sizes = {key: size for key, size in sizes.items() if size is not None}
     if len(known_sizes) < len(sizes):
         return None
@@ -167,5 +147,5 @@ def _tensor_bytes(tensor: Tensor) -> int | None:
     bits = _DTYPE.match(str(tensor.dtype))
     if None in tensor.shape or (bits is None and tensor.dtype != "bool"):
         return None
-    # Keras keeps what is narrower than a byte in whole bytes.
+    # Keras stores types below 8 bits in whole bytes.
     return math.prod(tensor.shape) * max(8, int(bits[1]) if bits else 8) // 8

@@ -1,9 +1,9 @@
-"""A model made anew with other arguments of its constructor, and which weight is which.
+"""Builds models with other constructor arguments, and pairs their weights.
 
-The config of a model that its own class builds, such as a backbone of KerasHub or a
-task around one, tells arguments in place of layers: `intermediate_dim`, `num_layers`.
-Another value there gives a model of the same class with other shapes. Its layers are
-those of the original, in order; of blocks that repeat each other there may be fewer.
+The config of some models, such as KerasHub backbones and tasks, contains arguments
+instead of layers: `intermediate_dim`, `num_layers`. Another value gives a model of the
+same class with other shapes. The layers correspond in order. There can be fewer
+repeated blocks.
 """
 
 import json
@@ -32,28 +32,23 @@ from kerasmem.graph.layers import (
 from kerasmem.types import Layer, Model
 
 Place = tuple[str, ...]
-"""Keys that lead to an argument in the nested configs of a model."""
+"""Keys that lead to an argument in nested configs."""
 
 Pair = tuple[Any, Any]
-"""A layer or a weight of a model, and the one in its place in another model."""
+"""A layer or weight of a model, and the corresponding one of another model."""
 
 _PREPROCESSOR = "preprocessor"
 
 
 def is_made_of_arguments(model: Model) -> bool:
-    """Return True for a model whose class builds its graph of a config of arguments."""
+    """Returns whether the config of a model with a graph contains arguments."""
     return has_graph(model) and not lists_layers(model)
 
 
 def arguments(model: Model) -> dict[Place, Any]:
-    """Return the arguments in a model's config, and in those of models within it.
+    """Returns the arguments in the config of a model and of its nested models.
 
-    Args:
-        model: one that `is_made_of_arguments`.
-
-    Returns:
-        What is no config itself, by the keys that lead to it, in the config's order;
-        nothing where the class does not tell its config.
+    The result is empty if the class has no config.
     """
     try:
         return dict(_leaves(_config(model), ()))
@@ -77,15 +72,7 @@ def _config(model: Model) -> dict[str, Any]:
 
 
 def shapes_with(model: Model, changes: Mapping[Place, Any]) -> Any:
-    """Return a model to look at, not to run: its weights take no memory where possible.
-
-    Args:
-        model: the model that it is made of.
-        changes: arguments by their place.
-
-    Raises:
-        ModelError: if its class does not take them.
-    """
+    """Builds a model only to read its shapes, without weight memory where possible."""
     values = current().lazy_values()
     if values.why_not() is not None:
         with without_first_values():
@@ -99,22 +86,11 @@ def made_with(
     changes: Mapping[Place, Any],
     values: Callable[[Sequence[Pair]], Iterable[tuple[Any, Any]]],
 ) -> tuple[Any, list[Pair]]:
-    """Return a model of the same class with other arguments, not compiled anew.
+    """Builds an uncompiled model of the same class with other arguments.
 
-    It is frozen where the original is, and shares its preprocessor.
-
-    Args:
-        model: the model that it is made of, which stays as it is.
-        changes: arguments by their place.
-        values: takes the pairs of weights, old and new, and returns the new weights
-            with their values; a weight that gets none has a first value.
-
-    Returns:
-        The model, and its pairs of weights.
-
-    Raises:
-        ModelError: if its class does not take the arguments, or makes other layers of
-            them.
+    Frozen layers stay frozen. Both models share the preprocessor. `values` maps pairs
+    of old and new weights to pairs of new weights and values. Other weights are
+    initialized. Also returns the pairs of weights.
     """
     with current().replicating(model), without_first_values():
         new_model = _built(model, changes)
@@ -146,25 +122,21 @@ def _built(model: Model, changes: Mapping[Place, Any]) -> Any:
             keras.saving.custom_object_scope(live_objects(model)),
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # said when the model was made
+            warnings.simplefilter("ignore")  # already shown for the original model
             return type(model).from_config(config)
     except (TypeError, ValueError, ArithmeticError, NotImplementedError) as error:
         settings = ", ".join(
             f"{place[-1]}={value!r}" for place, value in changes.items()
         )
         raise ModelError(
-            f"The class {type(model).__name__!r} builds no model of the config of "
+            f"Cannot build a {type(model).__name__!r} from the config of "
             f"{model.name!r} with {settings}. "
             f"Received: {' '.join(str(error).split())[:200]}."
         ) from error
 
 
 def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
-    """Return the weights of pairs of layers, seeds left out.
-
-    Raises:
-        ModelError: if one layer has other weights than the other.
-    """
+    """Returns the pairs of weights for pairs of layers, without seeds."""
     pairs: list[Pair] = []
     for old, new in layers:
         # Keras numbers variables without a name: variable, variable_1.
@@ -179,13 +151,10 @@ def weight_pairs(layers: Sequence[Pair]) -> list[Pair]:
 
 
 def layer_pairs(old: Any, new: Any) -> list[Pair]:
-    """Return the layers of a model with those of another one of the same class.
+    """Returns pairs of corresponding layers of two models of the same class.
 
-    Where the other has fewer blocks that repeat each other, its blocks stand for some
-    that are evenly spread, if there are such that do the same.
-
-    Raises:
-        ModelError: if they do not correspond.
+    If the new model has fewer repeated blocks, these are paired with evenly spaced old
+    blocks, if possible with equal configs.
     """
     pairs: dict[int, Pair] = {}
     _add_pairs(old, new, pairs)
@@ -210,10 +179,10 @@ def _add_pairs(old: Any, new: Any, pairs: dict[int, Pair]) -> None:
 
 
 def siblings(layer: Layer) -> dict[tuple[type, str], list[Any]]:
-    """Return the layers right in another one, those of a class and a name together.
+    """Returns the direct sublayers of a layer, grouped by class and name.
 
-    Names count without a number at their end, such as `"decoder_block"`, and without
-    that of the model around: whether a class gives it depends on who named the model.
+    Ignores numbers at the end of names, such as in `"decoder_block_3"`, and the name of
+    the model as a prefix.
     """
     by_kind: dict[tuple[type, str], list[Any]] = {}
     for inner in _children(layer):
@@ -225,7 +194,7 @@ def siblings(layer: Layer) -> dict[tuple[type, str], list[Any]]:
 
 
 def _children(layer: Layer) -> list[Any]:
-    # As in `sublayers`: no public walk goes through layers of every kind.
+    # Private, as in `sublayers`.
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
@@ -246,9 +215,10 @@ def _corresponding(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
 
 
 def _looks(layer: Layer) -> str:
-    """Return what is equal in blocks that do the same: windows of attention may differ.
+    """Returns a key that is equal for blocks with equal configs.
 
-    The layers inside of a block tell it too, whose config may not.
+    Blocks can differ in details such as the attention window. The config of a block may
+    omit these, so the key includes the inner layers.
     """
     looks = []
     for inner in sublayers(layer):
@@ -262,7 +232,7 @@ def _looks(layer: Layer) -> str:
 
 def _other_layers(name: str, old: str, new: str) -> ModelError:
     return ModelError(
-        f"With other arguments the class of the model makes other layers of {name!r}: "
-        f"which weight is which cannot be told. Expected: {old}. Received: {new}. "
+        f"Cannot pair the weights of {name!r}, because the model has other layers with "
+        f"the new arguments. Expected: {old}. Received: {new}. "
         "Next: remove channels and blocks before km.Quantize, km.Factorize and LoRA."
     )

@@ -1,4 +1,4 @@
-"""The calls that one forward pass of a model makes, in order, with their tensors."""
+"""Traces the calls of a forward pass, with their tensors."""
 
 import inspect
 import math
@@ -27,27 +27,25 @@ Opens = Callable[[Any], bool]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One operation called once.
+    """One call of one operation.
 
-    A walk gives every tensor of a graph a value: a `KerasTensor` of another shape in a
-    `trace`, labels of channels, a number. In here, these stand for the tensors.
+    A walk assigns a value to every tensor of a graph: a `KerasTensor` in a `trace`,
+    channel labels or an index. The fields below contain these values.
 
     Args:
-        operation: the layer, or the `keras.Operation` of a call such as `a + b`.
-        inputs: the values of the tensors that go in; empty for an input of the model.
-        outputs: those of the tensors that come out, once it was visited.
-        variables: the `keras.Variable`s that go in as arguments, in a trace.
-        names: of the operation's arguments, that of each of `inputs` and, after them,
-            of `variables`, in a trace.
-        owner: the layer in whose `call` it happens, None in the model's own graph.
-        nodes: the nodes of graphs that it happens in, outermost first, its own last;
-            empty for an input of the model.
-        name: its name with those of the models around it, and with its number if the
-            layer is called several times: `"encoder/dense"`, `"encoder/dense:1"`.
-        is_trained: whether it, or a model around it, is called with `training=True`.
-        values: the value of each tensor among its arguments, by the tensor's id.
-        part_of: the call of a layer that it does a part of the work of, None mostly;
-            it takes `inputs` and nothing else then.
+        operation: The layer, or the `keras.Operation` of an expression such as `a + b`.
+        inputs: Values of the input tensors. Empty for an input of the model.
+        outputs: Values of the output tensors, set after the visit.
+        variables: Variables passed as arguments, in a trace.
+        names: Argument names of `inputs` and then of `variables`, in a trace.
+        owner: Layer whose `call` contains this call; None in the model's graph.
+        nodes: Graph nodes around the call, outermost first, and its own node. Empty for
+            an input of the model.
+        name: Unique name with the names of nested models, such as `"encoder/dense"`, or
+            `"encoder/dense:1"` for the second call of a shared layer.
+        is_trained: Whether the call, or a model around it, sets `training=True`.
+        values: Values of the argument tensors, by `id` of the tensor.
+        part_of: Original call, if this call is a part of it. A part uses `inputs` only.
     """
 
     operation: Any
@@ -64,22 +62,22 @@ class Call:
 
     @property
     def whole(self) -> str:
-        """The name of the call in the model that it is a part of, mostly its own."""
+        """Name of the original call, if this call is a part of it."""
         return (self.part_of or self).name
 
     @property
     def layer(self) -> Any:
-        """The layer of the model that it belongs to, mostly the one that is called."""
+        """Layer of the original call."""
         return (self.part_of or self).operation
 
     @property
     def output_names(self) -> list[str]:
-        """A name for every output: `"split"`, `"split.1"`."""
+        """Name of each output: `"split"`, `"split.1"`."""
         numbers = range(len(self.outputs))
         return [f"{self.name}.{number}" if number else self.name for number in numbers]
 
     def arguments(self, values: Mapping[Any, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return its arguments with `values[value]` in the place of each value."""
+        """Returns the arguments with each value replaced by `values[value]`."""
         if self.part_of is not None:
             return (one_or_all([values[x] for x in self.inputs]),), {}
         return self.bound({key: values[x] for key, x in self.values.items()})
@@ -87,34 +85,27 @@ class Call:
     def bound(
         self, values: dict[int, Any] | None = None
     ) -> tuple[tuple, dict[str, Any]]:
-        """Return its arguments, positional and by name, with values for tensors.
-
-        Args:
-            values: by the ids of the tensors; None for its own.
-        """
+        """Returns the positional and keyword arguments. `values` are keyed by `id`."""
         own = self.values if values is None else values
         return self.nodes[-1].arguments.fill_in(own)
 
 
 def one_or_all(tensors: list[Any]) -> Any:
-    """Return what a layer is called on: its tensor, or a list of several."""
+    """Returns the only tensor, or the list of several tensors."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
 class Walk(ABC):
-    """One pass over the calls of a graph, those of models within it in their place."""
+    """One pass over the calls of a graph, including the calls of nested models."""
 
     @abstractmethod
     def visit(self, call: Call) -> Sequence[Any]:
-        """Return the values of what a call of no model with a graph puts out."""
+        """Returns the output values of a call, unless it calls a model with a graph."""
 
     def settle(self, tensors: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
-        """Return the values that tensors of a graph go on with: those they are given.
+        """Returns the values to use for tensors; the given values by default.
 
-        Args:
-            tensors: the inputs of a graph, or what one of its calls puts out; a model
-                that is called twice has the same ones twice.
-            values: theirs.
+        A model that is called twice has the same tensors in both calls.
         """
         del tensors
         return values
@@ -122,12 +113,9 @@ class Walk(ABC):
     def run(
         self, graph: Any, inputs: Sequence[Any], around: Call | None = None
     ) -> list[Any]:
-        """Return the values of a graph's outputs.
+        """Returns the values of the outputs of a graph.
 
-        Args:
-            graph: a Functional model or another graph of calls.
-            inputs: the values of its inputs.
-            around: the call that it is the inside of.
+        `around` is the call of the nested model with this graph, or None.
         """
         values = self._settled(graph.inputs, inputs)
         counts: Counter[str] = Counter()
@@ -158,7 +146,7 @@ class Walk(ABC):
         inner = own_graph(call.operation)
         if inner is None:
             return self.visit(call)
-        # Beside the inputs there may be a mask.
+        # Other arguments, such as a mask, are not inputs of the nested graph.
         values = keras.tree.flatten(first_argument(*call.bound()))
         arguments = call.nodes[-1].arguments
         outer = keras.tree.flatten(first_argument(arguments.args, arguments.kwargs))
@@ -166,13 +154,9 @@ class Walk(ABC):
         return self.run(inner, [self.entering(call, *pair) for pair in pairs], call)
 
     def entering(self, call: Call, outer: Tensor, own: Any, value: Any) -> Any:
-        """Return the value of an input of a nested model, converted as Keras does it.
+        """Returns the value of an input of a nested model, with Keras's conversions.
 
-        Args:
-            call: the call of the nested model.
-            outer: its argument in the graph around it.
-            own: the symbolic input of the nested model.
-            value: the value of `outer`.
+        `outer` is the argument in the outer graph. `own` is the symbolic input.
         """
         for convert in _conversions(outer, own):
             symbol = keras.KerasTensor(outer.shape, outer.dtype)
@@ -206,17 +190,17 @@ def _conversions(outer: Tensor, own: Any) -> Iterator[Callable[[Any], Any]]:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of one forward pass and the tensors that it returns."""
+    """Calls and outputs of one forward pass."""
 
     calls: tuple[Call, ...]
     outputs: tuple[Any, ...]
 
 
 def in_inference(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns arguments of a call as `predict` passes them.
+    """Returns arguments of a call with `training=False`.
 
-    It sets `training` to False, also where True was given, or is the default as for
-    layers of augmentation.
+    Overrides an explicit `training=True`, as well as the default of augmentation
+    layers.
     """
     return kwargs | {"training": False} if "training" in kwargs else kwargs
 
@@ -227,20 +211,18 @@ def trace(
     shapes: Sequence[Sequence[int]] | None = None,
     opens: Opens = lambda _: False,
 ) -> Trace | None:
-    """Return the calls of one forward pass, or None for a model without a graph.
+    """Returns the calls of one forward pass, or None for a model without a graph.
 
-    Nested models are opened: their layers' calls stand where the model was called.
-    Nothing is computed; the tensors are symbolic, their shapes those of a batch of
-    `batch_size`.
+    Nested models are replaced by the calls of their layers. Nothing is computed, since
+    all tensors are symbolic.
 
     Args:
-        model: a built `keras.Model`.
-        batch_size: length of the batch axis, from 1. It is left open if an operation
-            takes no batch of this size and no shapes are given.
-        shapes: shapes of the inputs with the batch axis, for a model that leaves
-            lengths open; None for the model's own.
-        opens: says of a layer whether the calls within its own `call` are wanted in
-            its place; it is left whole if that is not made of layers and `keras.ops`.
+        model: A built `keras.Model`.
+        batch_size: Integer, at least 1. The batch axis is None if an operation does not
+            support this size and `shapes` is None.
+        shapes: Input shapes with the batch axis. Defaults to the shapes of the model.
+        opens: Function that returns whether to replace a layer by the calls inside its
+            `call`. Has no effect if these are not only layers and `keras.ops`.
     """
     graph = own_graph(model)
     if graph is None:
@@ -275,14 +257,7 @@ def _traced(
 def trace_call(
     operation: Operation, args: tuple, kwargs: dict[str, Any], opens: Opens
 ) -> Trace:
-    """Return the calls within one call of an operation, itself if it stays whole.
-
-    Args:
-        operation: a layer or a `keras.Operation`.
-        args: its arguments, `KerasTensor`s of known shapes among them.
-        kwargs: likewise.
-        opens: see `trace`.
-    """
+    """Returns the calls inside one call of an operation, or the call itself."""
     tracing = _Tracing(opens)
     graph = own_graph(operation)
     call = Call(operation, ())
@@ -295,7 +270,7 @@ def trace_call(
 
 
 class _Tracing(Walk):
-    """The calls on symbols of known shapes."""
+    """Records calls on symbolic tensors."""
 
     def __init__(self, opens: Opens) -> None:
         self._opens = opens
@@ -305,7 +280,7 @@ class _Tracing(Walk):
         return self.opened(call, *call.bound())
 
     def opened(self, call: Call, args: tuple, kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return what a call puts out; note it, or the calls within it."""
+        """Returns the outputs of a call. Records the call, or the calls inside it."""
         layer = call.operation
         if not isinstance(layer, keras.layers.Layer) or not self._opens(layer):
             return self._whole(call, args, kwargs)
@@ -344,12 +319,9 @@ class _Tracing(Walk):
 def _named(
     operation: Operation, args: tuple, kwargs: dict[str, Any]
 ) -> list[tuple[str, Any]]:
-    """Return all that an operation is called on, with the names of the arguments.
-
-    In the order in which `call` names them, however they were given.
-    """
+    """Returns pairs of argument name and value, in the order of the signature."""
     names = [*inspect.signature(operation.call).parameters]
-    # What goes beyond the names is of the last one, `*args`; of no name, `**kwargs`.
+    # Extra positional arguments belong to `*args`; other keywords to `**kwargs`.
     by_place = [(names[min(n, len(names) - 1)], x) for n, x in enumerate(args)]
     by_name = sorted(kwargs.items(), key=lambda pair: [*names, pair[0]].index(pair[0]))
     return [
@@ -360,16 +332,16 @@ def _named(
 
 
 def _spec_of_weight(x: Tensor) -> Any:
-    # Keras asks what is converted to a tensor whether it is sparse.
+    # Keras reads the attribute `sparse`, which a variable does not have.
     return keras.KerasTensor(x.shape, x.dtype) if isinstance(x, keras.Variable) else x
 
 
 def _output_specs(operation: Operation, args: tuple, kwargs: dict[str, Any]) -> tuple:
-    kwargs.pop("training", None)  # Identity and others take none here
+    kwargs.pop("training", None)  # Identity and other layers do not accept it here
     args, kwargs = keras.tree.map_structure(_spec_of_weight, (args, kwargs))
     outputs = tuple(keras.tree.flatten(operation.compute_output_spec(*args, **kwargs)))
     if not any(getattr(x, "sparse", False) for x in keras.tree.flatten((args, kwargs))):
-        # For Keras a product with a plain tensor is sparse: that tensor may be so.
+        # Keras marks the product of a sparse and a dense tensor as sparse.
         outputs = tuple(keras.KerasTensor(x.shape, x.dtype) for x in outputs)
     if isinstance(operation, keras.layers.EinsumDense):
         return (with_known_lengths(operation, args[0], outputs[0]),)

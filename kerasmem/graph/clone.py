@@ -1,4 +1,4 @@
-"""Independent copies of models, from their configs or through a file of Keras."""
+"""Independent copies of models, from their configs or through a Keras file."""
 
 import sys
 import tempfile
@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-# Private: nothing public reads the objects of a `keras.saving.custom_object_scope`.
+# Private: no public function reads the objects of a custom object scope.
 from keras.src.backend.common.global_state import get_global_attribute  # noqa: TID251
 
 from kerasmem.backends import current
@@ -51,18 +51,17 @@ _SETTINGS = (
     keras.constraints.Constraint,
     keras.dtype_policies.DTypePolicy,
 )
-"""What a layer is set up with besides functions, and may be of the user's own."""
+"""Types of layer settings, besides functions, that can be custom classes."""
 
 
 def clone(model: Model) -> Any:
-    """Return an independent copy of `model` with equal state, freshly compiled.
+    """Returns an independent, compiled copy of `model` with equal state.
 
-    All that Keras saves is copied: weights, statistics, vocabularies. The optimizer
-    starts anew (no slots, iteration 0) with the same settings; loss, metrics and the
-    choice of jit are the same.
+    Copies weights, statistics, vocabularies, loss, metrics and `jit_compile`. The
+    optimizer of the copy has the same settings and is reset: iteration 0, no slots.
 
     Raises:
-        ModelError: if the model has no weights yet, or its config does not describe it.
+        ModelError: If the model has no weights yet, or its config is incomplete.
     """
     check_built(model)
     layers = sublayers(model)
@@ -70,7 +69,7 @@ def clone(model: Model) -> Any:
     with keras.saving.custom_object_scope(objects), current().replicating(model):
         copy = made_of_config(model, layers)
         if copy is not None and model.compiled:
-            unbuilt_copy(model.optimizer)  # the clear error, if it cannot be
+            unbuilt_copy(model.optimizer)  # raises a clear error if not copyable
             lambdas = lambdas_in(model._compile_config.config)
             settings = settings_of(model.get_compile_config(), objects, lambdas)
             if not compile_with(copy, settings):
@@ -82,7 +81,7 @@ def clone(model: Model) -> Any:
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "
-            f"instead of {len(model.weights)}: its config does not tell all of it. "
+            f"instead of {len(model.weights)}, because its config is incomplete. "
             "Either layers share a weight in a way that Keras does not save, or a "
             "custom layer or model creates weights outside of its `build`."
         )
@@ -93,14 +92,10 @@ def clone(model: Model) -> Any:
 
 
 def reloaded(model: Model) -> Any:
-    """Return what Keras saves and loads of `model`, freshly compiled.
-
-    Raises:
-        ModelError: if it has no weights yet, or cannot be saved and loaded.
-    """
+    """Saves and loads `model` with Keras. Returns the compiled copy."""
     check_built(model)
     objects = live_objects(model)
-    # Through a file: only what a layer saves itself is all of its state.
+    # A file, because only the save methods of a layer include all of its state.
     with tempfile.TemporaryDirectory() as folder, current().replicating(model):
         path = Path(folder) / "model.keras"
         try:
@@ -121,7 +116,7 @@ def _save(model: Model, path: Path) -> None:
 
 @contextmanager
 def lambdas_allowed() -> Iterator[None]:
-    """Return a scope without Keras's warning: a lambda of the caller's stays here."""
+    """Suppresses the warning of Keras about lambdas, which stay in this process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
         yield
@@ -130,15 +125,15 @@ def lambdas_allowed() -> Iterator[None]:
 def _load(path: Path, objects: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`build\(\)` was called on layer")
-        # Made by `_save` of a live object: a lambda in it is the caller's own.
+        # Safe, because `_save` wrote the file from a live object.
         return keras.models.load_model(
             path, custom_objects=objects, compile=False, safe_mode=False
         )
 
 
 def same_draws(copy: Any, model: Model) -> Any:
-    """Return `copy`, which from now on draws the random numbers that `model` would."""
-    # A layer without a seed of its own saves no state of its random numbers.
+    """Copies the random state of `model` to `copy`. Returns `copy`."""
+    # A layer without an explicit seed does not save its random state.
     for own, other in zip(copy.variables, model.variables, strict=True):
         own.assign(to_numpy(other))
     return copy
@@ -147,7 +142,7 @@ def same_draws(copy: Any, model: Model) -> Any:
 def compile_settings(
     model: Model, *, complete: bool = True, objects: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Returns fresh arguments for `compile`; None if Keras did not record all."""
+    """Returns new arguments for `compile`, or None if Keras did not record all."""
     objects = live_objects(model) if objects is None else objects
     with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
@@ -161,16 +156,16 @@ def compile_settings(
 def settings_of(
     config: dict[str, Any], objects: dict[str, Any], lambdas: Any = None
 ) -> dict[str, Any]:
-    """Returns fresh arguments for `compile`, with the lambdas of the live ones."""
+    """Returns new arguments for `compile`, with the lambdas of the original model."""
     with keras.saving.custom_object_scope(objects):
-        # The config comes from a live object, never from a file.
+        # Safe, because the config comes from a live object, not from a file.
         settings = dict(keras.saving.deserialize_keras_object(config, safe_mode=False))
     keep_lambdas(settings, lambdas or {})
     return settings
 
 
 def compile_as(new: Any, model: Model) -> None:
-    """Compile `new` as `model` is, with a fresh optimizer; or not, as `model`."""
+    """Compiles `new` with the settings of `model`, if `model` is compiled."""
     objects = live_objects(model)
     settings = compile_settings(model, complete=False, objects=objects)
     if settings is not None:
@@ -180,19 +175,15 @@ def compile_as(new: Any, model: Model) -> None:
 
 
 def live_objects(model: Model, layers: list[Any] | None = None) -> dict[str, Any]:
-    """Return the classes and functions of the user's own that `model` is made of.
+    """Returns the custom classes and functions of `model` by their name in a config.
 
-    Args:
-        model: a Keras model, with its optimizer, loss and metrics.
-        layers: its `sublayers`, where they are known.
-
-    Returns:
-        Each under the name by which a config tells of it.
+    Includes the optimizer, the loss and the metrics. `layers` are the `sublayers` of
+    the model, if already known.
     """
     objects = []
     if model.compiled:
-        # The metrics as `compile` got them: before the first batch the live list is
-        # empty, and nothing public gives the functions among them.
+        # Private: the arguments of `compile`, because the public list of metrics is
+        # empty before the first batch.
         config = model._compile_config.config
         objects = [model.optimizer, model.loss]
         objects += [config.get(key) for key in ("metrics", "weighted_metrics")]
@@ -202,15 +193,9 @@ def live_objects(model: Model, layers: list[Any] | None = None) -> dict[str, Any
 
 
 def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return what `live_objects` does.
-
-    Args:
-        layers: the `sublayers` of a model.
-        used: parts of its optimizer, loss and metrics.
-    """
+    """Returns the custom objects of layers and of other parts; see `live_objects`."""
     objects = [_saved_class(type(layer)) for layer in layers]
-    # Keras puts a wrapper of its own before the `build` of every layer: what a class
-    # has under the same name is no part of the layer's.
+    # Keras wraps the `build` of every layer, so methods of the class are excluded.
     objects += [
         _named(value)
         for layer in layers
@@ -228,17 +213,17 @@ def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
         name = keras.saving.get_registered_name(one)
         if by_name.setdefault(name, one) is not one:
             raise ModelError(
-                f"The model {layers[0].name!r} has two different parts of one name, "
-                "which its config cannot tell apart. Received: "
-                f"{one.__name__!r}. Rename one."
+                f"The model {layers[0].name!r} has two different custom objects with "
+                f"the same name. Received: {one.__name__!r}. "
+                "Next: rename one of them."
             )
     return {**objects_in_scope(), **by_name}
 
 
 def objects_in_scope() -> dict[str, Any]:
-    """Return the objects of the `keras.saving.custom_object_scope` that is open.
+    """Returns the objects of the current `keras.saving.custom_object_scope`.
 
-    A scope within another one hides its objects, so ours contain them.
+    A nested scope hides the objects of the outer scope, so it must include them.
     """
     return dict(get_global_attribute("custom_objects_scope_dict", {}))
 
@@ -264,12 +249,10 @@ def _is_function(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class PackedModel:
-    """What a model of equal state is made of; it can be pickled if `objects` can.
+    """Serialized model. Can be pickled if `objects` can.
 
-    Args:
-        file: what Keras saves of it, without the state of its optimizer.
-        settings: config of its `compile`; None if it was not compiled.
-        objects: the classes and functions of the user's own in it.
+    `file` is the content of a Keras file without optimizer state. `settings` is the
+    config of `compile`, or None.
     """
 
     file: bytes
@@ -277,7 +260,7 @@ class PackedModel:
     objects: dict[str, Any]
 
     def unpacked(self) -> Any:
-        """Return the model, compiled with a fresh optimizer if it was compiled."""
+        """Returns the model, with a reset optimizer if it was compiled."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras"
             path.write_bytes(self.file)
@@ -288,7 +271,7 @@ class PackedModel:
 
 
 def packed(model: Model) -> PackedModel:
-    """Return a built model that Keras can save, packed."""
+    """Serializes a built model."""
     objects = live_objects(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -299,31 +282,25 @@ def packed(model: Model) -> PackedModel:
 
 
 def to_read(model: Model) -> Any:
-    """Return a model that computes as `model` does, and may be compiled and evaluated.
+    """Returns a model with equal outputs that can be compiled and evaluated.
 
-    It has the same layers where nothing that an evaluation does is left in them, so
-    that it takes no memory; else it is a copy.
-
-    Args:
-        model: a built model, which stays as it is.
-
-    Raises:
-        ModelError: if it takes a copy, and none can be made.
+    Shares the layers of `model` if evaluation does not change them. Otherwise returns a
+    copy.
     """
     if not _leaves_nothing(model):
         return clone(model)
     functional = keras.Model(model.input, model.output, name=model.name)
-    if sublayers(functional)[1:] != sublayers(model)[1:]:  # some are beside its graph
+    if sublayers(functional)[1:] != sublayers(model)[1:]:  # layers outside the graph
         return clone(model)
     compile_as(functional, model)
     return functional
 
 
 def _leaves_nothing(model: Model) -> bool:
-    """Return whether the layers of a model are as before once it was evaluated.
+    """Returns whether evaluation leaves the layers of a model unchanged.
 
-    JAX takes the values of all variables away while a model runs: whoever interrupts
-    it there would be left without.
+    JAX takes the values of all variables during evaluation. An interrupt would lose
+    these values.
     """
     graphs = [own_graph(layer) for layer in sublayers(model) if has_graph(layer)]
     return (
@@ -344,4 +321,4 @@ def _keeps_nothing(layer: Layer) -> bool:
 
 
 _FUNCTIONAL = type(keras.Model(*[keras.Input((1,))] * 2))
-"""Keras exports no name of the class that this gives."""
+"""The Functional class, which Keras does not export by name."""

@@ -1,4 +1,4 @@
-"""How far apart what two models give is: the Kullback-Leibler divergence, in nats."""
+"""Kullback-Leibler divergence between the outputs of two models, in nats."""
 
 from typing import Any
 
@@ -13,11 +13,7 @@ _NEAR, _LEAST = 1e-3, float(np.finfo(np.float32).tiny)
 
 
 def log_probabilities(outputs: Tensors) -> Any:
-    """Return the logarithms of probabilities, float32, of logits or probabilities.
-
-    Args:
-        outputs: a tensor; what lies along its last axis excludes each other.
-    """
+    """Returns float32 log-probabilities of logits or probabilities (last axis)."""
     ops = keras.ops
     outputs = ops.cast(outputs, "float32")
     first = to_numpy(ops.reshape(outputs, (-1, outputs.shape[-1]))[:1])
@@ -27,29 +23,20 @@ def log_probabilities(outputs: Tensors) -> Any:
 
 
 def kl_divergence(exact: Any, other: Any) -> Any:
-    """Return KL(exact || other) over the last axis, of log-probabilities, in nats."""
+    """Returns KL(exact || other) of log-probabilities over the last axis, in nats."""
     ops = keras.ops
     share = ops.exp(exact)
-    # A token that is ruled out has a logarithm of minus infinity.
+    # A masked token has the log-probability minus infinity.
     terms = ops.where(share > 0, share * (exact - other), ops.zeros_like(share))
     return ops.sum(terms, axis=-1)
 
 
 def divergence(exact: Any, other: Any, kind: ModelOutput, variance: float) -> Any:
-    """Return how far an output of one model is from that of another, by place.
+    """Returns the divergence between outputs of two models, reduced over the last axis.
 
-    Of classes it is the divergence of their probabilities, of independent probabilities
-    the sum of theirs; of other values half of the squared error over their variance,
-    which is the divergence of normal distributions so far apart.
-
-    Args:
-        exact: what the reference gives, (batch, ..., values).
-        other: what the other one gives, of the same shape.
-        kind: what the values are.
-        variance: above 0, of values that are neither classes nor probabilities.
-
-    Returns:
-        A tensor, float32, (batch, ...).
+    For classes, this is the KL divergence. For independent probabilities, it is the sum
+    of their KL divergences. For other values, it is the squared error divided by twice
+    the variance, which is the KL divergence of normal distributions.
     """
     ops = keras.ops
     if kind.form is OutputForm.SOFTMAX or kind.task is OutputTask.CATEGORICAL:

@@ -1,8 +1,4 @@
-"""The calls of one forward pass by number and name, and one run of them.
-
-A walk may put several calls in the place of one. No tensor of a run is kept longer than
-it is needed.
-"""
+"""The calls of one forward pass as a flat list with numbered, named tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
@@ -16,25 +12,20 @@ from kerasmem.graph.layers import own_graph
 from kerasmem.types import Model, Tensor
 
 Part = tuple[str, Any, tuple[int, ...]]
-"""What follows a name, a layer, and what it takes: places in the list of the input and
-the outputs of the parts before it."""
+"""Name suffix, layer, and input indices of one part of a call. The indices refer to the
+inputs of the call, followed by the outputs of the previous parts."""
 
 Split = Callable[[Any], Sequence[Part] | None]
-"""Returns the layers that compute what one does."""
+"""Returns the layers that replace a layer, or None."""
 
 See = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """All calls, in order; their values are numbers of tensors.
+    """All calls in order, with tensors replaced by numbers.
 
-    Args:
-        calls: them.
-        inputs: numbers of the model's inputs.
-        outputs: numbers of its outputs.
-        tensors: a `KerasTensor` for every number.
-        names: a name for every number.
+    `tensors` and `names` contain the `KerasTensor` and the name of each number.
     """
 
     calls: tuple[Call, ...]
@@ -44,20 +35,13 @@ class Calls:
     names: tuple[str, ...]
 
     def is_float(self, number: int) -> bool:
-        """Return whether a tensor is one of floats."""
+        """Returns whether a tensor has a float dtype."""
         return keras.backend.is_float_dtype(self.tensors[number].dtype)
 
     def run(self, inputs: Sequence[Any], see: See = lambda *_: None) -> list[Any]:
-        """Run the calls in inference and show every tensor as it comes.
+        """Runs the calls in inference. Frees each tensor after its last use.
 
-        None is kept longer than it is needed.
-
-        Args:
-            inputs: a tensor per input, in order.
-            see: is called with the name of a tensor and the tensor.
-
-        Returns:
-            The tensors of the model's outputs.
+        `see` is called with the name and value of every tensor.
         """
         uses = Counter(number for call in self.calls for number in call.inputs)
         uses.update(self.outputs)
@@ -81,15 +65,10 @@ class Calls:
 def flatten(
     model: Model, split: Split = lambda _: None, whole: Container[str] = ()
 ) -> Calls:
-    """Return the calls of a model with a graph.
+    """Returns the calls of a model with a graph, including nested models.
 
-    Each call of a shared layer has a name of its own: `"dense"`, `"dense:1"`; so has
-    each further output: `"split"`, `"split.1"`.
-
-    Args:
-        model: a built Sequential or Functional model; models within it are opened.
-        split: may put several layers in the place of one.
-        whole: names of calls where it may not.
+    Repeated calls and additional outputs have unique names: `"dense:1"`, `"split.1"`.
+    `split` can replace a layer by several layers, except in the calls named in `whole`.
     """
     graph = own_graph(model)
     walk = _Numbering(split, whole)

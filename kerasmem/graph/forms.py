@@ -1,7 +1,4 @@
-"""A layer that becomes one of another class in place, and is saved as that.
-
-Its config holds the serialized form of the layer that it was.
-"""
+"""Changes the class of a layer in place. The config contains the original layer."""
 
 import copy
 import functools
@@ -15,16 +12,12 @@ from kerasmem.types import Layer
 
 
 def become(layer: Layer, form: type, block: type, name: str) -> None:
-    """Change the class of a layer in place, unless it is a `form` already.
+    """Changes the class of a layer in place, unless it is already a `form`.
 
-    Args:
-        layer: The layer.
-        form: The class whose methods replace those of the layer's class.
-        block: The registered class whose `from_config` loads the layer.
-        name: Name of the new class.
+    `block` is the registered class with the `from_config` that loads the layer.
     """
     if not isinstance(layer, form):
-        # No issue known: a model of Keras 3.15 takes no other layer in place of one.
+        # No issue known: Keras 3.15 cannot replace a layer of a model.
         change_class(layer, _combined(form, type(layer), block, name))
 
 
@@ -34,20 +27,19 @@ def _combined(form: type, cls: type, block: type, name: str) -> type:
     package, registered_name = keras.saving.get_registered_name(block).split(">")
     register = keras.saving.register_keras_serializable(package, registered_name)
     register(combined_class)
-    register(block)  # which the name has to lead to
+    register(block)  # so that the name refers to this class
     return combined_class
 
 
 def layer_before(config: dict[str, Any]) -> Any:
-    """Return the layer that one of another class was made of, from its config.
+    """Returns the original layer from the config of a changed layer.
 
-    Args:
-        config: with `"layer"`, `"name"`, `"trainable"` and what `lora_inside` told.
+    `config` has `"layer"`, `"name"`, `"trainable"` and the output of `lora_inside`.
     """
-    # Some layers take their config apart while they read it.
+    # Copied, because some layers change their config while reading.
     layer = keras.saving.deserialize_keras_object(copy.deepcopy(config["layer"]))
     layer.name = config["name"]
-    if layer.trainable != config["trainable"]:  # it would reach the inner layers
+    if layer.trainable != config["trainable"]:  # the setter also changes sublayers
         layer.trainable = config["trainable"]
     note_lora_inside(layer, config)
     return layer

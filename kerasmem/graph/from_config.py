@@ -1,7 +1,7 @@
-"""A copy of a model of Keras's and KerasHub's layers, by its config, without a file.
+"""Copies models of Keras and KerasHub layers from their config, without a file.
 
-A file has all that layers save: that is where a copy of any model comes from. Of most
-layers of Keras that is their variables, and those can be handed over one by one.
+A file contains all state that layers save. For most Keras layers this is only their
+variables, which can be copied one by one.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# Private: a layer that two others tell of is one in a file, and in no config else.
+# Private: layers shared by two other layers are only recorded in this scope.
 from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
 
 from kerasmem.backends import current
@@ -33,31 +33,27 @@ _PLAIN = {
         *(keras.layers.EinsumDense, keras.layers.Embedding),
     )
 }
-"""What loads the variables of a layer and does nothing else, without LoRA and codes."""
+"""Methods that load only the variables of a layer, apart from LoRA and codes."""
 
 _MORE = ("quantization_mode", "preprocessor")
-"""Attributes of a layer that say, if true, that it has more: codes, a tokenizer in
-its preprocessor, which tasks of KerasHub do not track on torch."""
+"""Attributes of layers with more state: codes, or a tokenizer in the preprocessor. On
+torch, KerasHub tasks do not track the preprocessor."""
 
 _WITHOUT_POLICY = (
     keras.layers.SpatialDropout1D,
     keras.layers.SpatialDropout2D,
     keras.layers.SpatialDropout3D,
 )
-"""Layers without weights whose config does not tell the type that they compute in."""
+"""Layers without weights whose config omits their dtype policy."""
 
 LAMBDA_WARNING = ".*includes a `lambda`"
-"""What Keras warns of where a config has a function without a name, as a pattern."""
+"""Pattern of the Keras warning about a lambda in a config."""
 
 
 def made_of_config(model: Model, layers: list[Any]) -> Any | None:
-    """Return a copy of `model`, not compiled; None where that takes a file.
+    """Returns an uncompiled copy of `model`, or None if the copy needs a file.
 
-    On TensorFlow the two share the memory of each weight until one of them changes it.
-
-    Args:
-        model: a built model.
-        layers: its `sublayers`.
+    On TensorFlow, both models share the memory of a weight until one changes it.
     """
     layers = without_inputs(layers)
     kinds = list(map(type, layers))
@@ -85,13 +81,12 @@ def made_of_config(model: Model, layers: list[Any]) -> Any | None:
 
 
 def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Freeze what is frozen, and compute in the same types: not every config tells.
+    """Copies frozen states and dtype policies, which not every config contains.
 
-    Args:
-        pairs: a new layer, and the one that it shall be like.
+    `pairs` are pairs of a new layer and the original layer.
     """
     for own, other in pairs:
-        if own.trainable != other.trainable:  # it reaches the layers inside, too
+        if own.trainable != other.trainable:  # the setter also changes sublayers
             own.trainable = other.trainable
         if isinstance(own, _WITHOUT_POLICY):
             own.dtype_policy = other.dtype_policy
@@ -99,9 +94,9 @@ def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 @contextmanager
 def without_first_values() -> Iterator[None]:
-    """Return a scope in which variables get no first value that would be replaced.
+    """Delays the initialization of variables to the end of the scope.
 
-    What was assigned nothing has one at its end.
+    Variables that are assigned in the scope are never initialized.
     """
     values = current().lazy_values()
     if values.why_not() is not None:
@@ -114,21 +109,21 @@ def without_first_values() -> Iterator[None]:
 def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said when the model was made
+            warnings.simplefilter("ignore")  # already shown for the original model
             warnings.filterwarnings("error", message=LAMBDA_WARNING)
             with ObjectSharingScope():
-                # By way of text, as in a file: what is nested in it is nobody else's.
+                # JSON, as in a file, so that nested objects are not shared.
                 config = uncompiled(json.loads(json.dumps(get_config())))
             with ObjectSharingScope():
                 return cls.from_config(config)
-    except Exception:  # noqa: BLE001 - any layer may need a value; a file has them all
+    except Exception:  # noqa: BLE001 - any layer may fail; then a file is used
         return None
 
 
 def uncompiled(config: Any) -> Any:
-    """Return a config whose nested models are not compiled when they are made.
+    """Removes the compile configs of nested models from a config.
 
-    Compiling builds an optimizer, which reads variables that have no value yet.
+    Compiling would build an optimizer from variables without a value.
     """
     if isinstance(config, list):
         return [uncompiled(part) for part in config]
@@ -142,11 +137,11 @@ def _enable_lora(layers: Sequence[Any], copies: Sequence[Any]) -> None:
         if getattr(layer, "lora_enabled", False):
             if not copy.lora_enabled:
                 copy.enable_lora(layer.lora_rank, layer.lora_alpha)
-            copy.lora_alpha = layer.lora_alpha  # which Keras forgets on building
+            copy.lora_alpha = layer.lora_alpha  # Keras loses it when building
 
 
 def restore_lora(model: Model, copy: Any) -> None:
-    """Separate LoRA from the weights again in a copy that Keras loaded merged."""
+    """Separates LoRA weights again in a copy that Keras loaded merged."""
     layers, copies = (without_inputs(sublayers(one)) for one in (model, copy))
     pairs = [
         (old, new)
@@ -176,13 +171,10 @@ def _saves_more(cls: Any) -> bool:
 
 
 def copy_saved_state(old: Any, new: Any) -> None:
-    """Copy the state that layers save with methods of their own, such as a vocabulary.
+    """Copies state that layers save with custom methods, such as a vocabulary.
 
-    A layer whose variables have other shapes in `new` keeps its state.
-
-    Args:
-        old: a layer or model.
-        new: a layer or model with the same layers; both may share some.
+    Skips layers whose variables have other shapes in `new`. The models may share
+    layers.
     """
     layers = sublayers(old), sublayers(new)
     common_layers = set(layers[0]).intersection(layers[1])
@@ -204,7 +196,7 @@ def has_assets(layer: Layer) -> bool:
 
 
 def saved_state(layer: Layer) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
-    """Returns what a layer saves: variables, and the content of files by their path."""
+    """Returns the saved state of a layer: variables, and file contents by path."""
     store: dict[str, Any] = {}
     layer.save_own_variables(store)
     files = {}
@@ -219,7 +211,7 @@ def saved_state(layer: Layer) -> tuple[dict[str, np.ndarray], dict[str, bytes]]:
 def load_saved_state(
     layer: Layer, store: Mapping[str, np.ndarray], files: Mapping[str, bytes]
 ) -> None:
-    """Loads what `saved_state` returned for a layer of the same class."""
+    """Loads the output of `saved_state` into a layer of the same class."""
     layer.load_own_variables(dict(store))
     if has_assets(layer):
         with tempfile.TemporaryDirectory() as folder:
@@ -231,7 +223,7 @@ def load_saved_state(
 
 
 def lambdas_in(live: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `compile` that hold a lambda, all else in them None."""
+    """Returns the arguments of `compile` that contain lambdas, other values as None."""
     arguments = {}
     for key in ("loss", "metrics", "weighted_metrics"):
         if any(map(_is_lambda, keras.tree.flatten(live.get(key)))):
@@ -242,11 +234,9 @@ def lambdas_in(live: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:
-    """Use the lambdas of a compiled model, which a config separates from globals.
+    """Puts the lambdas of a compiled model into `settings`, in place.
 
-    Args:
-        settings: Arguments of `compile` from the model's config. Changed in place.
-        lambdas: What `lambdas_in` returns for the compiled model.
+    Lambdas from a config lose access to global variables.
     """
     for key, live in lambdas.items():
         settings[key] = keras.tree.map_structure(
@@ -255,21 +245,16 @@ def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:
 
 
 def takes(function: Any, settings: dict[str, Any]) -> bool:
-    """Returns whether a function can be called with these arguments alone."""
+    """Returns whether a function accepts these arguments and needs no others."""
     with suppress(TypeError):
         return bool(inspect.signature(function).bind(**settings))
     return False
 
 
 def compile_with(model: Model, settings: dict[str, Any]) -> bool:
-    """Compiles a model; past a `compile` of its own that needs other arguments, too.
+    """Compiles a model, without a custom `compile` that needs other arguments.
 
-    Args:
-        model: The model.
-        settings: Arguments of `keras.Model.compile`.
-
-    Returns:
-        Whether its own `compile` ran.
+    Returns whether the `compile` method of the model was used.
     """
     is_complete = takes(model.compile, settings)
     if is_complete:
@@ -287,7 +272,7 @@ def compiled_attributes(model: Model) -> dict[str, Any]:
     kinds = (keras.optimizers.Optimizer, keras.losses.Loss, keras.metrics.Metric)
     configs = {}
     for name, value in vars(model).items():
-        # Those that Keras makes in its own `compile` have no config.
+        # Objects that Keras creates in `compile` have no config.
         with suppress(NotImplementedError):
             if isinstance(value, kinds):
                 configs[name] = keras.saving.serialize_keras_object(value)
@@ -295,10 +280,10 @@ def compiled_attributes(model: Model) -> dict[str, Any]:
 
 
 def set_compiled_attributes(model: Model, configs: Mapping[str, Any]) -> None:
-    """Sets the attributes that a model lacks, made anew from their configs."""
+    """Creates the attributes that a model lacks from their configs."""
     for name, config in configs.items():
         if name not in vars(model):
-            # The config comes from a live object, never from a file.
+            # Safe, because the config comes from a live object, not from a file.
             load = keras.saving.deserialize_keras_object
             # No issue known: Keras 3.15 records no arguments of a user's `compile`.
             setattr(model, name, load(config, safe_mode=False))
@@ -310,9 +295,9 @@ def _is_lambda(value: Any) -> bool:
 
 def _value_of(variable: Variable) -> Any:
     source = source_at_rest(variable)
-    if source is not None:  # nobody writes to that
+    if source is not None:  # the source is read-only
         return source
     if current().hands_state_on:
-        # A step gives away the memory of what it replaces, so it has to be its own.
+        # Copied, because a training step donates the memory of old values.
         return np.array(to_numpy(variable))
     return variable.value

@@ -15,13 +15,13 @@ from kerasmem.errors import without_config
 from kerasmem.types import Layer
 
 _OF_ANY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
-"""Arguments that `keras.layers.Layer.get_config` tells."""
+"""Arguments included in `keras.layers.Layer.get_config`."""
 
 _KINDS = (
     *(str, int, float, np.generic, FunctionType, keras.initializers.Initializer),
     *(keras.regularizers.Regularizer, keras.constraints.Constraint),
 )
-"""Kinds of arguments that a config tells, alone or in lists, tuples and dicts."""
+"""Types of arguments that a config can contain, also in lists, tuples and dicts."""
 
 _OMITTED = {
     # keras-team/keras-hub#1895 added the argument without its entry in `get_config`.
@@ -37,20 +37,21 @@ _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @contextmanager
 def full_configs(layers: Iterable[Any]) -> Iterator[None]:
-    """Return a scope in which the configs of layers have all constructor arguments.
+    """Completes the configs of layers with all constructor arguments in the scope.
 
-    A model that is saved in the scope can be loaded anywhere. Completed are:
+    A model saved in the scope can be loaded anywhere. The following configs are
+    completed:
 
-    - Layers without `get_config` for which Keras recorded no arguments, because one is
-      not a number or a text: if each argument is an attribute of the same name, and a
-      number, a text, None, an initializer, a function, or a container of these.
-      For any other argument Keras raises an error as before.
-    - Layers of users: arguments that Keras recorded and that `get_config` omits.
-      Entries that the constructor does not accept are removed.
-    - Classes of KerasHub in a table of known omissions.
+    - Layers without `get_config` whose arguments Keras did not record, if each argument
+      is an attribute of the same name. Supported are numbers, strings, None,
+      initializers, functions, and containers of these. For other arguments, Keras
+      raises its usual error.
+    - Custom layers: arguments that Keras recorded and `get_config` omits. Entries that
+      the constructor does not accept are removed.
+    - KerasHub classes in a table of known omissions.
 
     Args:
-        layers: The layers of a model, each once. Restored at the end of the scope.
+        layers: Layers of a model, each once. Restored at the end of the scope.
     """
     changed_layers = []
     try:
@@ -64,10 +65,10 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
             if arguments is None and not _may_omit(cls):
                 continue
             get_config = partial(_completed, layer, arguments)
-            # Keras looks here for whether it is to add the recorded arguments.
+            # Keras reads this attribute to decide whether to add recorded arguments.
             is_default = arguments is None and has_default
             get_config._is_default = is_default  # type: ignore[attr-defined]
-            # No issue known for layers of users; see `_OMITTED` for those of KerasHub.
+            # No issue known for custom layers; see `_OMITTED` for KerasHub layers.
             object.__setattr__(layer, "get_config", get_config)
             changed_layers.append(layer)
         yield
@@ -92,11 +93,9 @@ def _omitted(cls: type) -> tuple[str, ...]:
 
 
 def _completed(layer: Layer, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the config of a layer with the arguments that it omits.
+    """Returns the config of a layer with its omitted arguments.
 
-    Args:
-        layer: The layer.
-        arguments: Serialized arguments of its constructor if Keras recorded none.
+    `arguments` are serialized constructor arguments if Keras recorded none.
     """
     cls = type(layer)
     if names := _omitted(cls):
@@ -129,25 +128,21 @@ def _arguments_of(layer: Layer) -> dict[str, Any] | None:
     if values is None:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of lambdas, which stay in this process
+        warnings.simplefilter("ignore")  # lambdas, which stay in this process
         return {
             name: keras.saving.serialize_keras_object(values[name]) for name in values
         }
 
 
 def kept_arguments(layer: Layer, kinds: tuple[type, ...] = ()) -> dict[str, Any] | None:
-    """Returns the arguments of the constructor from attributes of the same names.
+    """Returns the constructor arguments from attributes of the same names.
 
-    Args:
-        layer: a layer or model.
-        kinds: types that an argument may have besides plain ones.
-
-    Returns:
-        None if one is missing, or of another kind.
+    Returns None if an argument is missing or not supported. `kinds` are additional
+    supported types.
     """
     attributes = vars(layer) | vars(layer).get(
         "_modules", {}
-    )  # where torch keeps layers
+    )  # torch stores layers here
     names = _parameters(type(layer))
     is_known = (
         name in attributes
@@ -173,8 +168,8 @@ def _is_plain(value: Any) -> bool:
 
 
 _NEXT = {
-    "get_config": "give this class a `get_config` that returns all arguments of its "
-    "`__init__`, and a `from_config` where these are layers or arrays",
+    "get_config": "add a `get_config` to this class that returns all arguments of its "
+    "`__init__`, and a `from_config` if these are layers or arrays",
     "keyword argument": "let `__init__` take `**kwargs` and pass them to "
     "`super().__init__`",
     "positional argument": "add this argument to `get_config`",
@@ -182,19 +177,14 @@ _NEXT = {
     "arguments of `__init__` from `get_config`",
     "Could not locate": "register it with `keras.saving.register_keras_serializable`",
 }
-"""The fix by a part of the cause."""
+"""Next step for each part of a cause."""
 
 
 def no_copy(name: str, error: Exception) -> str:
-    """Return the message for an error that Keras raised while a model was copied.
-
-    Args:
-        name: Name of the model.
-        error: The exception.
-    """
+    """Returns the message for an error of Keras while copying a model."""
     cause = cause_of(error)
     steps = [step for part, step in _NEXT.items() if part in cause]
-    if "{'value': [" in str(error):  # the code of a function without a name
+    if "{'value': [" in str(error):  # the code of a lambda
         steps = ["use named functions in place of lambdas"]
     steps.append("make `model.save` and `keras.models.load_model` work with this model")
     return (
@@ -204,6 +194,6 @@ def no_copy(name: str, error: Exception) -> str:
 
 
 def cause_of(error: Exception) -> str:
-    """Return the innermost cause in an error of Keras, without configs and examples."""
+    """Returns the innermost cause in a Keras error, without configs and examples."""
     text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
     return without_config(text) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The shapes of a model's inputs, with the lengths that it leaves open filled in."""
+"""Input shapes of a model, with unknown lengths filled in."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,18 +10,15 @@ from kerasmem.graph.layers import sublayers
 from kerasmem.types import Model
 
 Shape = Sequence[int | None]
-"""Without the batch axis; None is an open length."""
+"""Shape without the batch axis. None is an unknown length."""
 
 
 def fixed_batch(model: Model, *, of_states: bool = False) -> int | None:
-    """Return the batch size that a model was made for, None if there is none.
+    """Returns the fixed batch size of a model, or None.
 
-    A stateful layer or an `Input` with a batch size fixes it. A `Sequential` that was
-    built by its first batch records the size of that batch, and takes any other.
-
-    Args:
-        model: A `keras.Model`.
-        of_states: True for the size of stateful layers only, which take no other.
+    A stateful layer or an `Input` with a batch size fixes the batch size. A
+    `Sequential` model records the size of its first batch, but accepts any size. With
+    `of_states`, only stateful layers count.
     """
     for layer in sublayers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful and layer.states:
@@ -34,7 +31,7 @@ def fixed_batch(model: Model, *, of_states: bool = False) -> int | None:
 
 
 def is_shape(shape: Any) -> bool:
-    """Return whether `shape` has only lengths from 1 and open ones."""
+    """Returns whether `shape` contains only lengths of at least 1 and None."""
     return isinstance(shape, (tuple, list)) and all(
         size is None or (isinstance(size, int) and size > 0) for size in shape
     )
@@ -43,17 +40,11 @@ def is_shape(shape: Any) -> bool:
 def with_lengths(
     own: Mapping[str, Shape | None], input_shape: Any | None, *, binding: bool = True
 ) -> dict[str, Shape | None]:
-    """Return the shape of every input, with the lengths that were given.
+    """Returns the shape of every input after applying `input_shape`.
 
-    Args:
-        own: what the model says of each input by name, None where it says nothing.
-        input_shape: a shape, one per input by name or in order if there are several;
-            None for the model's own.
-        binding: whether the model takes no other lengths than those that it says; if
-            not, what is given counts.
-
-    Raises:
-        ConfigError: if `input_shape` does not fit the inputs.
+    `own` contains the input shapes of the model by name, or None if unknown. Unless
+    `binding`, `input_shape` overrides known lengths. Raises `ConfigError` if
+    `input_shape` does not match the inputs.
     """
     shapes = _requested_shapes(input_shape, list(own))
     if not binding:
@@ -62,11 +53,7 @@ def with_lengths(
 
 
 def open_lengths(shapes: Mapping[str, Shape | None]) -> str:
-    """Return the inputs with lengths that are not known in words, `""` if all are.
-
-    Args:
-        shapes: those of inputs by name, None where nothing is known.
-    """
+    """Describes the inputs with unknown lengths. Returns `""` if there are none."""
     words = [
         f"input {name!r} of unknown shape"
         if shape is None
@@ -78,7 +65,7 @@ def open_lengths(shapes: Mapping[str, Shape | None]) -> str:
 
 
 def once_per_input(names: Iterable[str]) -> str:
-    """Return how the command line takes the shapes, `""` for a single input.
+    """Returns a hint for the command line, or `""` for a single input.
 
     Example:
         >>> once_per_input(["ids", "mask"])
@@ -94,8 +81,8 @@ def _requested_shapes(input_shape: Any, names: list[str]) -> dict[str, Shape]:
     if shapes is None or not all(map(is_shape, shapes.values())):
         raise ConfigError(
             "The input shape does not fit the model. Expected: a shape without the "
-            f"batch axis, of lengths from 1, or one per input of {names} (on the "
-            "command line --input-shape again for each, in this order). Received: "
+            f"batch axis, with lengths from 1, or one per input of {names} (on the "
+            "command line: --input-shape once per input, in this order). Received: "
             f"input_shape={input_shape!r}."
         )
     return {name: tuple(shape) for name, shape in shapes.items()}
@@ -122,8 +109,8 @@ def _merged(own: Shape | None, requested: Shape | None) -> Shape | None:
     )
     if not fits:
         raise ConfigError(
-            "The input shape does not fit the model. Expected: its own, with a length "
-            f"in the place of every None: {tuple(own)}. Received: "
+            "The input shape does not fit the model. Expected: the shape "
+            f"{tuple(own)} with a length for every None. Received: "
             f"input_shape={tuple(requested)}."
         )
     return requested

@@ -1,4 +1,4 @@
-"""The graph inside of one layer, from its own `call`."""
+"""Traces the `call` of a single layer into a graph."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,7 @@ from kerasmem.types import Layer, Node, Tensor, Tensors, Variable
 
 
 class Inside(NamedTuple):
-    """What a layer does with its arguments.
-
-    Args:
-        graph: a graph of it.
-        weights: the layer's own weights, which the last inputs of the graph stand for.
-    """
+    """Graph of a layer's `call`. The last inputs are the `weights` of the layer."""
 
     graph: keras.Function
     weights: tuple[Any, ...]
@@ -31,17 +26,11 @@ class Inside(NamedTuple):
 def graph_inside(
     layer: Layer, args: tuple, kwargs: dict[str, Any]
 ) -> Iterator[Inside | None]:
-    """Yield what `layer` does with its arguments as a graph, or None if it cannot tell.
+    """Yields the graph of a layer's `call`, or None if tracing fails.
 
-    Its `call` is run on symbols, so it must be made of layers and of `keras.ops`. So
-    are its weights, if it can do with symbols for them: what it makes of a weight
-    alone is then part of the graph, and no array that is as large. The layer is as
-    before once the context is left; the graph must not be used after it.
-
-    Args:
-        layer: a built layer.
-        args: its arguments, `KerasTensor`s among them.
-        kwargs: likewise.
+    Runs `call` on symbolic tensors, so it may only use layers and `keras.ops`. Weights
+    are also symbolic if the layer allows this. Otherwise a value computed from a weight
+    would be a large constant. The graph is only valid inside the scope.
     """
     weights = {
         name: value
@@ -66,13 +55,10 @@ def _symbol(weight: Any, layer: Layer) -> Any:
 
 @dataclass(frozen=True)
 class Opened:
-    """A layer whose `call` in training is known as a graph.
+    """A layer and the graph of its `call` in training.
 
-    Args:
-        graph: what it does with the tensors that it is given.
-        names: names of its arguments.
-        places: where among the leaves of these the graph's inputs are.
-        weights: ids of the layer's variables, which another set makes out of date.
+    `places` contains the indices of the graph inputs in the flattened arguments. The
+    graph is outdated if the ids in `weights` change.
     """
 
     graph: keras.Function
@@ -81,7 +67,7 @@ class Opened:
     weights: tuple[int, ...]
 
     def inputs(self, layer: Layer, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Return the graph's inputs, of a call of the layer with other arguments."""
+        """Returns the graph inputs for the arguments of another call."""
         arguments = _parameters(layer).bind(*args, **kwargs).arguments
         leaves = keras.tree.flatten({name: arguments.get(name) for name in self.names})
         return [leaves[place] for place in self.places]
@@ -91,9 +77,9 @@ _OPENED: WeakKeyDictionary[Any, Opened] = WeakKeyDictionary()
 
 
 def opened(layer: Layer) -> Opened | None:
-    """Return what `open_for_good` made of a layer, None where it was not opened."""
+    """Returns the result of `open_for_good` for a layer, or None."""
     opened_layer = _OPENED.get(layer)
-    # It may have other weights by now, such as those of LoRA.
+    # The weights can change later, for example with LoRA.
     return (
         opened_layer
         if opened_layer is None or opened_layer.weights == _weights(layer)
@@ -106,14 +92,12 @@ def _weights(layer: Layer) -> tuple[int, ...]:
 
 
 def open_for_good(node: Node) -> keras.Function | None:
-    """Return what a layer does in training as a graph that may run in its place.
+    """Returns the training graph of a layer, which can replace its `call`.
 
-    None where the two could differ: a `call` that draws random numbers, assigns, adds
-    a loss or sets an attribute by itself, computes with a weight alone or with an open
-    length, takes weights that are to be cast, or a mask that Keras hands in.
-
-    Args:
-        node: the only call of a layer that is built.
+    Returns None if the results could differ. This is the case if `call` draws random
+    numbers, assigns, adds a loss or sets an attribute. Computing with a weight only,
+    axes of unknown length, casts of weights and automatic masks are also excluded.
+    `node` is the only call of a built layer.
     """
     layer = node.operation
     opened_layer = opened(layer)
@@ -141,7 +125,7 @@ def open_for_good(node: Node) -> keras.Function | None:
 
 
 def _parameters(layer: Layer) -> inspect.Signature:
-    # Of the class: the method of this layer may be wrapped.
+    # Read from the class, because the method of the layer can be wrapped.
     parameters = [*inspect.signature(type(layer).call).parameters.values()]
     return inspect.Signature(parameters[1:])
 
@@ -155,11 +139,11 @@ def _is_told_all(parameters: inspect.Signature, arguments: Mapping[str, Any]) ->
 
 
 def _computes_alike(layer: Layer, graph: keras.Function) -> bool:
-    """Return whether the operations of a graph do what the lines of `call` do.
+    """Returns whether the operations of a graph compute the same as `call`.
 
-    A weight must reach them as it is stored, and what is added must lie along the last
-    axis: `keras.ops.add`, which stands for `+` between symbols, takes what has another
-    one for a bias on TensorFlow.
+    Weights must be used without a cast. Added tensors must vary along the last axis
+    only. On TensorFlow, `keras.ops.add` treats another axis as a bias axis, which `+`
+    does not.
     """
     casts = layer.compute_dtype != layer.variable_dtype
     for nodes in graph._nodes_by_depth.values():
@@ -176,18 +160,18 @@ def _computes_alike(layer: Layer, graph: keras.Function) -> bool:
 
 def _runs(graph: keras.Function) -> bool:
     try:
-        # Not the method of `Function`, which asks its operations for their shapes.
+        # `Function.compute_output_spec` would only combine stored shapes.
         keras.Operation.compute_output_spec(graph, graph._inputs_struct)
-    except Exception:  # noqa: BLE001 - whatever it raises, training would raise it too
+    except Exception:  # noqa: BLE001 - training would raise the same error
         return False
     return True
 
 
 @contextmanager
 def calls_forgotten(layer: Layer) -> Iterator[None]:
-    """Return a scope whose symbolic calls leave no trace at `layer`."""
+    """Removes the records of symbolic calls of `layer` at the end of the scope."""
     inner = sublayers(layer)
-    # Keras notes every symbolic call at the layer that is called, and forgets none.
+    # Keras records every symbolic call in the layer and never removes the records.
     counts = [len(one._inbound_nodes) for one in inner]
     try:
         yield
@@ -204,64 +188,53 @@ def call_on_symbols(
     *,
     pure: bool = False,
 ) -> Any:
-    """Return what the `call` of a layer makes of symbols; it may raise anything.
+    """Runs the `call` of a layer on symbolic tensors. Any exception is possible.
 
-    Args:
-        layer: a built layer.
-        args: its arguments.
-        kwargs: likewise.
-        weights: symbols to call it with in place of weights, by attribute.
-        pure: raise a ValueError if it adds a loss, assigns, draws random numbers, or
-            computes with a weight alone: that would be a constant among the symbols.
+    `weights` contains symbolic replacements of weights by attribute. If `pure`, a loss,
+    an assignment or random numbers raise a `ValueError`. So do values computed from
+    weights only, since these are constants.
     """
     with ExitStack() as scopes:
-        # A layer may keep symbols, such as its last logits, in attributes.
+        # A layer can store symbolic tensors in attributes, such as its last logits.
         for one in sublayers(layer):
             scopes.enter_context(as_it_was(one))
-            # No issue known: losses and shapes of layers of Keras 3.15 need values.
+            # No issue known: in Keras 3.15, losses and shapes of layers need values.
             change_class(one, _on_symbols(type(one), weights if one is layer else {}))
-        # What it assigns, such as the state of random numbers, stays in the scope.
+        # Assignments, such as the state of random numbers, have no effect outside.
         attributes = dict(vars(layer))
         with _ReadingScope() as scope:
             outputs = layer.call(*args, **kwargs)
         changes = scope.state_mapping or vars(layer) != attributes
         if pure and (changes or scope.has_read):
-            raise ValueError("It does more than to return something.")
+            raise ValueError("The call has side effects.")
         return outputs
 
 
 class _OnSymbols(keras.layers.Layer):
-    """A layer whose `call` may run on symbols."""
+    """Base class to run the `call` of a layer on symbolic tensors."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Skip the hook of a user's class, which may register its subclasses."""
+        """Skips the hook of a user's class, which may register its subclasses."""
 
     def add_loss(self, loss: Any) -> None:
-        """Note the loss: Keras takes values only."""
+        """Stores the loss, because Keras accepts values only."""
         self._symbolic_loss = loss
 
 
 class _ReadCall(_OnSymbols):
-    """A layer whose outputs are read from its `call`."""
-
     compute_output_spec = keras.Operation.compute_output_spec
 
 
 class _KnownLengths(_OnSymbols):
-    """An `EinsumDense` whose outputs have the lengths of its inputs."""
-
     def compute_output_spec(self, inputs: Tensors, **options: Any) -> Any:
-        """Return the output without open lengths that are known."""
         spec = super().compute_output_spec(inputs, **options)
         return with_known_lengths(self, inputs, spec)
 
 
 def _on_symbols(cls: type, weights: Mapping[str, Any]) -> type:
-    """Return the subclass of a layer's class that runs on symbols.
+    """Returns a subclass of a layer class that runs on symbolic tensors.
 
-    Args:
-        cls: the class of the layer.
-        weights: symbols that are read in place of weights, by attribute.
+    `weights` maps attribute names to symbolic replacements.
     """
     form = _KnownLengths if issubclass(cls, keras.layers.EinsumDense) else _OnSymbols
     form = _ReadCall if _inherits_spec(cls) else form
@@ -270,14 +243,9 @@ def _on_symbols(cls: type, weights: Mapping[str, Any]) -> type:
 
 
 def with_known_lengths(layer: Layer, inputs: Tensors, spec: Any) -> Any:
-    """Return the output of an `EinsumDense` with the lengths of its inputs.
+    """Returns the output spec of an `EinsumDense` with the known lengths of its inputs.
 
-    Keras leaves the lengths open that are `None` in the layer's `output_shape`.
-
-    Args:
-        layer: A built `EinsumDense`.
-        inputs: Its argument, a `KerasTensor`.
-        spec: The output as Keras describes it.
+    Keras leaves axes open that are `None` in the layer's `output_shape`.
     """
     if None not in spec.shape:
         return spec
@@ -287,12 +255,11 @@ def with_known_lengths(layer: Layer, inputs: Tensors, spec: Any) -> Any:
 
 
 class _ReadingScope(keras.StatelessScope):
-    """A scope that notes whether the value of a variable is read."""
+    """A scope that records whether the value of a variable is read."""
 
     has_read = False
 
     def get_current_value(self, variable: Variable) -> Any:
-        """Return what the variable was assigned in the scope, None for nothing."""
         self.has_read = True
         return super().get_current_value(variable)
 
@@ -325,7 +292,7 @@ def _symbolic(
             inputs.append(x)
         return x
 
-    # Not by mapping: that goes through a dict in another order where torch runs.
+    # `map_structure` changes the order of dicts on torch.
     renewed_flat = [renewed(x) for x in keras.tree.flatten((args, kwargs))]
     new_args, new_kwargs = keras.tree.pack_sequence_as((args, kwargs), renewed_flat)
     try:

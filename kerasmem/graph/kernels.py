@@ -1,10 +1,9 @@
-"""Which weights are kernels, and along which axes their channels lie.
+"""Determines which weights are kernels and along which axes their channels lie.
 
-The layers of Keras are known by their class. Any other one is run on symbols, its
-weights among them, and the products that a weight takes part in say which of its axes
-they sum over. In a bank of experts of shape (experts, in, out) that is the second: the
-axis of the experts is a batch axis. A table of positions that is added, a bias or the
-filter of a convolution takes part in no product.
+Keras layers are recognized by class. Other layers run on symbolic tensors, and the
+products with a weight show which of its axes are summed. In a bank of experts of shape
+(experts, in, out), this is the second axis. Biases, added tables of positions and
+filters of convolutions are not part of a product.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,49 +21,49 @@ from kerasmem.types import Layer, Node, Tensor, Tensors
 
 
 def is_kernel(weight: Weight) -> bool:
-    """Return True for a weight that multiplies a layer's input: a matrix or more.
+    """Returns whether a weight is a matrix or higher tensor that multiplies an input.
 
-    Kernels, recurrent kernels and embedding tables are; biases, normalization
-    statistics and scales are not. Of a layer that is not one of Keras's so is what its
-    products take, such as a bank of experts, a matrix for each.
+    True for kernels, recurrent kernels and embedding tables. False for biases,
+    normalization statistics and scales. In custom layers, any weight used in a product
+    is a kernel, such as a bank of experts.
     """
     variable = weight.variable
     if variable.name.endswith(("kernel", _HEAD)) or is_embedding(weight):
         return len(variable.shape) >= 2
-    # A bias or a table of positions may be multiplied with, as relative ones are.
+    # Biases and relative tables of positions can also be part of a product.
     is_added = any(word in variable.name for word in ("bias", "embed"))
     return not is_added and summed_axes(weight) is not None
 
 
 def is_embedding(weight: Weight) -> bool:
-    """Return True for a table, (rows, width), whose rows are looked up by index."""
+    """Returns whether a weight is a lookup table of shape (rows, width)."""
     variable = weight.variable
     is_table = variable.name.endswith("embeddings") and variable.name != _HEAD
     return is_table and len(variable.shape) == 2
 
 
 _HEAD = "reverse_embeddings"
-"""The kernel, (width, words), of a `ReversibleEmbedding` that is not tied."""
+"""Kernel of shape (width, words) of an untied `ReversibleEmbedding`."""
 
 
 def class_of_call(layer: Layer) -> type:
-    """Return the class whose `call` a layer runs; its form of kerasmem's is none."""
+    """Returns the class that defines the `call` of a layer, except in kerasmem."""
     classes = (cls for cls in type(layer).__mro__ if "call" in vars(cls))
     return next(cls for cls in classes if not cls.__module__.startswith("kerasmem."))
 
 
 def is_depthwise(weight: Weight) -> bool:
-    """Return True for a kernel that looks at one input channel at a time."""
+    """Returns whether a kernel connects each output channel to one input channel."""
     is_one = _layout(weight) in ("depthwise", "separable")
     return is_one and weight.variable.name in ("kernel", "depthwise_kernel")
 
 
 def reduced_axes(weight: Weight) -> tuple[int, ...]:
-    """Return the axes of a kernel that one output channel sums over.
+    """Returns the axes of a kernel that one output channel sums over.
 
-    What is left are the channels: each gets a scale of its own. For an embedding
-    table the channels are its rows, which are looked up one by one. In a bank of
-    experts of shape (experts, in, out) every expert has channels of its own.
+    The other axes are the channels, each with its own scale. The channels of an
+    embedding table are its rows. In a bank of experts of shape (experts, in, out),
+    every expert has separate channels.
     """
     rank = len(weight.variable.shape)
     if is_embedding(weight):
@@ -80,7 +79,7 @@ def reduced_axes(weight: Weight) -> tuple[int, ...]:
 
 
 def einsum_parts(equation: str) -> tuple[str, str, str]:
-    """Return the letters of what an EinsumDense takes, its kernel and its output.
+    """Returns the letters of the input, the kernel and the output of an EinsumDense.
 
     Example:
         >>> einsum_parts("...d, dh -> ...h")
@@ -92,14 +91,14 @@ def einsum_parts(equation: str) -> tuple[str, str, str]:
 
 
 def with_bias_and_activation(layer: Layer, outputs: Tensors) -> Any:
-    """Return the layer's outputs: bias and activation added to its product."""
+    """Adds the bias and the activation of a layer to its product."""
     if layer.bias is not None:
         outputs = keras.ops.add(outputs, by_channel(layer, layer.bias))
     return outputs if layer.activation is None else layer.activation(outputs)
 
 
 def by_channel(layer: Layer, values: Any) -> Any:
-    """Return one number per channel, or a bias, broadcast against a layer's outputs."""
+    """Returns per-channel values in a shape that broadcasts to a layer's outputs."""
     if getattr(layer, "data_format", None) != "channels_first":
         return values
     return keras.ops.reshape(values, (1, -1, *[1] * layer.rank))
@@ -110,15 +109,15 @@ def _layout(weight: Weight) -> str | None:
 
 
 _Arguments = tuple[tuple, dict[str, Any]]
-_BATCH, _LENGTH = 2, 8  # in place of what a model leaves open
+_BATCH, _LENGTH = 2, 8  # for axes of unknown length
 _AXES: WeakKeyDictionary[Any, dict[str, tuple[int, ...]]] = WeakKeyDictionary()
 
 
 def summed_axes(weight: Weight) -> tuple[int, ...] | None:
-    """Return the axes of a weight that the products in its layer sum over, ascending.
+    """Returns the axes of a weight summed over by products in its layer, ascending.
 
-    None for a weight of fewer than three axes or of a layer of Keras, for one that no
-    product takes or two take differently, and where the layer cannot be read.
+    Returns None for weights with fewer than three axes and for Keras layers. Also None
+    if no product uses the weight, products differ, or the layer cannot be traced.
     """
     owner = weight.owner
     if weight.attribute not in _attributes(owner):
@@ -142,7 +141,7 @@ def _read(block: Layer) -> None:
         calls_by_owner: dict[int, tuple[Any, list[_Arguments]]] = {}
         for owner, arguments in _calls(block, set(map(id, unread))):
             calls_by_owner.setdefault(id(owner), (owner, []))[1].append(arguments)
-        # A layer within one of these is read in the next round.
+        # Layers inside these layers are read in the next round.
         _AXES.update(
             (owner, _axes(owner, calls)) for owner, calls in calls_by_owner.values()
         )
@@ -178,7 +177,7 @@ def _arguments(block: Layer) -> _Arguments | None:
         return ([_with_lengths(x) for x in graph.inputs],), {}
     if block._inbound_nodes:
         return _renewed(block._inbound_nodes[0], _with_lengths)
-    # Keras notes it for a file; a model that was only called on values has no more.
+    # Private: Keras stores these shapes for saving.
     shapes = block._build_shapes_dict or {}
     symbols = {
         name.removesuffix("_shape"): _with_lengths(keras.KerasTensor(shape))
@@ -233,7 +232,7 @@ def _axes_in_call(
 
 
 _Origin = tuple[int | None, ...]
-"""For each axis of a tensor the axis of the first one that it was, None for another."""
+"""Original axis of each axis of a tensor, or None."""
 
 _MOVES = {
     *("ops.Cast", "ops.ExpandDims", "ops.GetItem", "ops.Moveaxis", "ops.Split"),
@@ -242,16 +241,10 @@ _MOVES = {
 
 
 def summed_in(outputs: Tensors, tensor: Tensor) -> set[tuple[int, ...]]:
-    """Return what every product that takes a tensor sums over of it.
+    """Returns the axes of a tensor that each product sums over.
 
-    A tensor may be cast, indexed or transposed on its way to a product.
-
-    Args:
-        outputs: the `KerasTensor`s to walk back from.
-        tensor: the `KerasTensor` to look for.
-
-    Returns:
-        Axes, ascending, of each product that sums over some of them but not all.
+    The tensor can be cast, indexed or transposed before the product. The search runs
+    backward from `outputs`. Products that sum over all axes are ignored.
     """
     origins: dict[int, _Origin] = {id(tensor): tuple(range(len(tensor.shape)))}
     sums: set[tuple[int, ...]] = set()
@@ -305,10 +298,9 @@ def _summed(node: Node, place: int, arguments: list[Any]) -> list[int]:
 
 
 def _moved(node: Node, x: Tensor, origin: _Origin) -> dict[int, _Origin]:
-    """Return the origins of what a call made of an argument by moving it.
+    """Returns the origins of the outputs of a call that moves an argument.
 
-    An axis is where its length shows: twice as long as an argument, twice as long in
-    what the call makes.
+    Doubles the length of each argument axis to see which output axis doubles.
     """
     axes: list[list[int | None]] = [[None] * len(y.shape) for y in node.outputs]
     for axis, size in enumerate(x.shape):
@@ -318,7 +310,7 @@ def _moved(node: Node, x: Tensor, origin: _Origin) -> dict[int, _Origin]:
         new_specs = keras.tree.flatten(
             node.operation.compute_output_spec(*args, **kwargs)
         )
-        # Of what is unstacked there are more then.
+        # Unstacking a longer axis gives more outputs.
         for y, new, origin_axes in zip(node.outputs, new_specs, axes, strict=False):
             for place, length in enumerate(new.shape):
                 if length != y.shape[place]:

@@ -1,10 +1,8 @@
-"""The one table of Keras's layers and operations.
+"""Table of the layers and operations of Keras.
 
-A row says all that the rooms of kerasmem know of a class: how channels move through it,
-where its kernel has them, what its gradient needs, which int8 form it has, by which
-rule its memory is estimated. A room keeps what a word of a column means to it, such as
-the function that labels a convolution; so a new layer is one row here, or one call of
-`kerasmem.graph.layer_table.register_layer`.
+Each row contains all properties of a class: channel family, kernel layout, residuals,
+int8 form and memory estimate. The values refer to functions in other modules. To
+support a new layer, add a row or call `kerasmem.graph.layer_table.register_layer`.
 """
 
 from collections.abc import Iterator
@@ -20,24 +18,26 @@ from kerasmem.types import Operation
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEntry:
-    """What is known of one class of layers or operations.
+    """Properties of a class of layers or operations.
 
     Args:
-        name: `"layers.Dense"`, `"ops.Add"`: package and class.
-        channels: the family by which labels of channels move through it, a key of
-            `kerasmem.graph.channels.walk.FAMILIES`; None freezes them.
-        kernel: how its kernel lies: `"dense"`, `"einsum"`, `"convolution"`,
-            `"transposed"`, `"depthwise"`, `"separable"`, `"embedding"`; None without.
-        residuals: what its gradient needs, see `Role` of `compress_activations`:
-            `"linear"`, `"cheap"`, `"joining"` or `"kernel"`.
-        integer: its form in int8, a key of `KINDS` in `quantize/static`; None stays
-            float.
-        estimate: the rule that estimates its memory, where several classes share one;
-            else a table of the analytic estimate has its class name, or nothing.
-        homogeneous: whether `f(s * x) == s * f(x)` for a positive `s` of each channel.
-        identity: whether it hands on its input in inference.
-        moves: whether it only moves values or leaves some out: int8 codes pass.
-        reason: why there is no more to know; for layers that keep their channels.
+        name: Package and class, such as `"layers.Dense"` or `"ops.Add"`.
+        channels: Channel family, a key of `kerasmem.graph.channels.walk.FAMILIES`. None
+            keeps all channels. Defaults to `None`.
+        kernel: Kernel layout: `"dense"`, `"einsum"`, `"convolution"`, `"transposed"`,
+            `"depthwise"`, `"separable"`, `"embedding"` or None. Defaults to `None`.
+        residuals: Tensors that the gradient needs: `"linear"`, `"cheap"`, `"joining"`
+            or `"kernel"`. See `Role` of `compress_activations`. Defaults to `"kernel"`.
+        integer: Form in int8, a key of `KINDS` in `quantize/static`. None stays in
+            float. Defaults to `None`.
+        estimate: Name of a memory estimation rule shared by several classes. By
+            default, the analytic estimate uses the class name.
+        homogeneous: Whether `f(s * x) == s * f(x)` for positive scales `s` per channel.
+            Defaults to `False`.
+        identity: Whether the output equals the input in inference. Defaults to `False`.
+        moves: Whether the operation only moves or removes values, so that int8 codes
+            are preserved. Defaults to `False`.
+        reason: Why channels cannot be removed, if `channels` is None.
     """
 
     name: str
@@ -53,7 +53,7 @@ class LayerEntry:
 
     @property
     def class_name(self) -> str:
-        """The name of the class alone."""
+        """Name of the class without the package."""
         return self.name.rpartition(".")[2]
 
 
@@ -119,17 +119,16 @@ Concatenate: concatenated linear integer=concatenate
 Dot: dotted
 Attention: attention
 Masking: - moves # its mask depends on every channel
-InputLayer: - # is where a model's channels are given
-ReversibleEmbedding: - # its table is the kernel of the end too
+InputLayer: - # defines the channels of the model's inputs
+ReversibleEmbedding: - # its table is also the kernel of the output layer
 AdditiveAttention: - # adds queries to keys and sums over both
-SpectralNormalization: - # divides by a norm of its whole kernel
-Wrapper RNN Layer: - # is what other layers are made of
-GRUCell LSTMCell SimpleRNNCell StackedRNNCells: - # is run, and known, by the RNN around
-    it
-AdaptiveMaxPooling[123]D: - # gathers windows of unlike sizes
-ConvLSTM[123]D: - # a convolution whose gates have no labels yet
+SpectralNormalization: - # divides by the norm of the whole kernel
+Wrapper RNN Layer: - # is a base class of other layers
+GRUCell LSTMCell SimpleRNNCell StackedRNNCells: - # is handled as part of its RNN layer
+AdaptiveMaxPooling[123]D: - # uses windows of different sizes
+ConvLSTM[123]D: - # has no channel labels for its gates yet
 Lambda TFSMLayer FlaxLayer JaxLayer TorchModuleWrapper: - # runs code that cannot be
-    read
+    analyzed
 AugMix AutoContrast CategoryEncoding CenterCrop
     ContrastLimitedAdaptiveHistogramEqualization CutMix Discretization Equalization
     HashedCrossing Hashing IntegerLookup MaxNumBoundingBoxes MelSpectrogram MixUp
@@ -138,12 +137,13 @@ AugMix AutoContrast CategoryEncoding CenterCrop
     RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective
     RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear
     RandomTranslation RandomZoom Resizing STFTSpectrogram Solarization StringLookup
-    TextVectorization: - # prepares data; what comes out has channels of its own
+    TextVectorization: - # preprocesses data and has no removable channels
 """
-"""Classes of `keras.layers`, their family of channels or `-`, the other columns.
+"""Rows of `keras.layers`: class names, channel family or `-`, and other columns.
 
-A bare word is what the gradient needs, `"kernel"` where there is none, or a column that
-holds. What follows `#` is the reason."""
+A word without `=` is a value of `residuals` (default `"kernel"`) or a column that is
+true. The text after `#` is the reason.
+"""
 
 _APPLICATIONS = """
 LayerScale: layer_scale
@@ -194,7 +194,7 @@ AssociativeScan Cond Conv ConvTranspose Correlate DepthwiseConv Dot DotProductAt
     FFT FFT2 Inner Map Outer RFFT STFT Scan SeparableConv Tensordot Vdot VectorizedMap
     WhileLoop: - kernel
 """
-"""Classes of operations such as `a + b`; `"cheap"` is what is said of no other."""
+"""Rows of operations such as `a + b`. The default of `residuals` is `"cheap"`."""
 
 
 def _rows(package: str, table: str, residuals: str = "kernel") -> Iterator[LayerEntry]:
@@ -227,34 +227,34 @@ LAYERS = {
     )
     for entry in rows
 }
-"""Every class of `keras.layers`, and the operations of which something is known."""
+"""All classes of `keras.layers`, and the supported operations."""
 
 
 _REGISTERED: WeakKeyDictionary[type, LayerEntry] = WeakKeyDictionary()
 
 
 def kind(operation: Operation) -> str | None:
-    """Return the name of a layer's or operation's entry: `"layers.Dense"`, `"ops.Add"`.
+    """Returns the name of an entry, such as `"layers.Dense"` or `"ops.Add"`.
 
-    None for a class of somebody else's that is not registered, a subclass of Keras's
-    too: it may do more. A class of Keras's own has a name even if no row has it.
+    Returns None for custom classes that are not registered, including subclasses of
+    Keras layers. A Keras class has a name even without a row.
     """
     return _name_of(type(operation))
 
 
 def entry_of(operation: Operation, *, subclasses: bool = False) -> LayerEntry:
-    """Return what is known of a layer or operation; nothing, if no row has it.
+    """Returns the properties of a layer or operation; defaults if there is no row.
 
     Args:
-        operation: a layer or a `keras.Operation`.
-        subclasses: whether the entry of the nearest base class will do, for what a
-            subclass inherits, such as how the kernel lies.
+        operation: A layer or a `keras.Operation`.
+        subclasses: Whether to use the entry of the nearest base class, for inherited
+            properties such as the kernel layout. Defaults to `False`.
     """
     bases = type(operation).__mro__ if subclasses else (type(operation),)
     entry = next(filter(None, map(_entry, bases)), None)
     if entry is None:
         is_layer = isinstance(operation, keras.layers.Layer)
-        # A layer may do anything; an operation without a row is cheap to run again.
+        # An unknown layer can be expensive; operations without a row are cheap.
         entry = LayerEntry(
             name=kind(operation) or "", residuals="kernel" if is_layer else "cheap"
         )
@@ -262,30 +262,30 @@ def entry_of(operation: Operation, *, subclasses: bool = False) -> LayerEntry:
 
 
 def class_name(operation: Operation) -> str:
-    """Return the class name of an operation, of a registered one that of its entry."""
+    """Returns the class name in the entry of an operation, or its own class name."""
     entry = _REGISTERED.get(type(operation))
     return type(operation).__name__ if entry is None else entry.class_name
 
 
 def register_layer(cls: type, like: type | None = None, **columns: Any) -> LayerEntry:
-    """Say of a class of layers what the rooms of kerasmem are to know of it.
+    """Registers the properties of a layer class.
 
-    A class that names its weights and arguments as one of Keras's does is `like` that
-    one: its channels are pruned, its products computed with codes, its memory estimated
-    as that one's are. What differs is said by the columns of `LayerEntry`.
+    If the class names its weights and arguments as a Keras layer does, pass that layer
+    as `like`. Channel pruning, quantized products and memory estimates then treat both
+    classes equally. Other properties are set as columns of `LayerEntry`.
 
     Args:
-        cls: a class of layers, not one of Keras's own.
-        like: the class of Keras, or a registered one, that computes in the same way;
-            None for one that only the columns tell of.
-        columns: fields of `LayerEntry` that differ.
+        cls: A layer class that is not part of Keras.
+        like: Keras class or registered class with the same computation. Defaults to
+            `None`: only `columns` describe the class.
+        columns: Fields of `LayerEntry` that differ.
 
     Returns:
         The entry.
 
     Raises:
-        ConfigError: if `cls` is no class of layers, `like` is in no row, or a column is
-            not known.
+        ConfigError: If `cls` is not a layer class, `like` has no entry, or a column is
+            unknown.
 
     Example:
         >>> class Halved(keras.layers.Layer):
@@ -297,7 +297,7 @@ def register_layer(cls: type, like: type | None = None, **columns: Any) -> Layer
     column_names = [field.name for field in fields(LayerEntry) if field.name != "name"]
     if not issubclass(cls, keras.layers.Layer) or not set(columns) <= set(column_names):
         raise ConfigError(
-            "A class of layers is registered with columns of the layer table. "
+            "Invalid layer class or columns. "
             f"Expected: some of {', '.join(column_names)}. Received: "
             f"cls={as_received(cls)}, columns {', '.join(columns)}."
         )
@@ -305,8 +305,8 @@ def register_layer(cls: type, like: type | None = None, **columns: Any) -> Layer
     base = base or _entry(like)
     if base is None:
         raise ConfigError(
-            "A layer is registered like one that the layer table has. Received: "
-            f"like={as_received(like)}. Next: leave `like` out, and say the columns."
+            "Expected `like` to be a class in the layer table. Received: "
+            f"like={as_received(like)}. Next: omit `like` and pass the columns."
         )
     _REGISTERED[cls] = replace(base, **columns)
     return _REGISTERED[cls]
@@ -320,8 +320,7 @@ def _name_of(cls: type) -> str | None:
     entry = _REGISTERED.get(cls)
     if entry is not None:
         return entry.name
-    # By name: Keras exports neither the classes of its operations nor the layers that
-    # some of its applications bring along.
+    # Compared by name, because Keras does not export the classes of its operations.
     home, _, rest = cls.__module__.partition("keras.src.")
     if home or not rest:
         return None
@@ -329,6 +328,6 @@ def _name_of(cls: type) -> str | None:
 
 
 def class_names(estimate: str) -> tuple[str, ...]:
-    """Return the class names of the entries that one rule estimates the memory of."""
+    """Returns the class names that share a memory estimation rule."""
     names = (e.class_name for e in LAYERS.values() if e.estimate == estimate)
     return tuple(dict.fromkeys(names))

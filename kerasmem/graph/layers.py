@@ -1,8 +1,7 @@
-"""Walking the layers, the weights and the graph of a Keras model.
+"""Iterates over the layers, the weights and the graph of a Keras model.
 
-A model is nested (models in models, layers in layers), shared (one layer in several
-places) and sometimes subclassed (no graph at all). Every layer and every weight is
-visited once.
+A model can be nested, share layers or have no graph (subclassed). Every layer and every
+weight is visited once.
 """
 
 import math
@@ -23,18 +22,16 @@ from kerasmem.types import Layer, Model, Node, Tensor, Variable
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight and the place it is kept in.
+    """A weight and its location in the model.
 
     Args:
-        block: the layer that the model's config knows: the largest layer around the
-            weight that is no model with a graph of its own.
-        owner: the layer that created the weight, `block` itself or inside it.
-        attribute: name under which `owner` keeps the weight, None if it keeps it in a
-            list or not at all.
-        variable: the `keras.Variable`.
-        index: number of `owner` among the `sublayers` of `block`.
-        models: names of the models within the model that `block` is in, outermost
-            first.
+        block: Outermost layer around the weight that is listed in the model's config
+            and is not a model with a graph.
+        owner: Layer that created the weight: `block` or one of its sublayers.
+        attribute: Name of the attribute of `owner` that contains the weight, or None.
+        variable: The `keras.Variable`.
+        index: Index of `owner` in the `sublayers` of `block`.
+        models: Names of the nested models around `block`, outermost first.
     """
 
     block: Any
@@ -46,16 +43,15 @@ class Weight:
 
     @property
     def path(self) -> str:
-        """The weight's path with the models around it, such as `"dense/kernel"`.
+        """Path of the weight including nested models, such as `"dense/kernel"`.
 
-        Keras leaves out the names of functional models, so that two of them may have
-        weights of one path.
+        Keras omits the names of Functional models, so paths are not unique there.
         """
         return _path_within(self.place, self.variable.path)
 
     @property
     def place(self) -> tuple[str, ...]:
-        """What names `block` in this model, and in others made of its config."""
+        """Names that identify `block` in this model and in copies of it."""
         return (*self.models, self.block.name)
 
     @property
@@ -65,15 +61,15 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in RAM."""
+        """Size in bytes."""
         return nbytes(self.variable)
 
 
 def has_graph(layer: Layer) -> bool:
-    """Return True for a model whose calls can be read.
+    """Returns whether a model has a readable graph.
 
-    These are Sequential and Functional models, those of a class of their own too if
-    their constructor makes inputs and outputs and they leave `call` to Keras.
+    This includes Sequential and Functional models, and Functional subclasses that do
+    not override `call`.
     """
     if isinstance(layer, keras.Sequential):
         return True
@@ -84,9 +80,9 @@ def has_graph(layer: Layer) -> bool:
 
 
 def lists_layers(layer: Layer) -> bool:
-    """Return True for a model whose config lists its layers.
+    """Returns whether the config of a model lists its layers.
 
-    One that is a class of its own tells the arguments of its constructor instead.
+    The config of a Functional subclass usually lists constructor arguments instead.
     """
     if isinstance(layer, keras.Sequential):
         return True
@@ -94,7 +90,7 @@ def lists_layers(layer: Layer) -> bool:
         return False
     if type(layer).__module__.startswith("keras."):
         return True
-    # A large model takes a good part of a second to write its config.
+    # Cached, because writing the config of a large model is slow.
     if layer not in _LISTS_LAYERS:
         _LISTS_LAYERS[layer] = _config_lists_layers(layer)
     return _LISTS_LAYERS[layer]
@@ -112,9 +108,9 @@ def _config_lists_layers(model: Model) -> bool:
 
 
 def blocks(model: Model) -> list[Any]:
-    """Return the layers that the config of `model` lists, nested models opened.
+    """Returns the layers listed in the config of `model` and of its nested models.
 
-    A model whose config does not list its layers is one block: itself.
+    A model whose config does not list its layers is a single block.
     """
     return [block for block, _ in _blocks_and_models(model)]
 
@@ -133,17 +129,16 @@ def _blocks_and_models(
 
 
 _ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator")
-"""Layers without weights that KerasHub's preprocessors create on their first use."""
+"""Layers without weights that KerasHub preprocessors create on first use."""
 
 
 def sublayers(layer: Layer) -> list[Any]:
-    """Return `layer` and all layers inside it, in an order that a reload keeps.
+    """Returns `layer` and all layers inside it, in an order that a reload preserves.
 
-    Layers that a preprocessor of KerasHub creates on its first use are left out: a
+    Excludes layers that a KerasHub preprocessor creates on first use, because a
     reloaded model does not have them yet.
     """
-    # Keras offers no public walk: `Model.layers` stops at the first level, and a plain
-    # layer has no such attribute.
+    # Private: `Model.layers` is not recursive, and other layers have no public list.
     by_id: dict[int, Any] = {}
     for inner in layer._flatten_layers(include_self=True, recursive=True):
         by_id.setdefault(id(inner), inner)
@@ -156,22 +151,19 @@ def _is_packer(cls: type) -> bool:
 
 
 def without_inputs(layers: Sequence[Any]) -> list[Any]:
-    """Return layers but for those that models inside of a model may share with it.
-
-    A copy made from its config has inputs of its own there, so more layers.
-    """
+    """Returns layers without `InputLayer`s. A copy can have more of these."""
     inputs = keras.layers.InputLayer
     return [layer for layer in layers if not isinstance(layer, inputs)]
 
 
 @contextmanager
 def as_it_was(layer: Layer) -> Iterator[None]:
-    """Return a scope that restores the class and the attributes of a layer."""
+    """Restores the class and the attributes of a layer at the end of the scope."""
     cls, before = type(layer), dict(vars(layer))
     try:
         yield
     finally:
-        # Not `setattr`: that of Keras tracks what is set.
+        # `setattr` of Keras would track the value.
         object.__setattr__(layer, "__class__", cls)
         for name in vars(layer).keys() - before.keys():
             del vars(layer)[name]
@@ -179,14 +171,13 @@ def as_it_was(layer: Layer) -> Iterator[None]:
 
 
 def own_variables(layer: Layer) -> list[Any]:
-    """Return the variables that `layer` created itself, seeds left out."""
-    # `layer.weights` mixes the layer's own variables with those of its sublayers;
-    # only these two lists tell them apart.
+    """Returns the variables that `layer` created itself, without seeds."""
+    # Private: `layer.weights` includes the variables of sublayers.
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def weights(model: Model) -> Iterator[Weight]:
-    """Yield every weight of `model` once, with the place it is kept in."""
+    """Yields every weight of `model` once, with its location."""
     variable_ids: set[int] = set()
     for block, models in _blocks_and_models(model):
         for index, owner in enumerate(sublayers(block)):
@@ -208,10 +199,10 @@ def _holds(value: Any, variable: Variable) -> bool:
 
 
 def _path_within(place: tuple[str, ...], path: str) -> str:
-    """Return a path that has the names of models in it, those that it lacks added.
+    """Adds missing names of nested models to a path.
 
-    A layer may have the name of a model that it is in: where the path has the layer's
-    own name, it tells which is which. Wrappers of a copy leave theirs out.
+    A layer can have the same name as a model around it. The layer name in the path
+    resolves this. Wrappers of a copy omit their names.
     """
     *models, block = place
     parts = path.split("/")
@@ -227,37 +218,36 @@ def _path_within(place: tuple[str, ...], path: str) -> str:
 
 
 def first_argument(args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Return what a model is called on, by place or by name."""
+    """Returns the first argument of a call, positional or by keyword."""
     return args[0] if args else next(iter(kwargs.values()))
 
 
 def own_graph(model: Model) -> Any:
-    """Return the Functional model that a model with a graph runs, None without one."""
-    # A Sequential keeps its graph in a model of its own, which nothing public returns.
+    """Returns the Functional model behind a model with a graph, or None."""
+    # Private: no public attribute of a Sequential model returns its graph.
     if isinstance(model, keras.Sequential):
         return model._functional
     return model if has_graph(model) else None
 
 
 def listed_graph(model: Model) -> Any:
-    """Return the same for a model whose config lists its layers, None for others.
+    """Returns `own_graph` for a model whose config lists its layers, else None.
 
-    Of these only another can be made with other layers in it.
+    Only such a model can be rebuilt with other layers.
     """
     return own_graph(model) if lists_layers(model) else None
 
 
 def nodes_in_order(graph: Any) -> list[Any]:
-    """Return the calls of a Functional model in the order in which Keras runs them."""
-    # By decreasing depth. Public Keras lists the operations, but not which call of a
-    # shared one takes which tensors.
+    """Returns the calls of a Functional model in the order of execution."""
+    # Private: public Keras does not list the tensors of each call of a shared layer.
     depths = sorted(graph._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in graph._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
 
 
 def operations(model: Model) -> list[Any]:
-    """Return the operations that graphs call, those of nested models among them."""
+    """Returns the operations called in the graph, including nested models."""
     graph = listed_graph(model)
     if graph is None:
         return []
@@ -269,10 +259,9 @@ def operations(model: Model) -> list[Any]:
 
 
 def readers(model: Model) -> dict[int, str]:
-    """Return the layers that read a weight of another layer, as tied layers do.
+    """Returns the layers that read a weight of another layer (weight tying).
 
-    Returns:
-        Their names, by the ids of the variables that several layers read.
+    The result maps the `id` of each shared variable to layer names.
     """
     layers = {
         id(one): one
@@ -295,8 +284,8 @@ def readers(model: Model) -> dict[int, str]:
 
 
 def node_of(tensor: Tensor) -> Any:
-    """Return the call that made a `KerasTensor`, None where none did."""
-    # Keras has no public way from a symbol back to what made it.
+    """Returns the call that produced a `KerasTensor`, or None."""
+    # Private: Keras has no public link from a symbolic tensor to its call.
     history = getattr(tensor, "_keras_history", None)
     if history is None or history.operation is None:
         return None
@@ -304,11 +293,9 @@ def node_of(tensor: Tensor) -> Any:
 
 
 def last_uses(nodes: Sequence[Any], outputs: Iterable[Any]) -> dict[int, int]:
-    """Return the number of the last call that takes each tensor, by the tensor's id.
+    """Returns the index of the last call that uses each tensor, by `id` of the tensor.
 
-    Args:
-        nodes: the calls, in order.
-        outputs: tensors that are needed behind all of them: at `len(nodes)`.
+    The index of `outputs` is `len(nodes)`.
     """
     uses = {
         id(x): number for number, node in enumerate(nodes) for x in node.input_tensors
@@ -317,54 +304,49 @@ def last_uses(nodes: Sequence[Any], outputs: Iterable[Any]) -> dict[int, int]:
 
 
 def is_trained(node: Node) -> bool:
-    """Return True for a call that asks for training whatever the model does."""
+    """Returns whether a call sets `training=True` explicitly."""
     args, kwargs = node.arguments.args, node.arguments.kwargs
     return bool(kwargs.get("training") or any(arg is True for arg in args[1:]))
 
 
 def has_weights(model: Model) -> bool:
-    """Returns whether a model that is not built is made of parts that all are.
+    """Returns whether all sublayers of an unbuilt model are built.
 
-    A model with a `train_step` and no `call`, such as a GAN, is never built itself.
+    A model with a `train_step` but no `call`, such as a GAN, is never built itself.
     """
     parts = sublayers(model)[1:]
     return bool(parts) and all(part.built for part in parts)
 
 
 def of_one_class(layers: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return the layers in the same places of two lists that are of one class."""
+    """Returns pairs of layers at the same index that have the same class."""
     pairs = zip(layers, others, strict=False)
     return [(one, other) for one, other in pairs if type(one) is type(other)]
 
 
 def has_own_step(model: Model, step: str = "train_step") -> bool:
-    """Return whether the class of a model overrides `train_step`, or `test_step`."""
+    """Returns whether the class of a model overrides `train_step` or `test_step`."""
     return getattr(type(model), step) is not getattr(keras.Model, step)
 
 
 def check_built(model: Model) -> None:
-    """Raise unless `model` is a model that has its weights.
-
-    Raises:
-        ConfigError: if it is no `keras.Model`.
-        ModelError: if it has no weights yet.
-    """
+    """Checks that `model` is a Keras model with weights."""
     if not isinstance(model, keras.Model):
         raise invalid("kerasmem", "model", model, "a keras.Model")
     if not (model.built or has_weights(model)):
         raise ModelError(
             f"The model {model.name!r} has no weights yet. Build it first: call it on "
-            "a batch, or give it an Input."
+            "a batch, or add an Input."
         )
     if "_inputs_struct" in vars(model) and not isinstance(model, keras.Function):
         _restore_functional_base(type(model))
 
 
 def _restore_functional_base(cls: type) -> None:
-    """Make tasks of KerasHub Functional again after one of them failed to build.
+    """Restores the Functional base class of KerasHub tasks after a failed build.
 
-    The constructor of every task resets the base class that all tasks share, and only
-    one that succeeds sets it again. Until then Keras saves and walks none of them.
+    The constructor of every task resets the base class shared by all tasks. A failed
+    constructor does not set the base class again, which breaks saving of all tasks.
     """
     for base in cls.__mro__:
         if base.__name__ == "PipelineModel":

@@ -1,4 +1,4 @@
-"""LoRA: what it adds to a product, and where it is inside of a block.
+"""Low-rank products of LoRA, and the LoRA settings of layers inside a block.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
 """
@@ -20,14 +20,14 @@ _WITH_LORA = (
 
 
 def has_lora(layer: Layer) -> bool:
-    """Return True for a layer that adds something to its kernel."""
+    """Returns whether LoRA is enabled for a layer."""
     return getattr(layer, "lora_enabled", False)
 
 
 def has_low_rank_product(layer: Layer) -> bool:
-    """Return whether `low_rank_product` can make what LoRA adds to a layer's product.
+    """Returns whether `low_rank_product` supports a layer.
 
-    A Dense can, and an EinsumDense whose kernel ends with output channels.
+    Supported are Dense, and EinsumDense if the last kernel axis is an output axis.
     """
     if not isinstance(layer, keras.layers.EinsumDense):
         return isinstance(layer, keras.layers.Dense)
@@ -36,12 +36,7 @@ def has_low_rank_product(layer: Layer) -> bool:
 
 
 def low_rank_product(layer: Layer, inputs: Tensors) -> Any:
-    """Return what LoRA adds to a layer's product: no matrix of the kernel's size.
-
-    Args:
-        layer: one of which `has_low_rank_product` was true, with LoRA.
-        inputs: its inputs.
-    """
+    """Returns the LoRA term of a layer's product, without a matrix in kernel size."""
     ops = keras.ops
     down, up = layer.lora_kernel_a, layer.lora_kernel_b
     factor = layer.lora_alpha / layer.lora_rank
@@ -56,15 +51,15 @@ def low_rank_product(layer: Layer, inputs: Tensors) -> Any:
 
 
 def lora_of(layer: Layer) -> dict[str, Any]:
-    """Return the rank of a layer's LoRA as its constructor takes it, or nothing."""
+    """Returns the LoRA arguments of a layer's constructor, or an empty dict."""
     return {key: vars(layer)[key] for key in _LORA if vars(layer).get(key)}
 
 
 def lora_inside(block: Layer) -> dict[str, Any]:
-    """Return, as plain data, the LoRA of the layers inside of a block by their place.
+    """Returns LoRA settings and frozen layers inside a block, as plain data.
 
-    And which of these layers are frozen, unless the block is frozen as a whole. Places
-    are counted from the block itself, which is 0, inputs left out.
+    Layers are identified by index. The block itself has index 0. Frozen layers are
+    omitted if the whole block is frozen.
     """
     layers = without_inputs(sublayers(block))
     inner = {str(n): layer for n, layer in enumerate(layers) if n}
@@ -75,13 +70,13 @@ def lora_inside(block: Layer) -> dict[str, Any]:
 
 
 def note_lora_inside(block: Layer, config: dict[str, Any]) -> None:
-    """Note what `lora_inside` told, for `enable_lora_inside`."""
+    """Stores the output of `lora_inside` for `enable_lora_inside`."""
     inner = config.get("lora", {}), config.get("frozen", [])
     object.__setattr__(block, "_inner_lora", inner)
 
 
 def enable_lora_inside(block: Layer) -> None:
-    """Enable LoRA in layers inside a built block, and freeze those that were frozen."""
+    """Enables LoRA and freezes layers inside a built block, as recorded."""
     ranks, frozen = vars(block).pop("_inner_lora", ({}, []))
     layers = without_inputs(sublayers(block)) if ranks or frozen else []
     for place, lora in ranks.items():
@@ -95,5 +90,5 @@ def enable_lora_inside(block: Layer) -> None:
 
 
 def _takes_lora(layer: Layer) -> bool:
-    # One of the user's own may have a rank that means something else.
+    # A custom layer can have an attribute `lora_rank` with another meaning.
     return isinstance(layer, _WITH_LORA) and has_lora(layer)

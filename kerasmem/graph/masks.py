@@ -1,4 +1,4 @@
-"""The mask that a tensor carries from one layer to the next."""
+"""Reads and sets the mask of a tensor."""
 
 import functools
 from typing import Any
@@ -9,10 +9,9 @@ from kerasmem.types import Tensor
 
 
 class _MaskPort(keras.layers.Layer):
-    """Gives its input back; tells its mask, or gives it one.
+    """Reads or sets the mask of its input.
 
-    Where a tensor carries its mask is private to Keras and differs by backend, but
-    every layer is told it.
+    The location of the mask is private in Keras and depends on the backend.
     """
 
     def __init__(self) -> None:
@@ -21,7 +20,6 @@ class _MaskPort(keras.layers.Layer):
         self.seen: list[Any] = []
 
     def call(self, x: Tensor, mask: Tensor = None) -> Any:
-        """Return `x`; note its mask."""
         self.seen[:] = [mask]
         return x
 
@@ -32,14 +30,14 @@ def _port() -> _MaskPort:
 
 
 def mask_of(x: Tensor) -> Any | None:
-    """Return the mask of a tensor, None if it has none."""
+    """Returns the mask of a tensor, or None."""
     port = _port()
     port(x)
     return port.seen.pop()
 
 
 def with_mask(x: Tensor, mask: Tensor) -> Any:
-    """Return `x`, which from now on carries `mask`."""
+    """Sets the mask of `x`. Returns `x`."""
     y = _port()(x, mask=mask)
     _port().seen.clear()
     return y

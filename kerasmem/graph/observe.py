@@ -1,4 +1,4 @@
-"""What layers take and make, on samples that stream through a model."""
+"""Observes inputs and outputs of layers on samples."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,19 +18,9 @@ def observe(
     inputs: See | None = None,
     outputs: See | None = None,
 ) -> int:
-    """Run a model on samples in inference and show what layers take and make.
+    """Runs a model in inference mode and observes layers. Returns the sample count.
 
-    Nothing is kept: a batch is forgotten before the next one comes.
-
-    Args:
-        model: a built model.
-        batches: its inputs, batch by batch, such as `input_batches` yields.
-        layers: layers anywhere in it.
-        inputs: see `observing`.
-        outputs: see `observing`.
-
-    Returns:
-        The number of samples.
+    `inputs` and `outputs` are the functions for `observing`. Layers can be nested.
     """
     count = 0
     with current().inference(), observing(layers, inputs=inputs, outputs=outputs):

@@ -1,4 +1,4 @@
-"""What a model's outputs are, probabilities or logits, and whether the loss fits."""
+"""Determines whether outputs are probabilities or logits, and checks the loss."""
 
 import ast
 import enum
@@ -25,7 +25,7 @@ _PASSING = (
 
 
 class OutputForm(enum.Enum):
-    """What the numbers of one output are."""
+    """Kind of values of one output."""
 
     SOFTMAX = "class probabilities"
     SIGMOID = "independent probabilities"
@@ -34,7 +34,7 @@ class OutputForm(enum.Enum):
 
 
 class OutputTask(enum.Enum):
-    """What one output is trained for, as its loss tells."""
+    """Training task of one output, inferred from its loss."""
 
     CATEGORICAL = "one class of several"
     BINARY = "yes or no for every entry"
@@ -74,15 +74,10 @@ class ModelOutput:
 
 
 def describe_outputs(model: Model, loss: Any, values: Any) -> list[ModelOutput]:
-    """Return what each output of `model` is, in flattened order.
+    """Returns the form and the task of each output of `model`, in flattened order.
 
-    Where the graph does not tell the form (a subclassed model, an unusual last
-    layer), the loss does: one that takes logits means logits.
-
-    Args:
-        model: a `keras.Model`.
-        loss: the loss that it is compiled with, or a dict or list of them, or None.
-        values: what the model returned for a batch: a tensor, or a dict or list.
+    If the graph does not show the form, the loss does: `from_logits=True` means logits.
+    `values` is the output of the model for a batch.
     """
     losses = of_each(getattr(model, "output_names", None), loss, values)
     tensors = getattr(model, "outputs", None) or [None] * len(losses)
@@ -90,27 +85,21 @@ def describe_outputs(model: Model, loss: Any, values: Any) -> list[ModelOutput]:
 
 
 def losses_of(model: Model) -> list[Any]:
-    """Return the loss that each of `model.outputs` is trained by, None for none.
-
-    Args:
-        model: a compiled model that knows its outputs.
-    """
+    """Returns the compiled loss of each of `model.outputs`, or None for no loss."""
     return of_each(getattr(model, "output_names", None), model.loss, output_of(model))
 
 
 def output_of(model: Model) -> Any:
-    """Return the symbolic outputs of a model in their structure, None without any."""
+    """Returns the symbolic outputs of a model in their structure, or None."""
     graph = own_graph(model)
     return getattr(model, "outputs", None) if graph is None else graph.output
 
 
 def of_each(names: Sequence[str] | None, by_output: Any, values: Any) -> list[Any]:
-    """Return the loss, or the labels, of each output; None for none.
+    """Returns the loss, or the labels, of each output, or None.
 
-    Args:
-        names: the model's `output_names`; None where it has none.
-        by_output: one for all outputs, or a dict or list of them.
-        values: what the model returns, in its structure.
+    `by_output` is one value for all outputs, or a dict or list. `values` are the
+    outputs of the model in their structure.
     """
     count = len(keras.tree.flatten(values))
     if isinstance(by_output, dict):
@@ -136,7 +125,7 @@ def _describe(tensor: Tensor, loss: Any) -> ModelOutput:
 
 
 def form_in_graph(tensor: Tensor) -> OutputForm:
-    """Return what a symbolic output is by the layers that made it, else `UNKNOWN`."""
+    """Returns the form of a symbolic output from its layers, or `UNKNOWN`."""
     node = node_of(tensor)
     operation, inputs = node.operation, node.input_tensors
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
@@ -145,8 +134,8 @@ def form_in_graph(tensor: Tensor) -> OutputForm:
     if isinstance(operation, keras.layers.TimeDistributed):
         operation = operation.layer
     if type(operation).__module__.partition(".")[0] not in ("keras", "kerasmem"):
-        return OutputForm.UNKNOWN  # its `call` may do more than its activation
-    # `keras.ops.softmax` on a symbolic tensor becomes an operation of that name.
+        return OutputForm.UNKNOWN  # a custom `call` can differ from its activation
+    # `keras.ops.softmax` on a symbolic tensor creates an operation `Softmax`.
     function = getattr(operation, "activation", None) or type(operation)
     name = getattr(function, "__name__", "").lower()
     passes = isinstance(operation, keras.layers.Activation) and name == "linear"
@@ -169,32 +158,29 @@ def _form_by_loss(loss: Any, task: OutputTask) -> OutputForm:
 
 
 def task_of(loss: Any) -> OutputTask:
-    """Return the task of a loss given as text, function or object."""
+    """Returns the task of a loss, which is a string, function or object."""
     if isinstance(loss, str) and loss.lower() in _TASKS:
         return _TASKS[loss.lower()]
     return _TASKS.get(_key(keras.losses.get(loss)), OutputTask.UNKNOWN)
 
 
 def compares_entries(loss: Any) -> bool:
-    """Return whether a loss is one of Keras's that takes labels as the outputs are.
+    """Returns whether a Keras loss needs labels in the shape of the outputs.
 
-    Labels of another shape it may broadcast, and mean something else.
-
-    Args:
-        loss: as `compile` takes it, for one output; None for none.
+    Such a loss would broadcast labels of another shape and give a wrong result.
     """
     if loss is None:
         return False
     try:
         loss_of_keras = keras.losses.get(loss)
     except (ValueError, TypeError, KeyError):
-        return False  # in a form that only `fit` knows
+        return False  # a format that only `fit` supports
     of_keras = (getattr(loss_of_keras, "__module__", None) or "").startswith("keras.")
     return of_keras and _key(loss_of_keras) in _ENTRYWISE
 
 
 def takes_loss(model: Model) -> bool:
-    """Return whether a model is trained by the loss that it is compiled with."""
+    """Returns whether a model trains with its compiled loss."""
     kind = type(model)
     return (
         model.compiled
@@ -210,21 +196,16 @@ def _key(loss: Any) -> str:
 
 _LONGEST = 500
 _WORDS = {
-    OutputForm.LINEAR: "unbounded values, by no softmax or sigmoid",
+    OutputForm.LINEAR: "unbounded values, without a softmax or sigmoid",
     OutputForm.SOFTMAX: "a softmax",
     OutputForm.SIGMOID: "a sigmoid",
 }
 
 
 def as_loss(loss: Any) -> Any:
-    """Return a loss for `compile`; text with arguments becomes an object of Keras.
+    """Converts a loss for `compile`; a string with arguments becomes a Keras object.
 
-    Args:
-        loss: what `compile` takes, where a name may have literal keyword arguments; in
-            a dict or list of losses too.
-
-    Raises:
-        ConfigError: if text with arguments is no loss of `keras.losses`.
+    Names of `keras.losses` may have literal keyword arguments.
 
     Example:
         >>> as_loss("sparse_categorical_crossentropy(from_logits=True)").from_logits
@@ -249,7 +230,7 @@ def _parsed(text: str) -> Any:
         return classes[name](**arguments)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            "A loss with arguments is a name of keras.losses with literal keyword "
+            "Invalid loss. Expected: a name of keras.losses with literal keyword "
             "arguments, such as sparse_categorical_crossentropy(from_logits=True). "
             f"Received: {text[:_LONGEST]!r}, {' '.join(str(error).split())[:200]}"
         ) from error
@@ -257,13 +238,13 @@ def _parsed(text: str) -> Any:
 
 def _name_and_arguments(text: str) -> tuple[str, dict[str, Any]]:
     if len(text) > _LONGEST:
-        raise ValueError(f"of {len(text)} characters")
+        raise ValueError(f"{len(text)} characters, which is too long")
     call = ast.parse(text.strip(), mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError("which is no name with arguments")
+        raise ValueError("not a name with arguments")
     keywords = {each.arg: each.value for each in call.keywords}
     if call.args or None in keywords:
-        raise ValueError("whose arguments have no names")
+        raise ValueError("arguments without names")
     return call.func.id, {
         str(name): ast.literal_eval(value) for name, value in keywords.items()
     }
@@ -286,14 +267,10 @@ def _classes() -> dict[str, Any]:
 
 
 def warn_if_unfit(model: Model) -> None:
-    """Warn if the loss that a model is compiled with is not for what it ends in.
+    """Warns if the compiled loss does not match the last layer of a model.
 
-    Looked at are crossentropies of Keras's own and last layers of Keras's own; of a
-    model without a graph, or with a `compute_loss` or `train_step` of its own, nothing
-    is said.
-
-    Args:
-        model: a compiled model.
+    Only checks crossentropies and last layers of Keras. Skips models without a graph or
+    with a custom `compute_loss` or `train_step`.
     """
     if not takes_loss(model) or not getattr(model, "outputs", None):
         return
@@ -301,7 +278,7 @@ def warn_if_unfit(model: Model) -> None:
         pairs = zip(model.outputs, losses_of(model), strict=True)
         texts = list(_misfits(model.name, pairs))
     except (ValueError, TypeError, KeyError):
-        return  # losses in a form that only `fit` knows: of those nothing is said
+        return  # losses in a format that only `fit` supports
     for text in texts:
         warnings.warn(text, KerasMemWarning, stacklevel=3)
 
@@ -338,14 +315,14 @@ def _remedy(
     if form is OutputForm.LINEAR and not from_logits:
         end = "a softmax" if task is OutputTask.CATEGORICAL else "a sigmoid"
         return (
-            "takes probabilities: what is trained and measured by it is wrong. Next: "
-            "give it from_logits=True (--loss 'NAME(from_logits=True)' on the command "
+            "expects probabilities, so training and metrics are wrong. Next: "
+            "set from_logits=True (--loss 'NAME(from_logits=True)' on the command "
             f"line), or end the model in {end}."
         )
     if form is OutputForm.SIGMOID and task is OutputTask.CATEGORICAL:
         return (
-            "takes the probabilities of classes that exclude each other. Next: end the "
-            "model in a softmax, or take binary_crossentropy."
+            "expects probabilities of mutually exclusive classes. Next: end the "
+            "model in a softmax, or use binary_crossentropy."
         )
     if (
         form in (OutputForm.SOFTMAX, OutputForm.SIGMOID)
@@ -353,15 +330,15 @@ def _remedy(
         and not recovers
     ):
         return (
-            "takes logits: it flattens what is flat already. Next: give it "
-            "from_logits=False, or let the model end without that."
+            "expects logits, so the activation is applied twice. Next: set "
+            "from_logits=False, or remove the last activation of the model."
         )
     return None
 
 
 @contextmanager
 def without_preprocessor(models: Iterable[Any]) -> Iterator[None]:
-    """Returns a scope in which tasks of KerasHub take token ids in place of texts."""
+    """Lets KerasHub tasks accept token ids instead of texts in the scope."""
     preprocessors = [(model, getattr(model, "preprocessor", None)) for model in models]
     tasks = [pair for pair in preprocessors if pair[1] is not None]
     for task, _ in tasks:

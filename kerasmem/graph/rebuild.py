@@ -1,4 +1,4 @@
-"""A model made anew from its graph, call by call, with what shall differ."""
+"""Rebuilds a model call by call from its graph, with changes."""
 
 import gc
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# Private: how a file of Keras stores a layer that two others contain.
+# Private: how a Keras file records a layer that two other layers contain.
 from keras.src.saving.serialization_lib import (  # noqa: TID251
     ObjectSharingScope,
     record_object_after_deserialization,
@@ -26,109 +26,72 @@ from kerasmem.types import Model, Node, Operation, Tensor
 
 
 class Rewrite:
-    """What is different in a model that is made anew: nothing, where this is not asked.
-
-    A subclass overrides what it changes. A node is one call of an operation.
-    """
+    """Changes to a model that is rebuilt. The base class changes nothing."""
 
     def goes(self, node: Node) -> bool:
-        """Return True for a call that is left out: the first tensor in comes out."""
+        """Returns whether to omit a call and pass its first input tensor on."""
         del node
         return False
 
     def config(self, node: Node) -> dict[str, Any] | None:
-        """Return the entries of the operation's config that change, None to copy it."""
+        """Returns the changed entries of the operation's config, or None."""
         del node
         return None
 
     def replacement(self, node: Node) -> Sequence[Any]:
-        """Return new layers for the operation's place, none to make it anew."""
+        """Returns layers that replace the operation. Empty to rebuild the operation."""
         del node
         return ()
 
     def arguments(self, node: Node, args: Sequence[Any]) -> Sequence[Any]:
-        """Return the positional arguments of a call in the new graph.
-
-        Args:
-            node: the call.
-            args: what they would be, with tensors of the new graph.
-        """
+        """Returns the positional arguments of a call in the new graph."""
         del node
         return args
 
     def check(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Raise if the outputs of a call in the new graph are not what they should be.
-
-        Args:
-            node: the call.
-            outputs: its `KerasTensor`s in the new graph.
-        """
+        """Raises an error if the outputs of a call in the new graph are wrong."""
         del node, outputs
 
     def after(self, tensor: Tensor) -> Any | None:
-        """Return a new layer for what is made of a tensor of the graph, or None.
-
-        Args:
-            tensor: an input of the model or an output of a call.
-        """
+        """Returns a layer to insert after an input or an output of a call, or None."""
         del tensor
         return None
 
     def input_shape(self, tensor: Tensor) -> tuple[int | None, ...]:
-        """Return the shape of an input of the model or of one in it."""
+        """Returns the shape of an input of the model or of a nested model."""
         return tuple(tensor.shape)
 
     def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
-        """Return the variables of a new layer, each with its value.
-
-        Args:
-            old: the layer of the original; no model with a graph.
-            new: the one in its place.
-        """
+        """Returns pairs of variable and value for a new layer."""
         pairs = zip(variables(old), variables(new), strict=True)
         return [(after, to_numpy(before)) for before, after in pairs]
 
 
 class InTurn:
-    """Several layers in the place of one operation.
-
-    Args:
-        layers: each takes what the one before it gives.
-    """
+    """A sequence of layers that replaces one operation."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = list(layers)
 
     def __call__(self, x: Tensor, **kwargs: Any) -> Any:
-        """Return what the last layer gives."""
+        """Returns the output of the last layer."""
         for layer in self.layers:
             x = layer(x, **kwargs)
         return x
 
 
 class Rebuild:
-    """One pass over a model with a graph that makes another of it.
-
-    Args:
-        rewrite: what is different.
-
-    Attributes:
-        pairs: every operation that was made anew, with the new one.
-    """
+    """Rebuilds a model with a graph. `pairs` lists the old and new operations."""
 
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite = rewrite
         self._renewed: dict[int, Any] = {}
-        self._layers: dict[int, Any] = {}  # new layers and those in them, by old ids
+        self._layers: dict[int, Any] = {}  # new layers and sublayers, by old id
         self._nodes: dict[int, Any] = {}
         self.pairs: list[tuple[Any, Any]] = []
 
     def run(self, model: Model) -> Any:
-        """Return the new model, not compiled; the one handed in is not touched.
-
-        Raises:
-            ModelError: if a layer cannot be made from its config.
-        """
+        """Returns the new uncompiled model. The original model is not changed."""
         scope = keras.saving.custom_object_scope(live_objects(model))
         with (
             current().replicating(model),
@@ -158,7 +121,7 @@ class Rebuild:
         else:
             new_model = self._functional(model, graph, inputs, tensors)
         if not model.trainable:
-            # Only then: setting True would thaw the layers that are frozen.
+            # Only set to False: True would unfreeze frozen layers.
             new_model.trainable = False
         return new_model
 
@@ -170,8 +133,8 @@ class Rebuild:
             outputs = keras.tree.flatten(operation(*args, **kwargs))
         except (TypeError, ValueError) as error:
             raise ModelError(
-                f"In the new model {operation.name!r} does not take what the layers "
-                "before it give. Next: leave it out, and report it. "
+                f"In the new model, {operation.name!r} does not accept its inputs. "
+                "Next: exclude this layer, and report it as a defect. "
                 f"Received: {' '.join(str(error).split())[:300]}"
             ) from error
         self._rewrite.check(node, outputs)
@@ -192,7 +155,7 @@ class Rebuild:
         layers = [self._input(graph.inputs[0]), self._rewrite.after(graph.inputs[0])]
         for node in nodes_in_order(graph):
             if not isinstance(node.operation, keras.Layer):
-                continue  # of a mask, which its layer makes anew
+                continue  # a mask operation, which its layer creates
             new = self._renewed.get(id(node.operation))
             layers += new.layers if isinstance(new, InTurn) else [new]
             layers.append(self._rewrite.after(node.outputs[0]))
@@ -254,7 +217,7 @@ class Rebuild:
         old = node.operation
         try:
             with ObjectSharingScope():
-                for layer in shared:  # Keras marks what it serializes again
+                for layer in shared:  # serializing marks the layer as shared
                     keras.saving.serialize_keras_object(layer)
                     record_object_after_deserialization(
                         self._layers[id(layer)], id(layer)
@@ -268,8 +231,8 @@ class Rebuild:
                 return keras.saving.deserialize_keras_object(config, safe_mode=False)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ModelError(
-                f"The layer {old.name!r} cannot be made anew from its config. Give it "
-                "a `get_config` that tells its arguments. Received: "
+                f"The layer {old.name!r} cannot be created from its config. Next: "
+                "return all constructor arguments in its `get_config`. Received: "
                 f"{' '.join(str(error).split())[:300]}"
             ) from error
 
@@ -283,26 +246,26 @@ class Rebuild:
                 if np.shape(value) != tuple(variable.shape):
                     _check_built_as_called(old.name, np.shape(value), variable)
                     raise ModelError(
-                        f"The weight {variable.path!r} would get a value of the shape "
-                        f"{np.shape(value)}, but it expects {tuple(variable.shape)}. "
-                        "Leave this layer out, and report it."
+                        f"The weight {variable.path!r} expects a value of the shape "
+                        f"{tuple(variable.shape)}. Received: {np.shape(value)}. Next: "
+                        "exclude this layer, and report it as a defect."
                     )
                 variable.assign(value)
 
 
 def _check_built_as_called(name: str, shape: tuple[int, ...], new: Any) -> None:
-    """Check that a layer has the weights that its calls alone would give it.
+    """Checks that the weights of a layer have the shapes implied by its calls.
 
-    One that was built for an axis of length 1 may be called with a longer one: then a
-    new one has more weights, and what is removed makes them only fewer.
+    A layer built for an axis of length 1 can be called with a longer axis. A new layer
+    then has more weights, although pruning only removes weights.
     """
     pairs = zip(new.shape, shape, strict=False)
     if any(now > before for now, before in pairs):
         raise ModelError(
-            f"The layer {name!r} was built for other inputs than the model calls "
-            f"it with: its weight {new.path!r} has the shape {shape}, for these inputs "
-            f"it would have {tuple(new.shape)}. Next: build it with inputs of the "
-            "shape that it is called with."
+            f"The layer {name!r} was built for other input shapes than the model "
+            f"uses: its weight {new.path!r} has the shape {shape} instead of "
+            f"{tuple(new.shape)}. Next: build the layer with the shape used in the "
+            "model."
         )
 
 
@@ -318,7 +281,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def variable_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return every variable of the old layers with the new one in its place."""
+    """Returns pairs of the variables of old and new layers."""
     return [
         both
         for old, new in pairs
@@ -328,7 +291,7 @@ def variable_pairs(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def variables(operation: Operation) -> list[Any]:
-    """Return the variables of a layer; another operation has none."""
+    """Returns the variables of a layer, or an empty list for another operation."""
     if not isinstance(operation, keras.layers.Layer):
         return []
     return list(operation.variables)

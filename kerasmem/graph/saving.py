@@ -1,4 +1,4 @@
-"""Saves models as Keras does, with an optimizer and a store of our choice."""
+"""Saves models in the Keras format, with a custom optimizer and weight store."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -7,8 +7,7 @@ from typing import Any
 
 import h5py
 
-# Private: `model.save` of Keras 3.15 takes neither a store nor another optimizer. No
-# issue known.
+# Private: in Keras 3.15, `model.save` accepts neither. No issue known.
 from keras.src.saving.saving_lib import (  # noqa: TID251
     DiskIOStore,
     H5IOStore,
@@ -29,20 +28,14 @@ def save_parts(
     optimizer: Optimizer | None = None,
     wrap: Callable[[str], str] = str,
 ) -> None:
-    """Save a model: its weights to a store, everything else to an archive.
+    """Saves the weights of a model to a store and everything else to an archive.
 
-    Args:
-        model: The model.
-        archive: The archive.
-        store: The store that the layers write to.
-        optimizer: The optimizer to save in place of the model's own.
-        wrap: Returns the JSON to write for that of the model's config.
+    Saves `optimizer` instead of the model's optimizer. `wrap` converts the JSON of the
+    config.
     """
     with full_configs(sublayers(model)):
         config, metadata = _serialize_model_as_json(model)
-        archive.writestr(
-            "metadata.json", metadata, zipfile.ZIP_STORED
-        )  # of a constant size
+        archive.writestr("metadata.json", metadata, zipfile.ZIP_STORED)  # constant size
         archive.writestr("config.json", wrap(config))
         assets = DiskIOStore("assets", archive=archive, mode="w")
         saved_ids = set() if optimizer is None else {id(model.optimizer)}
@@ -55,18 +48,15 @@ def save_parts(
 
 
 def save_untrained(model: Model, path: Path) -> None:
-    """Save a model to the file that Keras writes, without state of the optimizer.
+    """Saves a model to a Keras file without optimizer state.
 
-    Keras mostly holds all weights of such a file in memory; here they go to the disk.
-
-    Raises:
-        ModelError: If the config of the optimizer does not describe it.
+    Writes the weights to disk. Keras usually holds all weights in memory.
     """
     weights = path.with_suffix(".h5")
     optimizer = fresh_optimizer(model)
     with zipfile.ZipFile(path, "w") as archive:
         store = H5IOStore(weights, mode="w")
-        # As Keras opens it in memory: a file that HDF5 opens itself is larger.
+        # Opened from Python, because a file opened by HDF5 is larger.
         store.h5_file.close()
         store.io_file = weights.open("w+b")
         store.h5_file = h5py.File(store.io_file, "w")
@@ -79,14 +69,9 @@ def save_untrained(model: Model, path: Path) -> None:
 
 
 def fresh_optimizer(model: Model, built_for: Sequence[Any] | None = None) -> Any | None:
-    """Return an optimizer with the settings of the model's own and nothing learned.
+    """Returns a new optimizer with the same settings and no state, or None.
 
-    Args:
-        model: The model. Without an optimizer the result is `None`.
-        built_for: Variables, or objects with their shapes, to create slots for.
-
-    Raises:
-        ModelError: If the config of the optimizer does not describe it.
+    Creates slots for `built_for`: variables, or objects with their shapes.
     """
     if not model.compiled or model.optimizer is None:
         return None
@@ -97,16 +82,12 @@ def fresh_optimizer(model: Model, built_for: Sequence[Any] | None = None) -> Any
 
 
 def unbuilt_copy(optimizer: Optimizer) -> Any:
-    """Return an unbuilt copy of an optimizer.
-
-    Raises:
-        ModelError: If the optimizer's config does not describe it.
-    """
+    """Returns an unbuilt copy of an optimizer."""
     try:
         return type(optimizer).from_config(optimizer.get_config())
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"The optimizer {type(optimizer).__name__} cannot be made anew from its "
-            f"config: {error}. Next: give the class a `get_config` that returns all "
+            f"The optimizer {type(optimizer).__name__} cannot be created from its "
+            f"config: {error}. Next: add a `get_config` to the class that returns all "
             "arguments of `__init__`."
         ) from error

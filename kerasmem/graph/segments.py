@@ -1,10 +1,9 @@
-"""A model's graph cut into segments, each of them a pure function while it trains.
+"""Cuts a model's graph into segments that run as pure functions in training.
 
-Keras runs a graph node by node, and layers assign variables on the way. Here several
-nodes become one function of tensors alone, so that a framework can be told to run it
-in another way: the tensors that go in, their masks, and the variables as values; out
-come tensors, masks, the losses that layers added, and the new values of variables. The
-model stays what it is: only the call of this one object is another one in training.
+Keras runs a graph node by node, and layers assign variables. A segment is a function of
+input tensors, masks and variable values. Its results are output tensors, masks, losses
+and new values of variables, so a framework can recompute the segment. The model itself
+is not changed, except for its call in training.
 """
 
 import itertools
@@ -15,7 +14,7 @@ from typing import Any
 
 import keras
 
-# Private: how a graph hands `training` and the like on to its operations.
+# Private: how a graph passes `training` and other arguments to its operations.
 from keras.src.models.functional import operation_fn  # noqa: TID251
 
 from kerasmem import backends
@@ -28,23 +27,21 @@ from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.types import Model, Node, Operation, Tensors
 
 Recomputation = Callable[[Function], Function]
-"""Returns a function of the same values that runs in another way."""
+"""Wraps a function of the same signature, for example to recompute activations."""
 
 Operator = Callable[[Any], Callable[..., Any]]
-"""Returns what calls an operation with the arguments of the running call added."""
+"""Returns a function that calls an operation with the arguments of the model's call."""
 
 Run = Callable[[Any, Operator], Any]
-"""Runs a graph by segments on its inputs; returns its outputs."""
+"""Runs a graph by segments. Returns the outputs for the inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Calls of a graph that follow each other.
+    """Consecutive calls of a graph.
 
-    Args:
-        nodes: the calls, in order.
-        inputs: the `KerasTensor`s that they take from before, in the order of use.
-        outputs: the `KerasTensor`s of theirs that are used after, or returned.
+    `inputs` are `KerasTensor`s from earlier calls, in the order of use. `outputs` are
+    used by later calls or returned by the graph.
     """
 
     nodes: tuple[Any, ...]
@@ -53,11 +50,9 @@ class Segment:
 
 
 def cut(model: Model, starts: Sequence[int]) -> list[Segment]:
-    """Return the segments of a model with a graph.
+    """Cuts a model with a graph, or a layer after `open_for_good`, into segments.
 
-    Args:
-        model: a Sequential or Functional model, or a layer that was opened for good.
-        starts: numbers of the calls before which to cut, ascending, from 1.
+    `starts` contains the ascending indices, from 1, of calls that start a segment.
     """
     graph = graph_of(model)
     nodes = nodes_in_order(graph)
@@ -68,12 +63,7 @@ def cut(model: Model, starts: Sequence[int]) -> list[Segment]:
 def segments_of(
     groups: Sequence[Sequence[Any]], outputs: Sequence[Any]
 ) -> list[Segment]:
-    """Return groups of calls as segments, which all calls of a graph are dealt into.
-
-    Args:
-        groups: the calls of each segment, in order.
-        outputs: the `KerasTensor`s that the graph returns.
-    """
+    """Converts groups of calls, which cover the whole graph, to segments."""
     users: dict[int, set[int]] = {id(y): {len(groups)} for y in outputs}
     for number, nodes in enumerate(groups):
         for node in nodes:
@@ -83,7 +73,7 @@ def segments_of(
 
 
 def graph_of(model: Model) -> Any:
-    """Return the graph of a model, or of a layer that was opened for good, or None."""
+    """Returns the graph of a model, or of a layer after `open_for_good`, or None."""
     opened_layer = opened(model)
     return opened_layer.graph if opened_layer else own_graph(model)
 
@@ -103,16 +93,11 @@ def _segment(nodes: Sequence[Any], users: dict[int, set[int]], number: int) -> S
 def recompute(
     model: Model, segments: Sequence[tuple[Segment, Recomputation | None]]
 ) -> Callable[[], None]:
-    """Run a model by segments in training; return the undo.
+    """Makes a model run by segments in training. Returns the undo.
 
-    A recomputed function gets the tensors of `Segment.inputs` first, in this order,
-    then masks, then values of variables. In inference the model runs as ever; what it
-    saves and its config are those of the model as it was.
-
-    Args:
-        model: a Sequential or Functional model, or a layer that was opened for good.
-        segments: all of its segments in order, as `cut` gives them, each with how to
-            run it; None for as ever.
+    A recomputed function takes the tensors of `Segment.inputs`, then masks, then values
+    of variables. Inference, saved files and the config are not changed. `segments`
+    contains all segments in order, as returned by `cut`.
     """
     opened_layer, graph = opened(model), graph_of(model)
     run = backends.current().uncompiled(partial(_run, graph, segments))
@@ -126,8 +111,8 @@ def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
     mask, tensors = context.pop("mask", None), context.pop("inputs", None)
     if not context.get("training"):
         return None
-    # Private: there is no public place between a graph's call, which checks its
-    # arguments, and the loop over its nodes.
+    # Private: no public method lies between the argument checks and the loop over
+    # the nodes.
     inputs = graph._standardize_inputs(call.args[0] if call.args else tensors)
     for x, own in zip(inputs, keras.tree.flatten(mask), strict=False):
         if own is not None:
@@ -139,7 +124,7 @@ def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
 
 
 def _replace_layer(run: Run, known: Opened, call: LayerCall) -> LayerCall | None:
-    # Private: a `call` that takes no `training` is not told of it.
+    # Private: a `call` without the argument `training` has no other access to it.
     if not getattr(call.layer._get_call_context(), "training", None):
         return None
     inputs = known.inputs(call.layer, call.args, call.kwargs)
@@ -177,28 +162,23 @@ def _run(
 
 
 def run_node(node: Node, known: dict[int, Any], operator: Operator) -> None:
-    """Run one call and put its outputs into `known`, the values by `KerasTensor`."""
+    """Runs one call and adds its outputs to `known`."""
     args, kwargs = node.arguments.fill_in(known)
     outputs = operator(node.operation)(*args, **kwargs)
     known.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=False))
 
 
 class PureRun:
-    """One run of a segment.
-
-    Args:
-        segment: what runs.
-        operator: how its operations are called.
-    """
+    """One run of a segment as a pure function."""
 
     def __init__(self, segment: Segment, operator: Operator) -> None:
         self._segment = segment
         self._operator = operator
         self._variables = _variables(segment.nodes)
-        self._present: list[bool] = []  # which inputs are there
+        self._present: list[bool] = []  # inputs that are not None
         self._masked_in: list[bool] = []
         self._masked_out: list[bool] = []
-        self._losses: list[tuple[int, Any]] | None = None  # number and layer
+        self._losses: list[tuple[int, Any]] | None = None  # index and layer
         self._changed: list[Any] = []
 
     def __call__(
@@ -206,12 +186,7 @@ class PureRun:
         known: dict[int, Any],
         recomputation: Callable[[Function], Function],
     ) -> dict[int, Any]:
-        """Return the values of the segment's outputs, by `KerasTensor`.
-
-        Args:
-            known: the values of its inputs.
-            recomputation: returns the function that is run in place of the plain one.
-        """
+        """Returns the values of the segment's outputs, by `id` of `KerasTensor`."""
         live = [known[id(x)] for x in self._segment.inputs]
         self._present = [x is not None for x in live]
         live = [x for x in live if x is not None]
@@ -230,7 +205,7 @@ class PureRun:
             if has_mask:
                 with_mask(y, next(results))
         for _, layer in self._losses or ():
-            # Not the method of a nested Functional model, which takes none.
+            # Not `layer.add_loss`, which a nested Functional model does not support.
             keras.layers.Layer.add_loss(layer, next(results))
         for variable in self._changed:
             variable.assign(next(results))
@@ -251,8 +226,8 @@ class PureRun:
         before = dict(zip(map(id, self._variables), arrays, strict=True))
         scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
         for variable in self._variables:
-            # Not through the constructor: inside of a layer that computes in half
-            # precision it would convert to that.
+            # The constructor would convert values to half precision inside a layer
+            # that computes in half precision.
             scope.add_update((variable, before[id(variable)]))
         losses: list[tuple[Any, Any]] = []
         with scope:
@@ -265,8 +240,8 @@ class PureRun:
         masks = [mask_of(y) for y in outputs]
         self._masked_out = [mask is not None for mask in masks]
         if self._losses is None:
-            # A layer that is called alone forgets the losses of its call before; in
-            # the second run all are called alone, but what counts is the first.
+            # A layer drops the losses of its previous call. Only the first run counts,
+            # because in the second run every layer is called directly.
             there = {id(loss) for loss in scope.losses}
             self._losses = [
                 (number, layer)
@@ -305,9 +280,8 @@ def _variables(nodes: Sequence[Any]) -> list[Any]:
 
 
 def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    # Not `variable.value`: inside of a layer that computes in half precision it is
-    # converted, also for a layer that does not. The values that JAX trains with are in
-    # the scope around, which only a scope of our own gives away.
+    # `variable.value` would be converted inside a layer with half precision. On JAX,
+    # the current values are in the outer scope, which only a new scope can access.
     around = _around()
     values = [around and around.get_current_value(v) for v in variables]
     values = [
@@ -316,8 +290,8 @@ def _values(nodes: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     ]
     weights = _weights(nodes)
     return [
-        # What a layer assigns while the old value still waits for the backward pass
-        # must not be changed under it, as torch would.
+        # Copied, because torch would change a value in place that the backward pass
+        # still needs.
         value if id(v) in weights else keras.ops.copy(value)
         for v, value in zip(variables, values, strict=True)
     ]
@@ -329,7 +303,7 @@ def _around() -> Any:
 
 
 def _weights(nodes: Sequence[Any]) -> set[int]:
-    # `layer.trainable_variables` leaves out what is frozen.
+    # `layer.trainable_variables` omits frozen weights.
     return {
         id(v)
         for node in nodes
@@ -340,18 +314,17 @@ def _weights(nodes: Sequence[Any]) -> set[int]:
 
 
 def _check_no_weight(changed: Sequence[Any], segment: Segment) -> None:
-    """Raise for a weight that is trained and assigned in the forward pass.
+    """Raises an error for a trained weight that the forward pass assigns.
 
-    Its gradient is that of the new value where variables are assigned; here it would
-    be that of the old one.
+    Its gradient would refer to the old value instead of the new one.
     """
     weights = _weights(segment.nodes)
     for variable in changed:
         if variable.trainable and id(variable) in weights:
             raise ModelError(
-                "A layer assigns a weight that is trained in its forward pass, as "
-                "SpectralNormalization does, so that it cannot be run a second time. "
-                f"Received: {variable.path!r}. Next: leave the layer as it is; "
+                "A layer assigns a trained weight in its forward pass, as "
+                "SpectralNormalization does, so this pass cannot run a second time. "
+                f"Received: {variable.path!r}. Next: exclude the layer; "
                 "km.rematerialize does so in the last of its `segments`."
             )
 
@@ -362,8 +335,8 @@ def _check_only_own(
     if len(scope.state_mapping) > len(variables):
         names = [node.operation.name for node in segment.nodes]
         raise ModelError(
-            "A layer assigns a variable that is not its own, such as the state of "
-            "Keras's global random numbers, so it cannot be run a second time. "
+            "A layer assigns a variable of another object, such as the state of "
+            "Keras's global random numbers, so it cannot run a second time. "
             "Expected: every variable and every keras.random.SeedGenerator is an "
             f"attribute of the layer that uses it. Received: one among {names}."
         )

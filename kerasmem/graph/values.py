@@ -1,4 +1,4 @@
-"""Values of variables: on the host, in bytes, whether they are finite, as a digest."""
+"""Values of variables: conversion, size, finiteness and digest."""
 
 import hashlib
 import json
@@ -16,42 +16,42 @@ from kerasmem.types import Layer, Model, Variable
 
 
 def to_numpy(variable: Variable) -> np.ndarray:
-    """Return the value of a `keras.Variable` or tensor as a NumPy array."""
-    # By way of a tensor: NumPy 2 deprecates how Keras hands it a variable.
+    """Returns the value of a `keras.Variable` or tensor as a NumPy array."""
+    # Via a tensor, because NumPy 2 deprecates the conversion of a Keras variable.
     return keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable))
 
 
 def array_of(variable: Variable) -> np.ndarray:
-    """Return the value of a `keras.Variable` to read, without a copy on a CPU.
+    """Returns the value of a `keras.Variable` for reading, without a copy on a CPU.
 
-    If it is in a file, it may be read until this is called for another variable.
+    A value stored in a file is valid until the next call for another variable.
     """
     array = array_at_rest(variable)
     return current().read_only_array(variable.value) if array is None else array
 
 
 def nbytes(variable: Variable) -> int:
-    """Return the bytes of a variable in RAM."""
+    """Returns the size of a variable in bytes."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     return math.prod(variable.shape) * dtype.itemsize
 
 
 def held_bytes(model: Model) -> int:
-    """Return the bytes of the variables of a model and of its optimizers, if any."""
+    """Returns the bytes of the variables of a model and of its optimizers."""
     slots = [v for optimizer in optimizers(model) for v in optimizer.variables]
     variables = [*model.variables, *slots]
     return sum(map(nbytes, {id(variable): variable for variable in variables}.values()))
 
 
 def optimizers(model: Model) -> list[Any]:
-    """Return the optimizer of a compiled model, and those of a custom `train_step`."""
+    """Returns all optimizers of a model, including ones for a custom `train_step`."""
     own_optimizer = [model.optimizer] if model.compiled and model.optimizer else []
     return [*own_optimizer, *other_optimizers(model).values()]
 
 
 def other_optimizers(model: Model) -> dict[str, Any]:
-    """Return the optimizers in attributes of a model besides `model.optimizer`."""
-    own = getattr(model, "optimizer", None)  # missing if it was never compiled
+    """Returns the optimizers in attributes other than `model.optimizer`."""
+    own = getattr(model, "optimizer", None)  # missing before `compile`
     values: dict[str, Any] = {}
     for name, value in vars(model).items():
         if isinstance(value, dict):
@@ -68,35 +68,32 @@ def other_optimizers(model: Model) -> dict[str, Any]:
 
 
 def represents(variable: Variable, weight: Any | None) -> None:
-    """Note that a variable holds a weight in fewer bits, or is a mere scale of one.
+    """Records that a variable contains the codes or scales of a quantized weight.
 
-    Args:
-        variable: holds the codes or the scales.
-        weight: what the codes stand for, with a shape and float values; None for scales
-            and zero points.
+    `weight` has a shape and float values, or is None for scales and zero points.
     """
-    # Past Keras's own `__setattr__`: TensorFlow would track and save what is set there.
+    # Bypasses `__setattr__` of Keras, so that TensorFlow does not track the value.
     object.__setattr__(variable, _REPRESENTED, weight)
 
 
 def is_scale(variable: Variable) -> bool:
-    """Return True for the scales of quantized weights, ours and Keras's own.
+    """Returns whether a variable is a scale of a quantized weight.
 
-    They take bytes, but are no parameters of the model.
+    Scales use memory, but are not parameters of the model.
     """
     ours = _represented(variable) is None
     return ours or variable.name.endswith(("kernel_scale", "embeddings_scale"))
 
 
 def parameters(variable: Variable) -> int:
-    """Return the number of a model's parameters that a variable holds."""
+    """Returns the number of parameters that a variable represents."""
     if is_scale(variable):
         return 0
     return math.prod(_represented(variable).shape)
 
 
 def nonzero(variable: Variable) -> int:
-    """Return how many of the parameters that a variable holds are not zero."""
+    """Returns the number of nonzero parameters that a variable represents."""
     if is_scale(variable):
         return 0
     weight = _represented(variable)
@@ -120,19 +117,11 @@ def _represented(variable: Variable) -> Any:
 
 _REPRESENTED = "_kerasmem_represented"
 _PART = 1 << 20
-"""Entries of codes that are float at a time."""
+"""Maximum number of entries dequantized at a time."""
 
 
 def check_finite(model: Model, before: Any) -> None:
-    """Raise if training left NaN or infinity in a model that had none.
-
-    Args:
-        model: the one that was trained.
-        before: the one that it was made of.
-
-    Raises:
-        ModelError: if so; it names the first such weight.
-    """
+    """Raises `ModelError` if training introduced NaN or infinity."""
     for variable in _floats(model.weights):
         values = to_numpy(variable)
         wrong = values.size - np.count_nonzero(np.isfinite(values))
@@ -141,16 +130,16 @@ def check_finite(model: Model, before: Any) -> None:
         ):
             raise ModelError(
                 f"Training left NaN or infinity in the model {model.name!r}, in "
-                f"{wrong} of {values.size} entries of {variable.path!r}. Next: look "
-                "for them in the samples and labels first, then at the learning rate."
+                f"{wrong} of {values.size} entries of {variable.path!r}. Next: check "
+                "the samples and labels for such values, then the learning rate."
             )
 
 
 def not_finite(layer: Layer) -> DataError:
-    """Return the error of a layer that makes something which is not finite."""
+    """Returns the error for a layer with outputs that are not finite."""
     return DataError(
-        f"The layer {layer.name!r} makes NaN or infinity of the samples. Next: look at "
-        "the data first, then at the weights of that layer."
+        f"The layer {layer.name!r} outputs NaN or infinity on the samples. Next: check "
+        "the data, then the weights of this layer."
     )
 
 
@@ -162,18 +151,13 @@ _DIGEST_BYTES = 16
 
 
 def model_digest(model: Model, what: Sequence[str]) -> str:
-    """Return a digest of a model's config, attributes and weights.
-
-    Args:
-        model: a built model.
-        what: plain data that is to be told apart too, such as names of layers.
-    """
+    """Returns a digest of a model's config, attributes and weights, and of `what`."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     layers = model._flatten_layers(include_self=True, recursive=True)
     plain = [_config(model), list(map(_plain_attributes, layers)), list(what)]
     digest.update(json.dumps(plain, sort_keys=True, default=_name).encode())
     for variable in model.variables:
-        if "seed_generator" in variable.path:  # it moves on with every draw
+        if "seed_generator" in variable.path:  # changes with every random number
             continue
         value = np.ascontiguousarray(to_numpy(variable))
         digest.update(f"{value.dtype}{value.shape}".encode())
@@ -184,7 +168,7 @@ def model_digest(model: Model, what: Sequence[str]) -> str:
 def _config(model: Model) -> Any:
     try:
         return json.loads(json.dumps(model.get_config(), default=_name))
-    except Exception:  # noqa: BLE001 - `get_config` of the user's layers may raise any.
+    except Exception:  # noqa: BLE001 - `get_config` of custom layers may raise any.
         return type(model).__qualname__
 
 

@@ -1,4 +1,4 @@
-"""What memory is used for, and how the framework and the data take it."""
+"""Inspects and configures the memory of the framework and of the data."""
 
 from typing import TYPE_CHECKING
 

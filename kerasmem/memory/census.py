@@ -1,4 +1,4 @@
-"""A census of Python objects: how many, of which kind and size, and who holds them."""
+"""Counts Python objects by type and size, and finds the objects that reference them."""
 
 import gc
 import sys
@@ -17,18 +17,17 @@ from kerasmem.memory.kinds import attribute, is_own, module_of
 _MOST_OBJECTS = 5_000_000
 _HIDDEN = ("src", "python")
 _LEAST_BYTES = 64 * 1024.0
-_LEAST_NUMBER = 0.9  # an epoch, of kinds that are not Python's own
+_LEAST_NUMBER = 0.9  # Per epoch, for types outside of the standard library.
 _MANY = 100.0
 
 
 class Census(NamedTuple):
-    """Objects by kind.
+    """Counts of objects by type name.
 
     Args:
-        number: of objects by kind.
-        nbytes: of arrays and tensors by kind.
-        arrays: identity and bytes of each of them: one that takes the place of another
-            may have its identity.
+        number: Number of objects by type name.
+        nbytes: Bytes of arrays and tensors by type name.
+        arrays: Identity and bytes of each array. Python may reuse an identity.
     """
 
     number: Counter[str]
@@ -37,7 +36,7 @@ class Census(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """How much a kind grows in an epoch: in objects, and in bytes where known."""
+    """Growth of a type per epoch, in objects and in bytes of arrays."""
 
     kind: str
     number: float
@@ -45,19 +44,18 @@ class Growth(NamedTuple):
 
 
 def object_count() -> int:
-    """Return the number of blocks that Python's allocator has handed out.
+    """Return the number of blocks from Python's allocator, about one per object.
 
-    About one per object. Takes microseconds.
+    The call takes microseconds.
     """
     return sys.getallocatedblocks()
 
 
 def census() -> Census:
-    """Return the objects by kind.
+    """Count the objects tracked by the garbage collector, and the arrays they hold.
 
-    Of those that the garbage collector knows, and of the arrays that these hold: not
-    of numbers and text, nor of what kerasmem itself keeps. Takes some tenths of a
-    second; of very many objects the newest five million are counted.
+    Numbers, text and objects of kerasmem are excluded. A census takes some tenths of a
+    second and is limited to the newest five million objects.
     """
     arrays = {id(each): each for each in arrays_of(gc.get_objects()[-_MOST_OBJECTS:])}
     sizes: Counter[str] = Counter()
@@ -65,7 +63,7 @@ def census() -> Census:
     for key, each in arrays.items():
         size_by_id.add((key, size := array_bytes(each)))
         sizes[kind_name(type(each))] += size
-    # Now: a tensor whose size was asked for may keep an object of its shape.
+    # Only now: a tensor may cache a shape object when its size is read.
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     number: Counter[str] = Counter()
     for kind, count in Counter(map(type, objects)).items():
@@ -76,7 +74,7 @@ def census() -> Census:
 
 
 def kind_name(kind: type) -> str:
-    """Return the name of a type, without the rooms in which its package hides it.
+    """Return the name of a type without the private modules of its package.
 
     Example:
         >>> kind_name(dict), kind_name(keras.layers.Dense)
@@ -92,14 +90,10 @@ def kind_name(kind: type) -> str:
 def grown(
     before: Census, after: Census, *, epochs: int, blocks: float = 0.0
 ) -> list[Growth]:
-    """Return the at most three kinds that grew most, by bytes, then by number.
+    """Return up to three types that grew most, sorted by bytes, then by number.
 
-    Args:
-        before: an earlier census.
-        after: a later one.
-        epochs: number of epochs between them.
-        blocks: growth of all objects in an epoch: of Python's own kinds only those
-            with a tenth of it, and a hundred, are named.
+    Standard-library types need at least 100 objects and a tenth of `blocks`, the growth
+    of all objects per epoch.
     """
     rates = [
         Growth(
@@ -110,7 +104,8 @@ def grown(
         for kind in after.number
     ]
     of_size = [one for one in rates if one.nbytes >= _LEAST_BYTES]
-    few = _MANY if of_size else _LEAST_NUMBER  # beside megabytes a few say nothing
+    # If megabytes of arrays grow, a few other objects are irrelevant.
+    few = _MANY if of_size else _LEAST_NUMBER
 
     def is_many(one: Growth) -> bool:
         package = one.kind.partition(".")[0]
@@ -123,14 +118,10 @@ def grown(
 
 
 def newest(kind: str, number: int, before: Census) -> list[Any]:
-    """Return some of the latest objects of a kind, three at most; arrays the largest.
+    """Return up to three recent objects of a type, for arrays the largest new ones.
 
-    Call it after a garbage collection, which leaves objects in the order of their age.
-
-    Args:
-        kind: one of those that `grown` named.
-        number: how many came since `before`.
-        before: an earlier census.
+    Call after a garbage collection, which leaves objects sorted by age. `number` is the
+    number of new objects since the census `before`.
     """
     objects = gc.get_objects()[-_MOST_OBJECTS:]
     arrays = {id(each): each for each in arrays_of(objects)}.values()
@@ -148,7 +139,7 @@ def _of_kind(objects: list[Any], kind: str) -> list[Any]:
 
 
 NOBODY = "no Python object: a running function or native code"
-"""What an object that nothing refers to is held by."""
+"""Description of the holder of an object without referrers."""
 
 _MOST_STEPS = 10
 _MOST_AT_A_TIME = 16
@@ -156,7 +147,7 @@ _MOST_SECONDS = 1.0
 
 
 class _Holder:
-    """One object on the way up, and what it holds on the way down."""
+    """An object on the path to a holder, and the object below it."""
 
     __slots__ = ("below", "one")
 
@@ -165,13 +156,11 @@ class _Holder:
 
 
 def holder(sample: Any) -> str | None:
-    """Return in words who holds an object, None if it was not found out in time.
+    """Describe the holder of an object. Returns None if the search times out.
 
-    References are followed upward, level by level, to a callback, a model, a layer, a
-    module or a class; ten levels and a second of processor time at most.
-
-    Args:
-        sample: the object; the caller's own reference does not count.
+    References are followed upward to a callback, model, layer, optimizer, module or
+    class. The search stops after ten levels or one second of CPU time. The reference of
+    the caller is ignored.
 
     Example:
         >>> from types import SimpleNamespace
@@ -278,18 +267,18 @@ def _link(above: Any, below: Any) -> str:
 
 
 def own_dict(one: Any) -> dict[str, Any]:
-    """Return the `__dict__` of an object, empty if it has none."""
-    # Past a class's own ways to give attributes, which may do anything.
+    """Return the `__dict__` of an object, or an empty dictionary."""
+    # A class may define `__getattribute__` with side effects.
     with suppress(AttributeError):
         return object.__getattribute__(one, "__dict__")
     return {}
 
 
 def attributes(one: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of what an object keeps, in its dict and its slots."""
+    """Yield names and values of the attributes in the `__dict__` and the slots."""
     yield from own_dict(one).items()
     for base in attribute(type(one), "__mro__"):
         for name, member in attribute(base, "__dict__").items():
             if isinstance(member, MemberDescriptorType):
-                with suppress(AttributeError):  # a slot that is empty
+                with suppress(AttributeError):  # An unset slot.
                     yield name, member.__get__(one)

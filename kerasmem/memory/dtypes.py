@@ -1,4 +1,4 @@
-"""Weights and arrays that a narrower dtype would hold as well."""
+"""Finds weights and arrays whose dtype is wider than necessary."""
 
 import json
 import tempfile
@@ -22,7 +22,7 @@ from kerasmem.graph.layers import check_built, weights
 from kerasmem.records import WideType
 from kerasmem.types import Dataset, Model
 
-_CHUNK = 2**22  # entries looked at in one go
+_CHUNK = 2**22  # Number of entries checked at once.
 _INTEGERS = ("uint8", "int16", "int32")
 
 
@@ -31,9 +31,9 @@ class DtypeReport:
     """Weights and arrays whose dtype is wider than their values need.
 
     Args:
-        wide: A `WideType` for each: where it is, its dtype, the narrower one, the bytes
-            that the narrower one saves, and how to change it.
-        model: The model that was inspected, or None.
+        wide: A `WideType` per array: its location, dtype, narrower dtype, bytes saved
+            by the narrower dtype, and the required change.
+        model: The inspected `keras.Model`, or `None`.
     """
 
     wide: tuple[WideType, ...]
@@ -43,15 +43,14 @@ class DtypeReport:
         """Return a copy of the model with `dtype` in place of float64.
 
         Args:
-            dtype: The dtype in place of float64: `"float32"`, `"bfloat16"` or
-                `"float16"`.
+            dtype: `"float32"`, `"bfloat16"` or `"float16"`. Defaults to `"float32"`.
 
         Returns:
-            The copy, compiled with the same settings and a fresh optimizer. It equals
-            the model if nothing in the model is float64.
+            The copy, compiled with the same settings and a new optimizer. Without
+            float64 weights or layers, the copy is identical.
 
         Raises:
-            ConfigError: If `dtype` is another dtype, or only data was inspected.
+            ConfigError: If `dtype` has another value, or no model was inspected.
             ModelError: If the model cannot be copied.
         """
         rule = OneOf(("float32", "bfloat16", "float16"))
@@ -64,10 +63,10 @@ class DtypeReport:
             original.save(path)
             _rewrite_config(path, dtype)
             with warnings.catch_warnings():
-                # The optimizer's slots are not in the file, so that it starts afresh.
+                # The file contains no optimizer variables, so the optimizer starts new.
                 message = "Skipping variable loading for"
                 warnings.filterwarnings("ignore", message=message)
-                # A file of our own, made of a live object a moment ago.
+                # Safe mode is unnecessary: the file was just written from a live model.
                 custom_objects = live_objects(self.model)
                 return keras.models.load_model(
                     path, custom_objects=custom_objects, safe_mode=False
@@ -75,31 +74,31 @@ class DtypeReport:
 
 
 def inspect_dtypes(model: Model = None, data: Dataset = None) -> DtypeReport:
-    """Find the weights and arrays that a narrower dtype would hold as well.
+    """Find the weights and arrays that a narrower dtype could hold without loss.
 
     | dtype | reason | narrower dtype |
     |---|---|---|
     | float64 weight or array | Keras trains in float32 | float32 |
-    | floats that are all whole numbers | they are integers | uint8, int16 or int32 |
-    | floats from 0 to 1 in steps of 1/255 | they are images | uint8 |
+    | integer values stored as floats | integers suffice | uint8, int16 or int32 |
+    | floats from 0 to 1 in steps of 1/255 | the values are images | uint8 |
     | 64-bit integers, such as inputs of an Embedding | all are small | int32 |
 
-    All values of an array are read, a few megabytes at a time; of batched data only
-    the first batch. The model and the data are not changed.
+    All values of an array are read, a few megabytes at a time. For batched data, only
+    the first batch is read. The model and the data are not changed.
 
     Args:
-        model: A built `keras.Model`, or None.
-        data: Samples in any form that `fit` takes, or a path as in every data
-            argument, or None.
+        model: A built `keras.Model`, or `None`.
+        data: Samples in any form that `fit` accepts, the path of a data file, or
+            `None`.
 
     Returns:
-        The `DtypeReport`. `report.wide` has an entry for each weight and array, and
+        A `DtypeReport`. `report.wide` has one entry per weight or array, and
         `report.narrow_model()` returns a copy of the model in float32.
 
     Raises:
-        ConfigError: If neither is given.
+        ConfigError: If both arguments are `None`.
         DataError: If the data contains no arrays of numbers.
-        ModelError: If the model has no weights yet.
+        ModelError: If the model has not created its weights.
 
     Example:
         >>> import numpy as np
@@ -111,7 +110,7 @@ def inspect_dtypes(model: Model = None, data: Dataset = None) -> DtypeReport:
         'float32'
     """
     if model is None and data is None:
-        raise ConfigError("Give a model, data, or both. Received: neither.")
+        raise ConfigError("Expected: a model, data, or both. Received: neither.")
     if isinstance(data, (str, Path)):
         data = load_data(data).train
     wide = [*_of_weights(model), *_of_inputs(model)] if model is not None else []
@@ -128,7 +127,7 @@ def _of_weights(model: Model) -> Iterator[WideType]:
                 "float64",
                 "float32",
                 weight.nbytes // 2,
-                "Keras trains in float32: use the report's narrow_model().",
+                "Keras trains in float32. Call narrow_model() of the report.",
             )
 
 
@@ -143,8 +142,8 @@ def _of_inputs(model: Model) -> list[WideType]:
             "int64",
             "int32",
             4 * int(np.prod([size for size in tensor.shape[1:] if size])),
-            "An Embedding looks up int32 as well: Input(dtype='int32'). The bytes are "
-            "those of one sample.",
+            "An Embedding also accepts int32: Input(dtype='int32'). The bytes saved "
+            "are per sample.",
         )
         for tensor in wide
     ]
@@ -178,18 +177,18 @@ def _enough(array: np.ndarray) -> tuple[str, str] | None:
     integers = _integers_for(array, scale=1)
     if array.dtype.kind == "f":
         if integers is not None:
-            return integers, f"All are whole numbers: astype({integers!r})."
+            return integers, f"All values are integers. Use astype({integers!r})."
         if _integers_for(array, scale=255) == "uint8" and array.max() <= 1:
             return "uint8", (
-                "All are steps of 1/255: keep uint8 and let a Rescaling(1 / 255) layer "
-                "divide."
+                "All values are multiples of 1/255. Keep uint8 and add a "
+                "Rescaling(1 / 255) layer."
             )
         floatx = keras.config.floatx()
         if np.dtype(floatx).itemsize < array.dtype.itemsize:
-            return floatx, f"Keras trains in {floatx}: astype({floatx!r})."
+            return floatx, f"Keras trains in {floatx}. Use astype({floatx!r})."
         return None
     if integers is not None and np.dtype(integers).itemsize < array.dtype.itemsize:
-        return integers, f"All fit: astype({integers!r})."
+        return integers, f"All values fit. Use astype({integers!r})."
     return None
 
 

@@ -1,4 +1,4 @@
-"""The arrays and tensors that objects hold, known to the garbage collector or not."""
+"""Finds arrays and tensors that objects reference, tracked by the collector or not."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -17,29 +17,22 @@ _PLAIN = frozenset((dict, tuple))
 
 
 def arrays_of(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield the arrays and tensors that some objects hold; one may come repeatedly.
-
-    Args:
-        objects: some that the garbage collector knows.
-    """
+    """Yield the arrays and tensors that `objects` reference, possibly repeatedly."""
     has_size, arrays = KindTable(_has_size), dict[type, bool]()
     for container in held_by(objects, has_size):
         for one in compress(container, map(has_size.__getitem__, map(type, container))):
             kind = type(one)
-            if kind not in arrays:  # to ask each is slow
+            if kind not in arrays:  # Checking each object is slow.
                 arrays[kind] = is_array(one)
             if arrays[kind]:
                 yield one
 
 
 def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[list]:
-    """Yield dictionaries and tuples that objects hold, part by part, some repeatedly.
+    """Yield lists of dictionaries and tuples referenced by objects, with repetitions.
 
-    What is held by containers that are `untracked` is yielded too.
-
-    Args:
-        objects: some that the garbage collector knows.
-        sized: kinds of objects that are yielded besides.
+    The contents of `untracked` containers are included. `sized` contains additional
+    types to yield.
     """
     kinds = KindTable(
         lambda kind: kind in _PLAIN or (sized is not None and sized[kind])
@@ -55,37 +48,34 @@ def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[
 
 
 def untracked(held: Sequence[Any]) -> list[Any]:
-    """Return the dictionaries and tuples that the garbage collector does not know.
+    """Return the dictionaries and tuples that the garbage collector does not track.
 
-    They hold nothing but arrays, numbers, text or others of their kind.
-
-    Args:
-        held: any objects.
+    They contain only arrays, numbers, text or other untracked containers.
     """
     return [one for one in held if type(one) in _PLAIN and not gc.is_tracked(one)]
 
 
 def is_array(one: Any) -> bool:
-    """Return True for an array of NumPy or a tensor of the backend."""
+    """Return whether an object is a NumPy array or a tensor of the backend."""
     if issubclass(type(one), np.ndarray):
         return True
-    with suppress(Exception):  # TensorFlow reads attributes of the type
+    with suppress(Exception):  # TensorFlow reads attributes of the type.
         return keras.ops.is_tensor(one)
     return False
 
 
 def array_bytes(each: Any) -> int:
-    """Return the bytes of an array or tensor, 0 for a view of another array."""
+    """Return the bytes of an array or tensor, 0 for a view."""
     if isinstance(each, np.ndarray):
         return each.nbytes if each.base is None else 0
-    with suppress(TypeError, ValueError):  # symbolic, or of no type that has a size
+    with suppress(TypeError, ValueError):  # A symbolic tensor or a dtype without size.
         return nbytes(each)
     return 0
 
 
 def _has_size(kind: type) -> bool:
-    # Of the type: to ask the object wakes lazy modules and breaks at dead proxies. A
-    # symbolic tensor has no value, and would make an object of its shape when asked.
+    # The type is checked because reading attributes of objects loads lazy modules and
+    # fails for dead weak proxies. A symbolic tensor would also create a shape object.
     if is_own(kind) or not _has(kind, "shape") or not _has(kind, "dtype"):
         return False
     return _has(kind, "numpy") or _has(kind, "nbytes")

@@ -1,39 +1,35 @@
-"""What is known of an object by its type alone, asked once a type."""
+"""Cached properties of types, used for checks on many objects."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class KindTable(dict[type, bool]):
-    """Whether something is so, by type; each type is asked for once.
-
-    Args:
-        asked: returns it for a type.
-    """
+    """A dictionary that caches a Boolean property of types."""
 
     def __init__(self, asked: Callable[[type], bool]) -> None:
         super().__init__()
         self._asked = asked
 
     def __missing__(self, kind: type) -> bool:
-        """Return what a type that is new gives, and note it."""
+        """Compute and store the value for a new type."""
         self[kind] = is_so = self._asked(kind)
         return is_so
 
 
 def is_own(kind: type) -> bool:
-    """Return True for what kerasmem itself keeps."""
+    """Return whether a type belongs to kerasmem."""
     return module_of(kind).startswith("kerasmem.")
 
 
 def module_of(kind: type) -> str:
-    """Return the module of a type, empty where that is no text."""
+    """Return the module name of a type, or `""` if it is not a string."""
     module = attribute(kind, "__module__")
-    return module if isinstance(module, str) else ""  # some classes give it a property
+    return module if isinstance(module, str) else ""  # Some classes define a property.
 
 
 def attribute(kind: type, name: str) -> Any:
-    """Return an attribute that every type has, without code of its metaclass.
+    """Return an attribute defined for every type, without calling the metaclass.
 
     Example:
         >>> attribute(int, "__name__")

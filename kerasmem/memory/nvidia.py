@@ -1,4 +1,4 @@
-"""What is in use on a whole NVIDIA card, by every process, as its driver tells."""
+"""Memory in use on an NVIDIA GPU by all processes, read from the driver."""
 
 import functools
 import importlib
@@ -8,21 +8,18 @@ from typing import Any, NamedTuple
 
 
 class CardReading(NamedTuple):
-    """Bytes in use on a card, and all of its bytes."""
+    """Used and total memory of a GPU, in bytes."""
 
     used_bytes: int
     total_bytes: int
 
 
 def read_card(ordinal: int) -> CardReading | None:
-    """Return what is in use on a card, None without NVIDIA's driver.
+    """Read the used and total memory of a GPU. Returns None without an NVIDIA driver.
 
-    CUDA's and the driver's order of the cards are taken to be the same. They are for
-    cards of one kind, and for any with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
-
-    Args:
-        ordinal: CUDA's number of the card, from 0 among those that
-            `CUDA_VISIBLE_DEVICES` leaves.
+    CUDA and the driver number GPUs of one model in the same order. For other machines,
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID` is needed. `ordinal` is the CUDA index among the GPUs
+    in `CUDA_VISIBLE_DEVICES`.
     """
     handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if handle is None:
@@ -30,21 +27,21 @@ def read_card(ordinal: int) -> CardReading | None:
     pynvml = _pynvml()
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError:  # a card that keeps it to itself
+    except pynvml.NVMLError:  # Some GPUs do not report their memory.
         return None
     return CardReading(int(memory.used), int(memory.total))
 
 
 def count_cards() -> int:
-    """Return how many cards `CUDA_VISIBLE_DEVICES` leaves, 0 without a driver."""
+    """Return the number of GPUs in `CUDA_VISIBLE_DEVICES`, 0 without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return next(n for n in itertools.count() if _handle(n, visible) is None)
 
 
 def own_bytes(ordinal: int) -> int | None:
-    """Return what this process has of a card, all that lies in its pools included.
+    """Return the memory of this process on a GPU, including unused pool memory.
 
-    None where the driver does not tell, as in a container with processes of its own.
+    Returns None if the driver does not list the process, for example in a container.
     """
     handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if handle is None:
@@ -52,7 +49,7 @@ def own_bytes(ordinal: int) -> int | None:
     pynvml = _pynvml()
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:  # see `read_card`
+    except pynvml.NVMLError:  # Some GPUs do not list their processes.
         return None
     own = [p.usedGpuMemory for p in processes if p.pid == os.getpid()]
     return own[0] if own else None
@@ -75,15 +72,16 @@ def _handle(ordinal: int, visible: str | None) -> Any | None:
         if name.isdecimal():
             return pynvml.nvmlDeviceGetHandleByIndex(int(name))
         return _by_uuid(name)
-    except pynvml.NVMLError:  # no driver, or no such card
+    except pynvml.NVMLError:  # There is no driver, or no GPU with this index.
         return None
 
 
 def _by_uuid(begin: str) -> Any:
     pynvml = _pynvml()
-    # CUDA takes the first characters of a uuid for the whole, the driver does not.
+    # CUDA accepts a prefix of a UUID. The driver needs the complete UUID.
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         if begin and pynvml.nvmlDeviceGetUUID(handle).startswith(begin):
             return handle
-    return pynvml.nvmlDeviceGetHandleByUUID(begin)  # a MIG slice, or an error
+    # The complete UUID of a MIG slice. The driver raises an error for other names.
+    return pynvml.nvmlDeviceGetHandleByUUID(begin)

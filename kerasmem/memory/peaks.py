@@ -1,4 +1,4 @@
-"""Memory in use, with the peaks of stretches of time that lie within each other."""
+"""Reads memory in use and the peaks of nested time intervals."""
 
 import threading
 import time
@@ -18,16 +18,13 @@ Phase = Literal["train", "validation", "evaluate", "predict"]
 _HOST = "host"
 _LATER = "later"
 _LOCK = threading.RLock()
-"""One for all readers: each may have all others take over what it resets."""
+"""Shared by all readers, because one reset affects the peaks of every reader."""
 
 
 class Peaks:
-    """Readings whose peak is that of a named stretch of time.
+    """Tracks the memory peaks of named time intervals.
 
-    Args:
-        read_devices: returns a reading per device, with the peak since the last reset.
-        reset_devices: starts new peaks; False if that cannot be done.
-        host: the process's own peak, None to leave it out.
+    `reset_devices` returns `False` if peaks cannot be reset.
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class Peaks:
         self._was_reset = False
 
     def begin(self, stretch: str) -> None:
-        """Start the peaks of `stretch` anew; those of other stretches go on."""
+        """Start or restart the peaks of `stretch`. Other intervals continue."""
         with _LOCK:
             self._open.pop(stretch, None)
             if self._open:
@@ -56,7 +53,7 @@ class Peaks:
     def read(
         self, stretch: str
     ) -> tuple[tuple[DeviceReading, ...], HostReading | None]:
-        """Return readings whose peaks are those since `stretch` began."""
+        """Return readings with the peaks since the start of `stretch`."""
         with _LOCK:
             devices, host = self._look()
             peaks = self._open.get(stretch, {})
@@ -72,18 +69,18 @@ class Peaks:
         ), host
 
     def take_over(self) -> None:
-        """Keep the peaks so far: somebody else is about to start them anew."""
+        """Store the peaks so far, before other code resets them."""
         with _LOCK:
             if self._open:
                 self._look()
 
     def end(self, stretch: str) -> None:
-        """Forget `stretch`."""
+        """Discard the peaks of `stretch`."""
         with _LOCK:
             self._open.pop(stretch, None)
 
     def close(self) -> None:
-        """End the measurement."""
+        """Stop measuring."""
         with _LOCK:
             self._open.clear()
         if self._host:
@@ -102,16 +99,12 @@ class Peaks:
 
 
 class MemoryReader:
-    """Reads the memory in use, with the peaks of an epoch and of what lies in it.
+    """Reads the memory in use, with the peaks of an epoch and its phases.
 
-    The peaks are the process's: before anybody else resets them, such as another
-    monitor or the user's own code, the reader takes them over. It does so until it is
-    closed or gone, or its model no longer runs.
-
-    Args:
-        host: the process's own peak, None to leave it out; closed with the reader.
-        process: index of this process.
-        is_over: whether the run that is measured has ended without a word.
+    Peaks are counted per process. The reader therefore stores them before other code
+    resets them, until the reader is closed or deleted or the run has ended. `host` is
+    closed with the reader. `is_over` returns whether the run has ended without
+    notification.
     """
 
     def __init__(
@@ -130,7 +123,7 @@ class MemoryReader:
         self._unobserve.atexit = False
 
     def begin(self, phase: Phase) -> None:
-        """Start the peaks of a phase; of `"train"` at every epoch's begin."""
+        """Start the peaks of a phase. `"train"` restarts in every epoch."""
         self._failure = None
         if phase == "train":
             self._first_step_peaks = {}
@@ -138,17 +131,17 @@ class MemoryReader:
         self._peaks.begin(phase)
 
     def end(self, phase: Phase) -> None:
-        """Forget a phase."""
+        """Discard the peaks of a phase."""
         self._peaks.end(phase)
 
     def end_first_step(self) -> None:
-        """Keep the peaks so far apart from those of the epoch's later steps."""
+        """Store the peaks of the first step, and restart for later steps."""
         devices, _ = self._peaks.read("train")
         self._peaks.begin(_LATER)
         self._first_step_peaks = {device.name: device.peak_bytes for device in devices}
 
     def record(self, epoch: int, batch: int | None, phase: Phase) -> MemoryRecord:
-        """Return what is in use now, and the peaks since the phase began."""
+        """Return the memory in use and the peaks since the phase began."""
         if self._failure:
             raise self._failure
         devices, host = self._peaks.read(phase)
@@ -168,18 +161,18 @@ class MemoryReader:
         )
 
     def close(self) -> None:
-        """End the measurement."""
+        """Stop measuring."""
         self._unobserve()
         self._peaks.close()
 
     def take_over(self) -> None:
-        """Keep the peaks so far: somebody else is about to start them anew."""
+        """Store the peaks so far, before other code resets them."""
         if self._is_over():
             self.close()
             return
         try:
             self._peaks.take_over()
-        except Exception as error:  # noqa: BLE001 - told by the next reading
+        except Exception as error:  # noqa: BLE001 - the next reading raises it
             self._failure = error
 
     def _apart(self, device: DeviceReading, later: DeviceReading) -> DeviceReading:

@@ -30,11 +30,11 @@ _MANIFEST, _NEW_MANIFEST, _JOURNAL = "outputs.json", "new.json", "batches.bin"
 _MOST_MANIFEST = 1 << 20
 _MAGIC = b'{"kerasmem.predict": 1, '
 _RECORD = struct.Struct("<QI")
-"""Journal entry of a batch: number of rows, checksum of all batches up to here."""
+"""Journal entry of a batch: number of rows, checksum of all batches so far."""
 
 _PIECE_BYTES = 1 << 22
 _ROUNDING = 64
-"""Largest difference of two predictions of one model, as a fraction of the maximum."""
+"""Maximum relative difference between two predictions of a model, in epsilons."""
 
 
 def predict(
@@ -62,8 +62,8 @@ def predict(
         data: `x`, `(x, y)`, a `tf.data.Dataset`, a `keras.utils.PyDataset` or a
             generator. Labels are ignored.
         output: Path of the `.npy` file. An existing file is replaced. For models with
-            several outputs, path of a new folder, which gets `0.npy`, `1.npy` and so
-            on, and `outputs.json` with the names of the outputs.
+            several outputs, path of a new folder. The folder contains one file per
+            output (`0.npy`, `1.npy`, ...) and the output names in `outputs.json`.
         batch_size: Number of samples per batch, at least 1 (default: 32). Batched data
             keeps its batch size.
 
@@ -75,8 +75,8 @@ def predict(
         ConfigError: If `batch_size` is not an integer of at least 1.
         DataError: If the data has no samples.
         ModelError: If the outputs are not numeric arrays of equal length and type.
-        OutputError: If the output cannot be written. An existing folder is refused
-            unless it is empty. After a full disk, the finished rows are kept.
+        OutputError: If the output cannot be written, or if `output` is a folder that
+            is not empty. After a full disk, the finished rows are kept.
 
     Example:
         >>> import tempfile, kerasmem as km
@@ -101,11 +101,6 @@ class _PartialRows:
 
     The folder contains a file of rows per output, a journal with an entry per batch,
     and a manifest. Only rows with a matching checksum in the journal are used.
-
-    Args:
-        model: The model. Rows of another model are removed.
-        target: Path of the output.
-        stack: Closes the files and unlocks the folder.
     """
 
     def __init__(self, model: Model, target: Path, stack: ExitStack) -> None:
@@ -131,11 +126,7 @@ class _PartialRows:
             raise refusal
 
     def skip(self, x: Dataset) -> bool:
-        """Return whether the next batch is saved. If not, remove all later rows.
-
-        Args:
-            x: Inputs of the batch.
-        """
+        """Return whether the next batch is saved. If not, remove all later rows."""
         if not self._files:
             return False
         record = self._files[-1].read(_RECORD.size)
@@ -153,12 +144,7 @@ class _PartialRows:
         return False
 
     def append(self, x: Dataset, outputs: Tensors) -> None:
-        """Write the outputs of a batch, then its entry in the journal.
-
-        Args:
-            x: Inputs of the batch.
-            outputs: Outputs of the batch.
-        """
+        """Write the outputs of a batch, then its entry in the journal."""
         arrays = _arrays(outputs, self._like)
         with self._writing():
             if not self._files:
@@ -348,12 +334,7 @@ def _manifest(model: Model, structure: Any, like: list[np.ndarray]) -> bytes:
 
 
 def _arrays(outputs: Tensors, like: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a batch as arrays of numbers.
-
-    Args:
-        outputs: Outputs of a batch.
-        like: Arrays of earlier batches with the same row shapes and types, if any.
-    """
+    """Return the outputs as arrays, checked against the `like` of earlier batches."""
     arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(outputs)]
     # NumPy cannot load bfloat16.
     arrays = [a.astype(np.float32) if a.dtype.kind == "V" else a for a in arrays]

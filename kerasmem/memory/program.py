@@ -1,7 +1,7 @@
-"""A step as a program: operations that read and write tensors.
+"""Represents a step as a program: operations that read and write tensors.
 
-The tables of layers, TensorFlow's graph, torch's fake tensors and HLO write programs;
-one liveness pass and one interface of allocators read them.
+Programs are built from layer tables, TensorFlow graphs, torch fake tensors and HLO. One
+liveness pass and one allocator interface evaluate all of them.
 """
 
 import heapq
@@ -21,18 +21,18 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False, slots=True)
 class ProgramTensor:
-    """A value in memory.
+    """A tensor in memory.
 
     Args:
-        shape: its shape.
-        width: bytes of one entry.
-        layer: path of the layer that made it.
-        base: the tensor whose memory it looks into, None if it has its own.
-        kind: `"value"`, `"parameter"` or `"optimizer_state"` (they live outside of the
-            step), `"input"` or `"gradient"` (of a parameter).
-        differentiable: whether the backward pass computes its gradient, because a
-            trainable variable is upstream.
-        layout: how its entries lie: `"last"` or `"first"` for the channels.
+        shape: Shape of the tensor.
+        width: Bytes per entry.
+        layer: Path of the layer that computes the tensor.
+        base: The tensor that owns the memory of this view, or `None`.
+        kind: `"value"`, `"input"`, `"gradient"` (of a parameter), or `"parameter"` or
+            `"optimizer_state"`, which exist outside of the step.
+        differentiable: Whether the backward pass computes a gradient, because the
+            tensor depends on a trainable variable.
+        layout: `"last"` or `"first"`. Position of the channels in memory.
     """
 
     shape: Shape
@@ -45,7 +45,7 @@ class ProgramTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its entries."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.width
 
     @property
@@ -56,20 +56,20 @@ class ProgramTensor:
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One operation.
+    """An operation.
 
     Args:
-        name: what it does, such as `"matmul"`.
-        layer: path of the layer it belongs to.
+        name: Name of the operation, such as `"matmul"`.
+        layer: Path of the layer that contains the operation.
         phase: `"forward"`, `"backward"` or `"optimizer"`.
-        reads: what must be there.
-        writes: what it makes.
-        over: inputs whose memory it may take for its output if nobody else needs them.
-        workspace: bytes of scratch space while it runs.
-        trial: bytes of scratch space that the first step tries out, where more.
-        fusible: True for what XLA merges into its consumers: entry by entry.
-        reduces: True for a reduction, which XLA merges with what it reads.
-        call: number of the model's call that it belongs to, None for none.
+        reads: Input tensors.
+        writes: Output tensors.
+        over: Inputs whose memory the output may reuse after their last use.
+        workspace: Bytes of scratch space during the operation.
+        trial: Bytes of scratch space for autotuning in the first step, if larger.
+        fusible: Whether XLA fuses this element-wise operation into its consumers.
+        reduces: Whether the operation is a reduction, which XLA fuses with its inputs.
+        call: Index of the model call that contains the operation, or `None`.
     """
 
     name: str
@@ -86,19 +86,19 @@ class Op:
 
 
 Block = ProgramTensor | Op
-"""What memory is for: an owner of memory, or an operation for its scratch space."""
+"""Owner of a memory block: a tensor, or an operation for its scratch space."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """The operations of a step, in the order in which they run.
+    """The operations of a step in execution order.
 
     Args:
-        ops: the operations.
-        results: tensors that outlive them.
-        present: tensors that are there before, such as variables.
-        successors: for a present tensor, that which the step leaves in its place.
-        unknown: classes of layers of which only inputs and outputs are in it.
+        ops: The operations.
+        results: Tensors that are still needed after the step.
+        present: Tensors that exist before the step, such as variables.
+        successors: Maps a present tensor to its replacement after the step.
+        unknown: Layer classes for which only inputs and outputs are included.
     """
 
     ops: tuple[Op, ...]
@@ -111,7 +111,7 @@ class Program:
 
 
 def as_written(ops: Sequence[Op], _results: Sequence[ProgramTensor]) -> list[Op]:
-    """Return the operations one after another, as an eager framework runs them."""
+    """Return the operations in program order, as an eager framework runs them."""
     return list(ops)
 
 
@@ -125,15 +125,12 @@ def as_ready(ops: Sequence[Op], _results: Sequence[ProgramTensor]) -> list[Op]:
 def by_readiness(
     before: Sequence[Collection[int]], *, by_number: bool = False
 ) -> list[int]:
-    """Return the numbers of operations in the order of TensorFlow's executor on a GPU.
+    """Return operation numbers in the order of TensorFlow's executor on a GPU.
 
-    Launching a kernel costs it nothing, so one thread takes what is ready, first come,
-    first served, and puts what has become ready to the end of the queue. The order was
-    compared with recorded steps: it agrees but for neighbors.
-
-    Args:
-        before: for each operation, those that must have run, each once.
-        by_number: whether of what is ready the lowest number runs first.
+    Launching a kernel is cheap, so one thread runs ready operations first in, first
+    out. Compared with recorded steps, only neighboring operations differ in order.
+    `before` contains the distinct predecessors of each operation. With `by_number`, the
+    ready operation with the lowest number runs first.
     """
     users: list[list[int]] = [[] for _ in before]
     missing = [len(earlier) for earlier in before]
@@ -156,10 +153,7 @@ def by_readiness(
 class Event:
     """An allocation or a free.
 
-    Args:
-        block: what the memory is for.
-        nbytes: bytes to allocate, 0 to free the block.
-        op: the operation that asks.
+    `nbytes` is 0 for a free.
     """
 
     block: Block
@@ -168,20 +162,19 @@ class Event:
 
 
 class AllocationPlan:
-    """What a step asks of its allocator.
+    """The allocations and frees of a step.
 
-    What an operation made is freed after its last reader, at once if it has none.
+    An output is freed after its last reader, or immediately without readers.
 
     Args:
-        program: the step.
-        in_place: whether an output may take the memory of an input that ends there.
-        is_first: whether it is a first step, in which libraries try out their
-            algorithms.
+        program: The step.
+        in_place: Whether an output may reuse the memory of an input after its last use.
+        is_first: Whether the step is the first one, in which libraries autotune.
 
     Attributes:
-        program: the step.
-        events: allocations and frees, in order.
-        owner: whose memory a tensor has taken over, for those that have.
+        program: The step.
+        events: Allocations and frees in order.
+        owner: Maps a tensor to the tensor whose memory it reuses.
     """
 
     def __init__(
@@ -198,7 +191,7 @@ class AllocationPlan:
             self._play(op, in_place=in_place)
 
     def residuals(self) -> set[ProgramTensor]:
-        """Return the memory that the forward pass fills and a later phase reads."""
+        """Return tensors that the forward pass writes and a later phase reads."""
         forward_tensors: set[ProgramTensor] = set()
         later: set[ProgramTensor] = set()
         for op in self.program.ops:
@@ -251,18 +244,16 @@ class AllocationPlan:
             self._ask(memory, 0, op)
 
     def _ask(self, block: Block, nbytes: int, op: Op) -> None:
-        # An allocator gives nothing for nothing.
+        # Allocators ignore requests of zero bytes.
         if nbytes or not isinstance(block, ProgramTensor) or block.nbytes:
             self.events.append(Event(block, nbytes, op))
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of a step in which most is in use.
+    """The point of a step at which most memory is in use.
 
-    Args:
-        nbytes: bytes in use, as the allocator gave them.
-        uses: the blocks in use with the bytes asked for.
+    `nbytes` includes rounding by the allocator. `uses` contains requested bytes.
     """
 
     nbytes: int
@@ -270,33 +261,29 @@ class Peak:
 
     @property
     def requested_bytes(self) -> int:
-        """The bytes asked for of all blocks in use."""
+        """Requested bytes of all blocks in use."""
         return sum(nbytes for _, nbytes in self.uses)
 
 
 def peak_of(
     events: Sequence[Event], rounding: int, present: Sequence[ProgramTensor] = ()
 ) -> Peak:
-    """Return the peak of a step whose blocks are rounded up to a multiple."""
+    """Return the peak of a step whose block sizes are rounded up to a multiple."""
     memory = RoundingAllocator(rounding)
     at: dict[Block, int] = {x: memory.allocate(x.nbytes) for x in present}
     return _run(events, memory, at, present)
 
 
 def unlimited_bfc() -> BFCAllocator:
-    """Return TensorFlow's and XLA's allocator, empty, without a limit."""
+    """Return an empty BFC allocator (TensorFlow and XLA) without a limit."""
     return BFCAllocator(PoolPolicy(limit_bytes=1 << 62))
 
 
 def live(plans: Sequence[AllocationPlan], memory: Allocator) -> tuple[list[Peak], int]:
-    """Run steps one after another in an allocator, once it has made the variables.
-
-    Args:
-        plans: of programs with the same present tensors.
-        memory: an empty allocator.
+    """Simulate consecutive steps in an allocator after creating the variables.
 
     Returns:
-        The peak of each step, and the bytes that the allocator took from the device.
+        The peak of each step, and the pool size of the allocator in bytes.
     """
     addresses = [_initialized(memory, x) for x in plans[0].program.present]
     peaks = []
@@ -324,7 +311,7 @@ def _initialized(memory: Allocator, x: ProgramTensor) -> int:
 def _taken(memory: Allocator, size: int) -> int:
     address = memory.allocate(max(size, 1))
     if address is None:
-        raise MemoryError(f"No pool has room for this. Received: {size=}.")
+        raise MemoryError(f"The pools are too small for this block. Received: {size=}.")
     return address
 
 
@@ -354,13 +341,10 @@ def parts_of(
     stored: Sequence[EstimatePart] = (),
     **extra: int,
 ) -> tuple[EstimatePart, ...]:
-    """Return the parts of a peak: one per category and layer, most bytes first.
+    """Return the parts of a peak per category and layer, largest first.
 
-    Args:
-        planned: the step.
-        peak: its peak.
-        stored: what is there before the step, one per variable.
-        extra: bytes that belong to no layer, by category.
+    `stored` contains parts that exist before the step. `extra` contains bytes without a
+    layer, by category.
     """
     residuals = planned.residuals()
     sums: Counter[tuple[str, str | None]] = Counter()

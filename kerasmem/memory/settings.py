@@ -1,4 +1,4 @@
-"""Settings of a device's memory: asked for, checked, made, in force."""
+"""Checks, applies and reads the memory settings of devices."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -16,12 +16,6 @@ from kerasmem.units import MIB, format_bytes, parse_bytes
 def _wanted(
     limit: Any, growth: Any, devices: Any, preallocate: Any, allocator: Any
 ) -> Settings:
-    """Return the settings that are asked for.
-
-    Raises:
-        ConfigError: if an argument is of no use, two contradict each other, or none
-            is given.
-    """
     limit_bytes = None if limit is None else parse_bytes(limit)
     if limit_bytes is not None and limit_bytes < MIB:
         raise invalid("configure", "limit", limit, "a size of at least 1 MiB")
@@ -29,8 +23,8 @@ def _wanted(
     OneOf((None, True, False)).check("configure", "preallocate", preallocate)
     if growth is not None and growth == preallocate:
         raise ConfigError(
-            "Memory that grows is not taken at the start. Expected: one of `growth` "
-            "and `preallocate`, or opposite values. Received: "
+            "Memory growth and preallocation exclude each other. Expected: one of "
+            "`growth` and `preallocate`, or opposite values. Received: "
             f"{growth=}, {preallocate=}."
         )
     OneOf((None, *ALLOCATORS)).check("configure", "allocator", allocator)
@@ -42,8 +36,8 @@ def _wanted(
     )
     if not settings.requested():
         raise ConfigError(
-            "There is nothing to configure. Expected: at least one setting, such as "
-            "limit='8GiB'. Received: none."
+            "Expected: at least one setting, such as limit='8GiB'. Received: no "
+            "settings."
         )
     return settings
 
@@ -51,9 +45,9 @@ def _wanted(
 def _checked_devices(devices: Any) -> tuple[int, ...]:
     is_list = isinstance(devices, (list, tuple, range)) and len(devices) > 0
     if not is_list or any(type(n) is not int or n < 0 for n in devices):
-        valid = "numbers of cards from 0, at least one, such as [0, 1]"
+        valid = "a list of at least one GPU index from 0, such as [0, 1]"
         raise ConfigError(
-            f"{invalid('configure', 'devices', devices, valid)} To use no card, set "
+            f"{invalid('configure', 'devices', devices, valid)} To use no GPU, set "
             "CUDA_VISIBLE_DEVICES=-1 in the environment."
         )
     return tuple(sorted(set(devices)))
@@ -67,13 +61,15 @@ def _to_text(wanted: Settings, names: Collection[str] = ()) -> str:
 
 
 def status() -> DeviceStatus:
-    """Read how the framework takes the GPUs, and how much of their memory is in use.
+    """Return the GPU memory settings of the framework and the memory in use.
 
-    It starts nothing: before the framework's first tensor it tells what will hold.
+    The call does not initialize any device. Before the first tensor, the settings that
+    will apply are returned.
 
     Returns:
-        The `DeviceStatus`: the backend, whether it has started, and of each card the
-        limit and the bytes in use by this process and by others.
+        A `DeviceStatus` with the backend and whether its devices are initialized. For
+        each GPU, the status contains the limit and the bytes in use by this and other
+        processes.
 
     Example:
         >>> import keras
@@ -104,12 +100,7 @@ def _used_bytes() -> dict[int, int]:
 
 
 def card_status(card: int, used_bytes: int) -> CardStatus:
-    """Return the limit of a card, and what is in use of it.
-
-    Args:
-        card: its number.
-        used_bytes: bytes in use by the framework.
-    """
+    """Return the limit of a GPU and its memory in use."""
     settings = backends.current().settings()
     reading = read_card(card)
     own = own_bytes(card) if settings.started() else 0
@@ -137,39 +128,41 @@ def configure(
 ) -> DeviceStatus:
     """Configure the memory of the GPUs: limit, growth, devices and allocator.
 
-    Call it at the top of the script: TensorFlow and JAX fix all of it with their first
-    tensor. Without a GPU it warns and sets nothing. Settings that a framework reads
-    from the environment hold for processes that this one starts, too.
+    Call this function at the top of the script. TensorFlow and JAX fix these settings
+    when they create the first tensor. Without a GPU, a warning is issued and nothing is
+    set. Settings that a framework reads from the environment also apply to child
+    processes.
 
     | | TensorFlow | JAX | torch |
     |---|---|---|---|
-    | `limit` | yes | yes, a part of the largest card | yes, at any time |
-    | `growth`, `preallocate` | yes | yes | it always grows |
-    | `devices` | yes | yes | if CUDA has not fixed them yet |
-    | `allocator` | both | both | by the environment only |
+    | `limit` | yes | yes, as a fraction of the largest GPU | yes, at any time |
+    | `growth`, `preallocate` | yes | yes | only growth |
+    | `devices` | yes | yes | before CUDA is initialized |
+    | `allocator` | both | both | only in the environment |
 
     Args:
-        limit: most bytes to take of each card, at least 1 MiB, or a text such as
-            `"8GiB"`.
-        growth: True takes memory as it is needed, False all at the start.
-        devices: numbers of the cards to use, from 0 among those that the environment
-            variable `CUDA_VISIBLE_DEVICES` leaves.
-        preallocate: the opposite word for `growth`.
-        allocator: `"bfc"`, or `"cuda_malloc_async"`, which fragments less but keeps no
-            limit on TensorFlow and JAX.
+        limit: Maximum memory per GPU: an integer of bytes or a text such as `"8GiB"`.
+            At least 1 MiB. Defaults to `None` (no limit).
+        growth: Boolean. If `True`, memory is allocated on demand. If `False`, all
+            memory is allocated at the start.
+        devices: Indices of the GPUs to use, from 0, among those in the environment
+            variable `CUDA_VISIBLE_DEVICES`.
+        preallocate: Boolean. The opposite of `growth`.
+        allocator: `"bfc"` or `"cuda_malloc_async"`. The second fragments less, but
+            ignores the limit on TensorFlow and JAX.
 
     Returns:
-        The `DeviceStatus` after it, as `km.memory.status()` gives it.
+        The new `DeviceStatus`, as returned by `km.memory.status()`.
 
     Raises:
-        ConfigError: if the settings contradict each other, name a card that is not
-            there, come too late, or are more than the framework can do.
+        ConfigError: If settings contradict each other, name a missing GPU, follow
+            device initialization, or are not supported by the framework.
 
     Example:
         >>> configure(growth=True, preallocate=True)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        kerasmem.errors.ConfigError: Memory that grows is not taken at the start. ...
+        kerasmem.errors.ConfigError: Memory growth and preallocation exclude each ...
     """
     request = _wanted(limit, growth, devices, preallocate, allocator)
     backend = backends.current()
@@ -177,8 +170,8 @@ def configure(
     late = request.requested() & settings.fixed_by_start
     if late and settings.started():
         raise ConfigError(
-            f"The backend {backend.name!r} has its devices already, which fixes how it "
-            f"takes them. Received: {_to_text(request, late)}. Call "
+            f"The backend {backend.name!r} has already initialized its devices. "
+            f"Received: {_to_text(request, late)}. Next: call "
             "kerasmem.memory.configure at the top of the script, before the first "
             "model or tensor."
         )
@@ -187,8 +180,7 @@ def configure(
         _apply(request, card_count)
     else:
         warnings.warn(
-            "There is no GPU, so there is nothing to configure: the settings have no "
-            "effect.",
+            "No GPU was found, so the settings have no effect.",
             KerasMemWarning,
             stacklevel=2,
         )
@@ -196,20 +188,11 @@ def configure(
 
 
 def _apply(wanted: Settings, shown: int) -> None:
-    """Put settings in force.
-
-    Args:
-        wanted: the settings.
-        shown: number of cards that CUDA shows.
-
-    Raises:
-        ConfigError: if a card is not there, or the framework cannot do it.
-    """
     settings = backends.current().settings()
     cards = settings.cards(shown)
     if wanted.devices and wanted.devices[-1] >= cards:
         raise ConfigError(
-            f"Some of the cards are not there. Expected: numbers below {cards}. "
+            f"Some GPUs do not exist. Expected: indices below {cards}. "
             f"Received: {_to_text(wanted, {'devices'})}."
         )
     refusal = settings.refusal(wanted)
@@ -223,7 +206,7 @@ def _apply(wanted: Settings, shown: int) -> None:
     for card, total in totals.items():
         if limit is not None and limit > total:
             raise ConfigError(
-                f"The limit is larger than card {card}. Expected: at most "
+                f"The limit exceeds the memory of GPU {card}. Expected: at most "
                 f"{format_bytes(total)}. Received: limit={format_bytes(limit)}."
             )
     settings.apply(wanted, totals)

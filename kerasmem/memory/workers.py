@@ -1,4 +1,4 @@
-"""What all processes of a training have in use, and the series that `logs` get."""
+"""Memory of all processes of a training, and the values added to `logs`."""
 
 import math
 import os
@@ -15,30 +15,25 @@ from kerasmem.units import to_mib
 
 
 class WorkerReader(Protocol):
-    """A way to the newest record of every other process.
+    """Interface that returns the newest memory record of every other process.
 
-    Set one as `MemoryMonitor().workers` if the processes share no folder.
+    Set `MemoryMonitor().workers` to an implementation if processes share no folder.
     """
 
     def newest(self) -> Mapping[int, MemoryRecord | None]:
-        """Return the newest record by process, None where there is none yet.
+        """Return the newest record per process, None if a process has no record yet.
 
-        Process 0 asks at the end of every epoch. The others may be behind, and should
-        not be waited for.
+        Process 0 calls this method at the end of every epoch. The method should not
+        wait for slower processes.
         """
         ...
 
 
 class RunFolderReader:
-    """Reads what the other processes write into the run's folder from now on.
+    """Reads new records of the other processes from the run folder.
 
-    Nobody waits for anybody, so nothing can lock. Of a process that is behind, the
-    record of the epoch before is the newest.
-
-    Args:
-        log_dir: the folder, which all processes see.
-        process: index of this process.
-        processes: number of processes.
+    No process waits for another, so a deadlock is impossible. For a slower process, the
+    newest record can be from an earlier epoch.
     """
 
     def __init__(
@@ -51,12 +46,12 @@ class RunFolderReader:
         }
 
     def newest(self) -> dict[int, MemoryRecord | None]:
-        """Return the newest record of an epoch's end by process."""
+        """Return the newest end-of-epoch record per process."""
         return {index: file.newest() for index, file in self._files.items()}
 
 
 class _Growing:
-    """A file of records that another process appends to."""
+    """A file to which another process appends records."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +60,7 @@ class _Growing:
 
     def newest(self) -> MemoryRecord | None:
         for line in self._new_lines():
-            # A worker whose disk was full may have left half a line behind.
+            # A worker with a full disk may have left an incomplete line.
             with suppress(InputError):
                 record = MemoryRecord.from_json(line)
                 if record.batch is None and record.phase == "train":
@@ -78,7 +73,7 @@ class _Growing:
         with open_regular(self._path) as file:
             file.seek(self._read_bytes)
             new = file.read()
-        # What stands behind the last line break is being written at this moment.
+        # The text after the last line break is still being written.
         whole = new[: new.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         return whole.decode(errors="replace").splitlines()
@@ -88,17 +83,12 @@ _DEVICE_FIGURES = {"device_peak": "peak_bytes", "device": "current_bytes"}
 
 
 def series(records: Mapping[int, MemoryRecord | None]) -> dict[str, float]:
-    """Return the largest figure, and the sum if there are several, in MiB.
+    """Return the largest value of each figure in MiB, and sums for several devices.
 
-    `device_peak_mib`, `device_mib` and `host_peak_mib` are the largest over devices
-    and processes. With more than one device or process there is a sum of each, such
-    as `device_peak_sum_mib`; an allocator that devices share counts once in it. As
-    long as a process has told nothing the sums are NaN. A device of which nothing was
-    counted has no part in them.
-
-    Args:
-        records: the newest record of each process by its index, None for a process
-            that has told nothing yet.
+    `device_peak_mib`, `device_mib` and `host_peak_mib` are the maxima over devices and
+    processes. With more than one device or process, sums such as `device_peak_sum_mib`
+    are added. An allocator that devices share counts once. Sums are NaN until every
+    process has a record. Devices without memory counters are ignored.
 
     Example:
         >>> from kerasmem.records import DeviceReading

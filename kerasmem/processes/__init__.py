@@ -1,4 +1,4 @@
-"""A task in a process of its own: another backend, another allocator, a real crash."""
+"""Runs tasks in child processes: another backend or allocator, or a crash."""
 
 import importlib
 import importlib.util
@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.5
 _SECONDS_TO_END = 30.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-"""Environment of a child that leaves the GPU to its parent."""
+"""Environment variables of a child that leave the GPU to its parent."""
 
 
 def run_in_child(
@@ -51,26 +51,28 @@ def run_in_child(
     seconds: float | None = None,
     doing: str = "",
 ) -> dict[str, Any]:
-    """Return what `task` returns for `job` in a fresh process.
+    """Return the result of `task(job)` in a new process.
 
     Args:
-        task: `"module:function"`; the function takes a dict, and returns one for JSON.
-        job: Its argument. Classes and functions of the running script are copied.
-        backend: the Keras backend of the child.
-        environment: more environment variables for it.
-        seconds: how long it may take; None for as long as it takes.
-        doing: The step for messages, such as `"Measuring batch size 256"`; empty for
-            the name of the task.
+        task: `"module:function"`. The function takes and returns a dict; the result
+            must be JSON.
+        job: Argument of the function. Classes and functions of the main script are
+            copied.
+        backend: Keras backend of the child.
+        environment: Additional environment variables. Defaults to none.
+        seconds: Time limit in seconds. Defaults to no limit.
+        doing: Step for messages, such as `"Measuring batch size 256"`. Defaults to
+            `task`.
 
     Raises:
-        TimeoutError: if it took longer, and was ended.
-        ConfigError: if that backend is not installed, or the job cannot be pickled.
-        KerasMemError: of the same class as in the child, if the task raised one.
-        ChildDiedError: if it ended in any other way.
+        TimeoutError: If the time limit was exceeded and the child was killed.
+        ConfigError: If the backend is not installed or the job cannot be pickled.
+        KerasMemError: If the task raised it, with the same class.
+        ChildDiedError: If the child ended in another way.
     """
     if importlib.util.find_spec(backend) is None:
         raise ConfigError(
-            f"This asks for Keras's {backend} backend. Expected: the package is "
+            f"The task needs Keras's {backend} backend. Expected: the package is "
             f"installed (pip install {backend}). Received: no module {backend!r}."
         )
     with tempfile.TemporaryDirectory(prefix="kerasmem-child-") as folder:
@@ -103,26 +105,26 @@ def answer_of_child(
     seconds: float | None = None,
     is_shown: bool = False,
 ) -> bytes:
-    """Return what a fresh Python process writes to a file.
+    """Return the content of a file that a new Python process writes.
 
     Args:
-        arguments: of its command line.
-        name: The step for messages, such as `"Measuring batch size 256"`.
-        answer: path of the file, which it puts there whole and then ends. One that
-            does not end, such as for a thread of its own, is ended.
-        environment: more environment variables for it.
-        seconds: how long it may take; None for as long as it takes.
-        is_shown: whether the user sees what it prints.
+        arguments: Arguments of the Python command line.
+        name: Step for messages, such as `"Measuring batch size 256"`.
+        answer: Path of the file. The child moves the complete file there and exits. A
+            child that does not exit, such as because of a thread, is killed.
+        environment: Additional environment variables.
+        seconds: Time limit in seconds. Defaults to no limit.
+        is_shown: Whether to show the output of the child. Defaults to False.
 
     Raises:
-        TimeoutError: if it took longer, and was ended.
-        ChildDiedError: if it ended without an answer.
+        TimeoutError: If the time limit was exceeded and the child was killed.
+        ChildDiedError: If the child ended without the file.
     """
     log_path = answer.with_name("stderr")
     stdout = None if is_shown else subprocess.DEVNULL
     with log_path.open("wb") as log:
-        # A new interpreter, no fork: a framework's threads would be missing in one.
-        # Without -P the current folder would come first on its path.
+        # A fork would lack the framework's threads. Without -P, the current folder
+        # would come first on the path.
         process = subprocess.Popen(
             [sys.executable, "-P", *arguments],
             env=child_environment(environment),
@@ -137,7 +139,7 @@ def answer_of_child(
                 error
             )
         finally:
-            process.kill()  # of one that has ended: nothing
+            process.kill()  # no effect if the process has ended
             process.wait()
     if not answer.exists():
         stderr = log_path.read_text(encoding="utf-8", errors="replace")
@@ -168,19 +170,14 @@ def run_script(
     doing: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what a script writes to stdout in a fresh process, on the CPU.
+    """Return the stdout of a script in a new process on the CPU.
 
-    Args:
-        script: path of one that imports nothing of kerasmem, which would import Keras.
-        *arguments: those of its command line.
-        doing: The step for messages, such as `"Measuring the exported file"`; empty
-            for the name of the script.
-        environment: more environment variables for it.
+    The script must not import kerasmem, which imports Keras.
 
     Raises:
-        ChildDiedError: if it ended by an error.
+        ChildDiedError: If the script failed.
     """
-    # Without -P its folder would be where its imports are looked for first.
+    # Without -P, imports would first search the folder of the script.
     process = subprocess.run(
         [sys.executable, "-P", str(script), *arguments],
         env=child_environment({**ON_THE_CPU, **(environment or {})}),
@@ -195,8 +192,8 @@ def run_script(
 
 
 def work(order: Path, answer: Path) -> None:
-    """Do, in the child, what `order` says, and write the answer."""
-    # The parent wrote this file a moment ago, in a folder of its own.
+    """Run the task of `order` in the child and write the result."""
+    # Safe to unpickle: the parent wrote the file in its temporary folder.
     content = cloudpickle.loads(order.read_bytes())
     keras.config.set_floatx(content["settings"]["floatx"])
     keras.config.set_image_data_format(content["settings"]["image_data_format"])
@@ -211,38 +208,23 @@ def work(order: Path, answer: Path) -> None:
 
 
 def cannot_go(what: str, value: object, error: Exception) -> ConfigError:
-    """Return the error for a value that cannot be pickled.
-
-    Args:
-        what: What it is used for.
-        value: The value.
-        error: The cause.
-    """
+    """Return the error for a value that cannot be pickled."""
     return ConfigError(
-        f"The {what} cannot go to another process: {first_line(str(error))} Expected: "
-        f"what can be pickled. Received: {type(value).__name__}. Next: pass and return "
-        "arrays, numbers, paths, models or a History."
+        f"The {what} cannot be sent to another process: {first_line(str(error))} "
+        f"Expected: a value that can be pickled. Received: {type(value).__name__}. "
+        "Next: pass and return arrays, numbers, paths, models or a History."
     )
 
 
 def write_answer(answer: Path, content: bytes) -> None:
-    """Write, in the child, the answer, which is there when it is whole.
-
-    Args:
-        answer: path of the file.
-        content: what is in it.
-    """
+    """Write the answer in the child. The file appears only when complete."""
     part = answer.with_name(f"{answer.name}.part")
     part.write_bytes(content)
     part.replace(answer)
 
 
 def child_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child, which finds the modules of its parent.
-
-    Args:
-        more: variables besides.
-    """
+    """Return the environment of a child with the import path of its parent."""
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     return {**os.environ, **_QUIET, "PYTHONPATH": paths, **more}
 
@@ -254,27 +236,24 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
-    """Return the error for a child that gave no answer.
+    """Return the error for a child that ended without an answer.
 
-    Args:
-        name: The step, such as `"Measuring batch size 256"`.
-        returncode: how it ended.
-        stderr: what it wrote there, empty where the user saw it.
+    A negative `returncode` is a signal.
     """
-    stderr = text_of(RuntimeError(stderr))  # without codes of a terminal
+    stderr = text_of(RuntimeError(stderr))  # without terminal codes
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if _ERROR.match(line)]
-    last = lines[starts[-1] :] if starts else lines[-1:] or ["nothing on stderr"]
+    last = lines[starts[-1] :] if starts else lines[-1:] or ["no output on stderr"]
     text = "\n".join(last)
     how = f"signal {-returncode}" if returncode < 0 else "an error"
     if _OUT_OF_MEMORY.search(last[0]) or is_out_of_memory(RuntimeError(text)):
         ending, reason = "ran out of memory", complaint(text)[:_REASON]
     else:
-        ending = f"was ended by {how}" if returncode < 0 else "failed"
+        ending = f"was killed by {how}" if returncode < 0 else "failed"
         reason = _reason(last)
     return ChildDiedError(
-        f"{name} {ending}. Received: {reason.rstrip('.')}. Next: read the `stderr` of "
-        "this error, the last lines of the process.",
+        f"{name} {ending}. Received: {reason.rstrip('.')}. Next: read the `stderr` "
+        "attribute of this error, the last lines of the process.",
         how=how,
         reason=reason,
         stderr="\n".join(lines[-_LINES:]),
@@ -282,14 +261,10 @@ def death(name: str, returncode: int, stderr: str) -> ChildDiedError:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return the error of a process in a line: its first line, and its cause if long.
-
-    Args:
-        lines: The lines from the last error on, not empty.
-    """
+    """Return the last error as one line: its first line, and its cause if long."""
     # Keras lists the arguments of the call last.
     lines = [*takewhile(lambda line: "Arguments received" not in line, lines)]
-    if len(lines) > 3:  # TensorFlow lists where the operation was made first.
+    if len(lines) > 3:  # TensorFlow lists the origin of the operation first
         causes = [line for line in lines[1:] if not _NO_CAUSE.search(line)]
         lines = [lines[0], *causes[-1:]]
     return " ".join(lines)[:_REASON]

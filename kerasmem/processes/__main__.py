@@ -1,4 +1,4 @@
-"""`python -m kerasmem.processes ORDER ANSWER`: the other end of `run_in_child`."""
+"""Child side of `run_in_child`: `python -m kerasmem.processes ORDER ANSWER`."""
 
 import sys
 from pathlib import Path

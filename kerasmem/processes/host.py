@@ -1,4 +1,4 @@
-"""Resident memory of this process, and its peak since a moment of one's choice."""
+"""Resident memory of this process, and its peak since a reset."""
 
 import functools
 import mmap
@@ -27,20 +27,19 @@ def resident_bytes() -> int:
 
 
 def host_peak(is_needed: Callable[[], bool]) -> "HostPeak":
-    """Return the kernel's peak where it can be reset, else a sampled one.
+    """Return the kernel's peak if it can be reset, otherwise a sampled peak.
 
-    Args:
-        is_needed: asked about once a second by the sampling thread, which ends when
-            it returns False; so a run that was broken off leaves no thread behind.
+    The sampling thread calls `is_needed` every second and ends if the result is False.
+    An interrupted run therefore leaves no thread.
     """
     return KernelPeak() if kernel_peak_works() else SampledPeak(is_needed)
 
 
 class KernelPeak:
-    """The peak that Linux keeps; exact, and free while nobody reads it.
+    """Exact peak counted by the Linux kernel, without overhead.
 
-    There is one for the process: before it is reset, every other reader of this class
-    takes it over.
+    A process has only one kernel peak. Before a reset, the peak is saved in all other
+    readers.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class KernelPeak:
             _KERNEL_READERS.add(self)
 
     def reset(self) -> None:
-        """Start a new peak at what is resident now."""
+        """Restart the peak at the current resident bytes."""
         with _KERNEL_LOCK:
             peak = _high_water_bytes()
             for reader in _KERNEL_READERS:
@@ -58,14 +57,14 @@ class KernelPeak:
             self._before = 0
 
     def read(self) -> HostReading:
-        """Return what is resident now and the peak."""
+        """Return the current and the peak resident bytes."""
         with _KERNEL_LOCK:
             rss = resident_bytes()
             peak = max(rss, _high_water_bytes(), self._before)
             return HostReading(rss, peak, "kernel")
 
     def close(self) -> None:
-        """Take no more peaks over: the kernel counts anyway."""
+        """Stop saving peaks in this reader."""
         with _KERNEL_LOCK:
             _KERNEL_READERS.discard(self)
 
@@ -75,9 +74,9 @@ _KERNEL_READERS: "weakref.WeakSet[KernelPeak]" = weakref.WeakSet()
 
 
 class SampledPeak:
-    """The peak that a thread saw, looking every few milliseconds.
+    """Peak measured by a thread every few milliseconds.
 
-    A spike shorter than that can be missed, or when the thread does not get to run.
+    A shorter spike can be missed, and also a spike while the thread is blocked.
     """
 
     def __init__(self, is_needed: Callable[[], bool]) -> None:
@@ -91,12 +90,12 @@ class SampledPeak:
         self._thread.start()
 
     def reset(self) -> None:
-        """Start a new peak at what is resident now."""
+        """Restart the peak at the current resident bytes."""
         with self._lock:
             self._peak = resident_bytes()
 
     def read(self) -> HostReading:
-        """Return what is resident now and the peak."""
+        """Return the current and the peak resident bytes."""
         with self._lock:
             rss = self._look()
             return HostReading(rss, self._peak, "sampled")
@@ -122,14 +121,14 @@ class SampledPeak:
 
 
 HostPeak = KernelPeak | SampledPeak
-"""The most resident bytes since the last `reset()`."""
+"""Peak resident bytes since the last `reset()`."""
 
 
 @functools.cache
 def kernel_peak_works() -> bool:
-    """Return True if the kernel keeps a peak and this process may reset it.
+    """Return whether the kernel counts a peak that this process may reset.
 
-    Tried out once with 32 MiB: a container may refuse the reset, or ignore it.
+    Tested once with 32 MiB, because a container may reject or ignore the reset.
     """
     try:
         with mmap.mmap(-1, _PROBE_BYTES) as block:
@@ -151,7 +150,7 @@ def _high_water_bytes() -> int:
     match = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text(encoding="ascii"))
     if match is None:
         raise ValueError(
-            f"{STATUS} has no line of the form 'VmHWM: N kB'. Received: no match. "
-            "Use SampledPeak on this system."
+            f"Expected a line of the form 'VmHWM: N kB' in {STATUS}. Received: no "
+            "match. Next: use SampledPeak on this system."
         )
     return int(match[1]) * 1024

@@ -1,4 +1,4 @@
-"""A function in a process of its own: its memory goes back as a whole."""
+"""Runs a function in a child process, which frees all its memory at the end."""
 
 import functools
 import io
@@ -22,33 +22,34 @@ def isolated(
     time_limit: float | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run a function in a process of its own and return what it returns.
+    """Run a function in a child process and return its result.
 
-    All memory that it takes, on the host and on devices, goes back when it ends, which
-    no `clear_session` does. What it prints appears as it is printed. A `History` comes
-    back with its figures and without its model; a model comes back with its weights.
+    All memory of the function, on the host and on devices, is freed when the process
+    ends. `clear_session` cannot guarantee this. Printed output appears immediately. A
+    returned `History` contains its figures but not its model. A returned model contains
+    its weights.
 
-    With the function alone, as by `@km.memory.isolated`, it is a decorator: each call
-    of the function then runs so, `isolated(train)()` too.
+    Without arguments, `isolated` is a decorator: `@km.memory.isolated` or
+    `isolated(train)()` runs each call of the function in a child process.
 
     Args:
-        function: any function, of a script or a notebook too. It gets copies of its
-            arguments and of the variables that it reads.
-        *args: its arguments.
-        time_limit: seconds that a call may take, the start of the process included;
-            None for as long as it takes. The function does not get it.
-        **kwargs: its arguments by name.
+        function: Callable, also from a script or a notebook. The child gets copies of
+            its arguments and of the variables that it reads.
+        *args: Positional arguments of the function.
+        time_limit: Float or None. Maximum time of a call in seconds, including the
+            start of the process. Not passed to the function. Defaults to no limit.
+        **kwargs: Keyword arguments of the function.
 
     Returns:
-        What the function returns; the decorated function, where there are no arguments.
+        The result of the function, or the decorated function if there are no arguments.
 
     Raises:
-        ChildDiedError: if the process ended without an answer, such as by a signal of
-            the kernel when memory ran out.
-        TimeoutError: if it took longer than the limit, and was ended.
-        ConfigError: if an argument or the result cannot go to another process.
-        Exception: the exception of the function. If it cannot be pickled, a
-            `ChildDiedError` with its traceback as `stderr`.
+        ChildDiedError: If the process ended without a result, such as when the kernel
+            killed it for lack of memory.
+        TimeoutError: If the time limit was exceeded and the process was killed.
+        ConfigError: If an argument or the result cannot be pickled.
+        Exception: The exception of the function. If it cannot be pickled, a
+            `ChildDiedError` with the traceback as `stderr`.
 
     Example:
         >>> import kerasmem as km
@@ -57,8 +58,8 @@ def isolated(
     """
     if not callable(function):
         raise ConfigError(
-            "There is nothing to run in a process of its own. Expected: a function. "
-            f"Received: function={function!r}. Next: isolated(train, 0.1) in place of "
+            "`isolated` needs a function to call. Expected: a function. "
+            f"Received: function={function!r}. Next: isolated(train, 0.1) instead of "
             "isolated(train(0.1))."
         )
     if args or kwargs:
@@ -72,25 +73,21 @@ def isolated(
 
 
 def work(order: str, answer: str) -> None:
-    """Run, in the child, the function in a file, and write what came of it.
-
-    Args:
-        order: path of the file.
-        answer: path to write to.
-    """
-    # The parent wrote this file a moment ago, in a folder of its own.
+    """Run the pickled function of a file in the child and write its result."""
+    # Safe to unpickle: the parent wrote the file in its temporary folder.
     function, args, kwargs = cloudpickle.loads(Path(order).read_bytes())
     trace = ""
     try:
         value = function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the parent raises it
         trace = traceback.format_exc()
-        error.add_note("In a process of its own:\n" + trace)
+        error.add_note("In a child process:\n" + trace)
         value = error
     try:
         content = _dumps(trace, value)
     except Exception as error:  # noqa: BLE001 - a reducer may raise anything
-        # An exception alone is left out: its traceback is enough for the parent.
+        # An exception that cannot be pickled is omitted, and the parent uses its
+        # traceback.
         rest = () if trace else (cannot_go("result", value, error),)
         content = _dumps(trace or traceback.format_exc(), *rest)
     write_answer(Path(answer), content)
@@ -129,7 +126,7 @@ def _run(
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles classes of the running script by value, a `History` without its model."""
+    """Pickles `History` without its model and models with their custom objects."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is keras.callbacks.History:

@@ -1,4 +1,4 @@
-"""A model on its way to another process: its config alone, or weights and all."""
+"""Sends a model to another process, as a config or as a file with weights."""
 
 import math
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-# Private: by it a file of Keras's tells a layer that two others know from two layers.
+# Private: no public scope keeps shared layers shared in a config.
 from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
 
 from kerasmem.errors import ModelError
@@ -31,7 +31,7 @@ from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.types import Model, Optimizer
 
 _PARTS = (keras.Model,)
-"""Arguments of a constructor that are sent as models of their own."""
+"""Types of constructor arguments that are sent as separate models."""
 
 _DEFAULT_LOSS = "mean_squared_error"
 _SHARED = "shared_object_id"
@@ -40,16 +40,12 @@ _SHARED = "shared_object_id"
 def pack(
     model: Model, optimizer: Optimizer | None, dtype_policy: str | None
 ) -> dict[str, Any]:
-    """Return what `unpack` makes an equal model of, with weights of its own.
+    """Return a description from which `unpack` creates an equal model with new weights.
 
-    Args:
-        model: a built model.
-        optimizer: the optimizer to compile it with, None for none.
-        dtype_policy: policy for every layer that has the model's own, None for the
-            layers' own.
+    A `dtype_policy` replaces the model's own policy in its layers.
 
     Raises:
-        ModelError: if the config of the model does not describe it.
+        ModelError: If the config does not describe the model.
     """
     objects = live_objects(model)
     if optimizer is not None:
@@ -58,7 +54,7 @@ def pack(
     own_compile = type(model).compile is not keras.Model.compile
     config = _config_of(model)
     if config and (optimizer is None or own_compile):
-        config.pop("compile_config", None)  # A custom `compile` takes other arguments.
+        config.pop("compile_config", None)  # a custom `compile` has other arguments
     if dtype_policy is not None:
         config = _with_policy(config, model.dtype_policy.name, dtype_policy)
     is_compiled = bool(model.compiled and model.optimizer)
@@ -82,34 +78,31 @@ def pack(
 
 
 def _config_of(model: Model) -> dict[str, Any] | None:
-    """Returns the config of a model, None if its class has none and takes models.
-
-    Raises:
-        ModelError: if the config does not describe it.
-    """
+    """Return the config of a model, or None if its arguments describe the model."""
     try:
         with (
             ObjectSharingScope(),
             full_configs(sublayers(model)),
             lambdas_allowed(),
-            without_preprocessor([model]),  # there it takes token ids, no texts
+            without_preprocessor([model]),  # the child passes token ids, not texts
         ):
             return _numbered(keras.saving.serialize_keras_object(model), {})
     except (TypeError, ValueError, NotImplementedError) as error:
         if kept_arguments(model, _PARTS):
             return None
         raise ModelError(
-            f"The model {model.name!r} cannot go to another process, because its "
+            f"The model {model.name!r} cannot be sent to another process, because its "
             f"config does not describe it: {cause_of(error).rstrip('.')}. Expected: a "
-            "`get_config` in every part of your own. Next: add it"
+            "`get_config` method in every custom layer. Next: add it"
             f"{_or_analytic(model)}."
         ) from error
 
 
 def _arguments_of(model: Model) -> dict[str, Any]:
-    """Returns the arguments of a constructor that takes models, such as a GAN's.
+    """Return the constructor arguments of a class that takes models, such as a GAN.
 
-    Empty if one is neither a built model nor plain, or no attribute of its name.
+    Empty if an argument is neither a built model nor plain data, or is not stored under
+    its name.
     """
     arguments = kept_arguments(model, _PARTS) or {}
     return {
@@ -121,14 +114,10 @@ def _arguments_of(model: Model) -> dict[str, Any]:
 
 
 def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
-    """Return the model that `pack` described, compiled if an optimizer came with it.
-
-    Args:
-        sent: what `pack` returned.
-        jit_compile: whether XLA compiles its step.
+    """Create the model described by `pack`. Compiles it if an optimizer was packed.
 
     Raises:
-        ModelError: if the config does not describe it.
+        ModelError: If the config does not describe the model.
     """
     with keras.saving.custom_object_scope(_with_modules(sent["objects"])):
         load = keras.saving.deserialize_keras_object
@@ -137,18 +126,18 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
                 model = _model_of(sent, jit_compile=jit_compile)
         except (TypeError, ValueError) as error:
             raise ModelError(
-                "The model cannot be made from its config in another process: "
-                f"{cause_of(error).rstrip('.')}. Expected: a `get_config` that tells "
-                "all of it."
+                "The model cannot be created from its config in another process: "
+                f"{cause_of(error).rstrip('.')}. Expected: a `get_config` method with "
+                "all arguments."
             ) from error
-        # A config of a class's own arguments tells neither.
+        # A custom config may contain neither.
         note_lora_inside(model, sent["inside"])
         enable_lora_inside(model)
         if sum(math.prod(w.shape) for w in model.weights) != sent["parameters"]:
             raise ModelError(
-                f"The model {model.name!r} is not the same when it is made from its "
-                "config: weights are missing. Expected: a config that tells all of "
-                "it, and a `build` that makes every weight. Next: complete them"
+                f"The model {model.name!r} created from its config differs: weights "
+                "are missing. Expected: a `get_config` method with all arguments, and "
+                "a `build` method that creates all weights. Next: complete them"
                 f"{_or_analytic(model)}."
             )
         for layer, state in zip(_with_state(model), sent["states"], strict=True):
@@ -169,7 +158,7 @@ def unpack(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
 
 def _model_of(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
     if sent["config"] is not None:
-        # The config comes from a live object of the parent, never from a file.
+        # Safe mode is not needed: the config is from a live object, never from a file.
         return keras.saving.deserialize_keras_object(sent["config"], safe_mode=False)
     arguments = {
         name: unpack(one["model"], jit_compile=jit_compile)
@@ -181,40 +170,36 @@ def _model_of(sent: Mapping[str, Any], *, jit_compile: bool) -> Any:
 
 
 def _with_state(model: Model) -> list[Any]:
-    preprocessor = getattr(model, "preprocessor", None)  # stays here
+    preprocessor = getattr(model, "preprocessor", None)  # not sent
     outside = [] if preprocessor is None else sublayers(preprocessor)
     layers = filter(has_assets, sublayers(model))
     return [layer for layer in layers if layer not in outside]
 
 
 def send(model: Model, path: Path) -> dict[str, Any]:
-    """Write `model` to `path`, and return what `receive` opens it by there."""
+    """Save `model` to `path`. Returns the description for `receive`."""
     save_stored(model, path)
     return {"model": str(path), "objects": live_objects(model)}
 
 
 def receive(sent: Mapping[str, Any]) -> Any:
-    """Return the model that `send` wrote, not compiled.
-
-    Args:
-        sent: what `send` returned; more may stand beside it.
-    """
+    """Load the model that `send` saved, without compiling."""
     objects = _with_modules(sent["objects"])
-    # The file was made a moment ago, of a live model of the parent.
+    # Safe mode is not needed: the parent just wrote the file from a live model.
     return keras.models.load_model(
         sent["model"], custom_objects=objects, compile=False, safe_mode=False
     )
 
 
 def _with_modules(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return objects and what else their modules define by name, to load a model with.
+    """Return the objects and all other definitions of their modules by name.
 
-    What a module imports from other packages stays out: a `zeros` of NumPy would take
-    the place of Keras's initializer.
+    Imports from other packages are left out, since NumPy's `zeros` would replace
+    Keras's initializer.
     """
     modules = {each.__module__ for each in objects.values()} & set(sys.modules)
     scope: dict[str, Any] = {}
-    for name in sorted(modules - {"__main__"}):  # here the script of the child
+    for name in sorted(modules - {"__main__"}):  # `__main__` is the child's script
         package = name.partition(".")[0]
         for key, value in vars(sys.modules[name]).items():
             home = getattr(value, "__module__", None)

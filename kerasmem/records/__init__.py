@@ -1,4 +1,4 @@
-"""Frozen data that the rest of kerasmem passes around and reports read."""
+"""Immutable records of measurements, estimates and reports."""
 
 from kerasmem.records.compression import CompressionReport
 from kerasmem.records.estimate import (

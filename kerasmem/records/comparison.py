@@ -1,4 +1,4 @@
-"""Models side by side: each figure, and how it stands to the first model's."""
+"""Tables that compare the figures of several models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,24 +12,16 @@ from kerasmem.units import format_bytes, format_ms
 def comparison_table(
     models: Mapping[str, ModelFigures], title: str = ""
 ) -> rich.table.Table:
-    """Return the figures of models side by side for the terminal.
-
-    Args:
-        models: figures by the model's name, the one to compare with first.
-        title: what stands above the table.
-    """
+    """Returns a comparison of models for the terminal, the reference first."""
     return terminal_table(models_table(models), title)
 
 
 def models_table(models: Mapping[str, ModelFigures]) -> Table:
-    """Return a row per figure that at least one of the models has.
+    """Returns a table with one row per figure that any of the models has.
 
-    A row has the first model's figure; of each other model the figure and how it stands
-    to the first (sizes and times as `"3.9x"`, which is 3.9 times less, metrics as their
-    difference); and whether it is measured, estimated or counted.
-
-    Args:
-        models: figures by the model's name, the one to compare with first.
+    A row contains the figure of each model and its relation to the first model. For
+    sizes and times, `"3.9x"` means 3.9 times smaller. For metrics, the relation is the
+    difference. The last column is the source: measured, estimated or counted.
     """
     figures = list(models.values())
     rows = [
@@ -55,8 +47,8 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
         ("figure", first, *against, "source"),
         tuple(row for row in rows if any(text != MISSING for text in _figures(row))),
         note=(
-            f"Sizes and times: how many times less than under “{first}”. Metrics: the "
-            f"difference.{_RATES if any(f.tokens_per_second for f in figures) else ''}"
+            f"Sizes and times: factor of reduction from “{first}”. Metrics: difference."
+            f"{_RATES if any(f.tokens_per_second for f in figures) else ''}"
         ),
         last_texts=1,
         strong=tuple(range(3, 2 + len(against), 2)),
@@ -64,10 +56,11 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
     )
 
 
-_RATES = " Tokens a second: how many times as many."
+_RATES = " Tokens a second: factor of increase."
 
 _Row = tuple[str, ...]
-"""A label, the first model's figure, of each other one figure and relation, source."""
+"""Label, the first model's figure, a figure and its relation per other model,
+source."""
 
 
 def _row(
@@ -90,7 +83,7 @@ def _file_rows(figures: Sequence[ModelFigures]) -> Iterator[_Row]:
 
 
 def file_label(figures: Sequence[ModelFigures]) -> str:
-    """Returns the name of `model_file_bytes` of several models."""
+    """Returns the row label of `model_file_bytes`."""
     has_state = any(f.optimizer_file_bytes for f in figures)
     return "file without optimizer state" if has_state else "file"
 

@@ -7,15 +7,15 @@ from kerasmem.records.figures import ModelFigures, SearchReport
 
 @dataclass(frozen=True)
 class CompressionReport:
-    """A model before and after compression.
+    """Figures of a model before and after compression.
 
     Args:
-        before: figures of the model that was handed in.
-        after: figures of the result.
-        steps: the techniques, in order, as their JSON configs.
-        samples: number of validation samples behind the metrics, 0 for none.
-        search: how the steps were found; None if they were given.
-        warning: what is far worse than before; None if nothing is.
+        before: Figures of the input model.
+        after: Figures of the result.
+        steps: JSON configs of the techniques, in order.
+        samples: Number of validation samples behind the metrics, or 0.
+        search: Report of the search, or `None` if the steps were specified.
+        warning: Description of a severe degradation, or `None`.
     """
 
     before: ModelFigures
@@ -29,7 +29,7 @@ class CompressionReport:
         return self.table()
 
     def table(self) -> str:
-        """Returns the figures of both models side by side, as text."""
+        """Returns the figures of both models as a text table."""
         from kerasmem.records.comparison import comparison_table
         from kerasmem.records.table import as_text
 
@@ -37,17 +37,17 @@ class CompressionReport:
         return first + as_text(comparison_table(self.by_name()))
 
     def by_name(self) -> dict[str, ModelFigures]:
-        """Return the figures of both models under the names that tables show."""
+        """Returns the figures of both models by the names used in tables."""
         return {"before": self.before, "after": self.after}
 
     @property
     def file_ratio(self) -> float | None:
-        """How many times smaller the file became, without optimizer state."""
+        """Ratio of file sizes before and after, without optimizer state."""
         return _ratio(self.before.model_file_bytes, self.after.model_file_bytes)
 
     @property
     def weight_ratio(self) -> float | None:
-        """How many times less RAM the weights take."""
+        """Ratio of weight bytes in RAM before and after."""
         return _ratio(self.before.weight_bytes, self.after.weight_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What a model is expected to need on a device. Every figure in here is estimated."""
+"""Estimates of the device memory that a model needs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,23 +12,22 @@ from kerasmem.units import format_bytes, parse_bytes
 
 @dataclass(frozen=True)
 class CardStatus:
-    """One card that the framework uses or will use.
+    """Settings and memory of one GPU.
 
     Args:
-        card: CUDA's number of the card, from 0 among those that the environment
-            variable `CUDA_VISIBLE_DEVICES` leaves.
-        limit_bytes: most bytes that this process takes of it; None without a limit,
-            or where it cannot be told.
-        growth: True if memory is taken as it is needed, False if all at the start.
-        allocator: who gives out the memory: `"bfc"`, `"cuda_malloc_async"`, or the
-            backend's own name for another.
-        used_bytes: bytes in use by this process, from the framework's own allocator,
-            which may hold more; 0 before the start.
-        card_used_bytes: bytes in use on the whole card; None without NVML.
-        card_total_bytes: bytes of the card; None without NVML.
-        others_bytes: what other processes and the driver have of `card_used_bytes`;
-            None where the driver does not tell how much this process has, as in a
-            container.
+        card: CUDA index of the card within `CUDA_VISIBLE_DEVICES`, from 0.
+        limit_bytes: Memory limit of this process on the card, or `None` if unlimited or
+            unknown.
+        growth: Whether memory is allocated on demand. If `False`, the pool is allocated
+            at the start.
+        allocator: `"bfc"`, `"cuda_malloc_async"`, or the backend's name of another
+            allocator.
+        used_bytes: Bytes in use by this process according to the framework's allocator,
+            or 0 before the start. The pool may be larger.
+        card_used_bytes: Bytes in use on the whole card. `None` without NVML.
+        card_total_bytes: Memory of the card. `None` without NVML.
+        others_bytes: Part of `card_used_bytes` owned by other processes and the driver.
+            `None` if the driver does not report memory per process, as in a container.
     """
 
     card: int
@@ -43,13 +42,13 @@ class CardStatus:
 
 @dataclass(frozen=True)
 class DeviceStatus(JsonRecord):
-    """What `kerasmem.memory.status` found out.
+    """Result of `kerasmem.memory.status`.
 
     Args:
-        backend: the name of the Keras backend.
-        started: True once the framework has its devices, when most of the settings
-            cannot be changed any more.
-        cards: the cards that the framework uses; empty on a machine without.
+        backend: Name of the Keras backend.
+        started: Whether the framework has initialized its devices. Most settings cannot
+            be changed afterwards.
+        cards: GPUs of the framework. Empty on a machine without a GPU.
     """
 
     backend: str
@@ -60,28 +59,28 @@ class DeviceStatus(JsonRecord):
 _Key = TypeVar("_Key", str, str | None)
 
 ESTIMATE_CATEGORIES = (*CATEGORIES, "cache", "workspace", "rounding", "pool")
-"""What bytes are for: those of a timeline, and four more.
+"""Categories of memory in an estimate: the categories of a timeline and four more.
 
-`"cache"` is of the keys and values of what is generated; an allocator alone knows:
-`"workspace"` is scratch space of a kernel, `"rounding"` what the allocator gives beyond
-the request, `"pool"` what it holds of the device and nobody uses at the peak.
+`"cache"` is the key-value cache of `generate`. The other three belong to the allocator:
+`"workspace"` is scratch space of kernels. `"rounding"` is the excess of allocations
+over requests. `"pool"` is reserved memory that is not in use at the peak.
 """
 
 _WIDE = 0.25
-"""Of an interval, as a share of the peak."""
+"""Relative width from which an interval counts as wide."""
 
 NO_LAYER = "(no layer)"
-"""What stands for the layer of bytes that belong to none."""
+"""Label of bytes that belong to no layer."""
 
 
 @dataclass(frozen=True)
 class EstimatePart:
-    """Bytes in use at the peak, of one category and one layer.
+    """Bytes in use at the peak for one category and one layer.
 
     Args:
-        category: one of `ESTIMATE_CATEGORIES`.
-        layer: path of the layer they belong to, None if they belong to none.
-        nbytes: the bytes.
+        category: One of `ESTIMATE_CATEGORIES`.
+        layer: Path of the layer, or `None`.
+        nbytes: Number of bytes.
     """
 
     category: str
@@ -91,15 +90,15 @@ class EstimatePart:
 
 @dataclass(frozen=True)
 class EstimateBuffer:
-    """A buffer in use at the peak, as the compiler planned it.
+    """A buffer in use at the peak, from the compiler's plan.
 
     Args:
-        category: one of `ESTIMATE_CATEGORIES`.
-        layer: path of the layer that it belongs to, None if it belongs to none.
-        nbytes: its bytes.
-        shape: such as `"[64,128]"`, `""` if it has none.
-        dtype: such as `"float32"`, `""` likewise.
-        operation: the framework's name of the operation that makes it.
+        category: One of `ESTIMATE_CATEGORIES`.
+        layer: Path of the layer, or `None`.
+        nbytes: Size in bytes.
+        shape: Shape such as `"[64,128]"`, or `""` if unknown.
+        dtype: Data type such as `"float32"`, or `""` if unknown.
+        operation: Name of the operation in the framework.
     """
 
     category: str
@@ -111,52 +110,55 @@ class EstimateBuffer:
 
 
 class OfParts:
-    """A record of the parts of a peak, by category and by layer."""
+    """Base class of records with the parts of a memory peak."""
 
     parts: tuple[EstimatePart, ...]
 
     def by_category(self) -> dict[str, int]:
-        """Return the bytes of each category that has any, most first."""
+        """Returns the bytes per category, largest first."""
         return _largest_first((part.category, part.nbytes) for part in self.parts)
 
     def by_layer(self) -> dict[str | None, int]:
-        """Return the bytes of each layer, most first; None stands for no layer."""
+        """Returns the bytes per layer, largest first.
+
+        The key of bytes without a layer is `None`.
+        """
         parts = (part for part in self.parts if part.category != "pool")
         return _largest_first((part.layer, part.nbytes) for part in parts)
 
     def layer_rows(self, most: int) -> list[str]:
-        """Return a line of text for each of the `most` largest layers."""
+        """Returns a line of text for each of the `most` largest layers."""
         largest = list(self.by_layer().items())[:most]
         return size_rows((layer or NO_LAYER, size) for layer, size in largest)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate(OfParts, JsonRecord):
-    """The memory that a model is estimated to need.
+    """The estimated memory of a model.
 
     Args:
-        peak_bytes: most bytes in use at once: while training in a step after the
-            first, else in `predict`. Nine times in ten the truth lies between
-            `low_bytes` and `high_bytes`.
-        low_bytes: lower end of that interval.
-        high_bytes: upper end of that interval.
-        first_step_bytes: peak of the first step, in which a backend may try out
-            algorithms; None if the method cannot tell.
-        first_step_low_bytes: lower end of its interval; None with it.
-        first_step_high_bytes: upper end of its interval; None with it.
-        parts: what is in use at the peak. They add up to `peak_bytes`, those of the
-            category `"pool"` apart, which stand beside it.
-        batch_size: samples in the batch.
+        peak_bytes: Peak bytes in use. For training, the peak of a step after the first;
+            otherwise the peak of `predict`.
+        low_bytes: Lower bound of the interval. The true peak lies within the interval
+            in nine of ten cases.
+        high_bytes: Upper bound of the interval.
+        first_step_bytes: Peak of the first step, in which a backend may benchmark
+            algorithms. `None` if the method cannot estimate this peak.
+        first_step_low_bytes: Lower bound for the first step, or `None`.
+        first_step_high_bytes: Upper bound for the first step, or `None`.
+        parts: Bytes in use at the peak by category and layer. The sum is `peak_bytes`;
+            parts of the category `"pool"` are not included in the sum.
+        batch_size: Number of samples in the batch.
         backend: `"tensorflow"`, `"jax"` or `"torch"`.
-        jit_compile: whether the step is compiled.
-        device: `"gpu"`, `"cpu"`, or the card that was named.
-        training: True for a training step, False for `predict`.
-        method: how it was found: `"analytic"`, `"traced"`, `"plan"` or `"measured"`.
-        buffers: the largest buffers of the temporary memory at the peak; of a plan.
-        devices: number of devices that share the training. `batch_size` is what all
-            of them get, all bytes are those of one.
-        generate: tokens of a sequence that `generate` makes, prompt and all; None for
-            a step of training or `predict`.
+        jit_compile: Whether the step is compiled.
+        device: `"gpu"`, `"cpu"`, or the name of a card.
+        training: `True` for a training step, `False` for `predict`.
+        method: `"analytic"`, `"traced"`, `"plan"` or `"measured"`.
+        buffers: Largest temporary buffers at the peak, for the method `"plan"`.
+        devices: Number of devices. `batch_size` is the global batch; bytes are per
+            device.
+        generate: Total length in tokens for `generate`, including the prompt. `None`
+            for training and `predict`.
     """
 
     peak_bytes: int
@@ -177,14 +179,16 @@ class MemoryEstimate(OfParts, JsonRecord):
     generate: int | None = None
 
     def verdict(self, memory_limit: int | str) -> str:
-        """Return whether it fits into a limit, in words.
+        """Returns whether the model fits into a memory limit.
 
-        The answer is `"fits"`, `"does not fit"`, or `"too close to call"` if the limit
-        lies within the interval. The first step does not count: an algorithm for which
-        there is no room is not tried out.
+        The first step is ignored: a backend skips algorithms that do not fit.
 
         Args:
-            memory_limit: bytes, or a text such as `"8GiB"`.
+            memory_limit: Bytes as an integer, or a string such as `"8GiB"`.
+
+        Returns:
+            `"fits"`, `"does not fit"`, or `"too close to call"` if the limit lies
+            within the interval.
         """
         limit = parse_bytes(memory_limit)
         if self.high_bytes <= limit:
@@ -193,23 +197,23 @@ class MemoryEstimate(OfParts, JsonRecord):
 
     @property
     def doing(self) -> str:
-        """What it is an estimate of, in words."""
+        """Description of the estimated task."""
         if self.generate is not None:
             return f"generate to {self.generate} tokens"
         return "training" if self.training else "predict"
 
     @property
     def where(self) -> str:
-        """The device in words, one of several where there are."""
+        """Description of the device or devices."""
         if self.devices == 1:
             return self.device
         return f"each of {self.devices} devices ({self.device})"
 
     @property
     def advice(self) -> str | None:
-        """What would tell more exactly, None where nothing would.
+        """Advice for a more exact estimate, or `None`.
 
-        The step of a GPU that XLA compiles has a plan, which takes 10 to 100 seconds.
+        XLA's plan of a compiled GPU step takes 10 to 100 seconds.
         """
         width = (self.high_bytes - self.low_bytes) / max(self.peak_bytes, 1)
         is_planned = self.method == "plan" or not self.jit_compile
@@ -217,15 +221,15 @@ class MemoryEstimate(OfParts, JsonRecord):
         if is_planned or not by_xla or width < _WIDE:
             return None
         return (
-            "The interval is wide. XLA's own plan of the compiled step may tell more: "
+            "The interval is wide. XLA's plan of the compiled step may narrow it: set "
             "method='plan' (--method plan) and the card, such as device='h200'."
         )
 
     def table(self, layers: int = 10) -> str:
-        """Return the estimate as text: the peak, its categories, its largest layers.
+        """Returns the peak, its categories and its largest layers as text.
 
         Args:
-            layers: number of layers to list, from 0.
+            layers: Number of layers to list, from 0. Defaults to 10.
         """
         compilation = "compiled" if self.jit_compile else "not compiled"
         lines = [
@@ -245,14 +249,14 @@ class MemoryEstimate(OfParts, JsonRecord):
         return "\n".join(lines)
 
     def plot(self, layers: int = 8) -> Any:
-        """Return a picture of the peak: bars by category and by layer.
+        """Returns a bar chart of the peak by category and by layer.
 
         Args:
-            layers: number of layers, the largest ones, from 1.
+            layers: Number of layers to show, from 1. Defaults to 8.
 
         Returns:
-            A picture that a notebook shows; `.save(path)` writes it, `.figure` is
-            matplotlib's.
+            A chart that a notebook displays. `.save(path)` writes the image and
+            `.figure` is the matplotlib figure.
         """
         return feature("estimate_plot")(self, layers)
 
@@ -270,7 +274,7 @@ def _largest_first(items: Iterable[tuple[_Key, int]]) -> dict[_Key, int]:
 
 
 def size_rows(sizes: Iterable[tuple[str, int | None]]) -> list[str]:
-    """Return a line of text for each name and its bytes; None is unknown."""
+    """Returns an aligned line of text for each name and its bytes."""
     texts = [
         (name, "unknown" if nbytes is None else format_bytes(nbytes))
         for name, nbytes in sizes

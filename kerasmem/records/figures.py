@@ -1,4 +1,4 @@
-"""The figures of a model, and the comparison of two."""
+"""Figures of a model: size, speed, metrics, and the changes of a compression."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,14 @@ from kerasmem.records.plain import OrNaN
 
 @dataclass(frozen=True)
 class WideType:
-    """One weight or array in a type wider than it needs.
+    """A weight or an array with a wider data type than necessary.
 
     Args:
-        where: what it is, such as `"weight dense/kernel"` or `"data x"`.
-        dtype: its type.
-        enough: the type that would do.
-        saved_bytes: bytes that changing it saves.
-        reason: why that type would do, and how to change it.
+        where: Description, such as `"weight dense/kernel"` or `"data x"`.
+        dtype: Current data type.
+        enough: Sufficient data type.
+        saved_bytes: Bytes saved by the change.
+        reason: Reason, with instructions for the change.
     """
 
     where: str
@@ -29,16 +29,16 @@ _CODES = 255
 
 @dataclass(frozen=True)
 class ActivationRange:
-    """What one tensor of a forward pass takes, as a calibration saw it.
+    """Range of one activation tensor, collected in a calibration.
 
     Args:
-        tensor: the call that gives it, such as `"encoder/conv"`, with `:1` and so on
-            for further calls of one layer, and `.1` and so on for further outputs.
-        low: lower end of the range that codes are for, at most 0.
-        high: upper end, at least 0 and above `low`.
-        least: the smallest value seen.
-        most: the largest value seen.
-        values: number of values seen.
+        tensor: Name of the tensor, such as `"encoder/conv"`. A suffix `:1` marks a
+            further call of the layer, `.1` a further output.
+        low: Lower end of the quantization range, at most 0.
+        high: Upper end of the quantization range, at least 0 and above `low`.
+        least: Smallest observed value.
+        most: Largest observed value.
+        values: Number of observed values.
     """
 
     tensor: str
@@ -50,35 +50,36 @@ class ActivationRange:
 
     @property
     def scale(self) -> float:
-        """What one step of the codes stands for."""
+        """Step size of the quantized range."""
         return (self.high - self.low) / _CODES
 
     @property
     def zero_point(self) -> int:
-        """The code of 0, in [-128, 127]: zero is one of the numbers that codes have."""
+        """Quantized value of 0, in [-128, 127]. Zero is represented exactly."""
         return max(-128, min(127, round(-128 - self.low / self.scale)))
 
     @property
     def is_constant(self) -> bool:
-        """Whether every value seen was the same."""
+        """Whether all observed values are equal."""
         return self.least == self.most
 
 
 @dataclass(frozen=True)
 class WeightChange:
-    """One weight after one technique: changed, or left alone and why.
+    """Status of one weight after one technique: changed, or skipped with a reason.
 
     Args:
-        layer: name of the layer that owns the weight.
-        weight: path of the weight within the model.
-        technique: `"prune"`, `"quantize"`.
-        changed: True if the technique changed this weight.
-        detail: what was done, or why nothing was.
-        before_bytes: bytes of the weight in RAM before.
-        after_bytes: bytes of the weight in RAM after.
-        sqnr_db: signal-to-quantization-noise ratio of the weight in dB; None if nothing
-            was rounded, or nothing was lost.
-        output_sqnr_db: the same of what the layer makes of samples; None without any.
+        layer: Name of the layer that owns the weight.
+        weight: Path of the weight in the model.
+        technique: Name of the technique, such as `"prune"` or `"quantize"`.
+        changed: Whether the technique changed the weight.
+        detail: Description of the change, or the reason for skipping the weight.
+        before_bytes: Bytes of the weight in RAM before the technique.
+        after_bytes: Bytes of the weight in RAM after the technique.
+        sqnr_db: Signal-to-quantization-noise ratio of the weight in dB. `None` if
+            nothing was rounded or the error is zero.
+        output_sqnr_db: Signal-to-quantization-noise ratio of the layer's output on
+            samples in dB. `None` without samples.
     """
 
     layer: str
@@ -93,26 +94,28 @@ class WeightChange:
 
 
 SURE = 2.5
-"""Standard errors by which a drop may be worse than it looks. A normal variable is
-further off in one of 160 cases; a search takes the best of some dozen."""
+"""Safety margin of a drop in standard errors. A normal variable exceeds this margin in
+one of 160 cases; a search takes the best of some dozen trials."""
 
 
 @dataclass(frozen=True)
 class SearchTrial:
-    """One compression that was tried.
+    """One compression tried in a search.
 
     Args:
-        name: which techniques, in words; `"unchanged"` for none.
-        steps: the techniques, in order, as their JSON configs.
-        epochs: of fine-tuning after each technique that allows it.
-        costs: what the target limits, by name; the file without a target.
-        over: the largest of the costs as a share of its limit, at most 1 if all are
-            met; without a target, the file as a share of the unchanged model's.
-        drop: by how much the first metric got worse on samples kept for the search.
-        drop_error: standard error of that, for samples as many as those and as many as
-            the final judgement has.
-        seconds: what the trial took.
-        on_front: no other trial costs less and drops no more, or the other way round.
+        name: Description of the techniques, or `"unchanged"`.
+        steps: JSON configs of the techniques, in order.
+        epochs: Number of fine-tuning epochs after each technique that supports
+            fine-tuning.
+        costs: Value of each limited quantity by name. File size without a target.
+        over: Largest ratio of a cost to its limit; at most 1 if the target is met.
+            Without a target, the file size divided by the size of the unchanged model's
+            file.
+        drop: Drop of the first metric on the search samples.
+        drop_error: Standard error of `drop`, for the numbers of samples in the search
+            and in the final evaluation.
+        seconds: Duration of the trial.
+        on_front: Whether the trial is on the Pareto front of cost and drop.
     """
 
     name: str
@@ -127,25 +130,25 @@ class SearchTrial:
 
     @property
     def worst_drop(self) -> float:
-        """The drop that is hardly exceeded on other samples; infinite if unknown."""
+        """Upper bound of the drop on other samples. Infinite if unknown."""
         worst = self.drop + SURE * self.drop_error
         return worst if worst == worst else float("inf")
 
 
 @dataclass(frozen=True)
 class SearchReport:
-    """A search, from its first trial to its last.
+    """All trials and the result of a search.
 
     Args:
-        target: the limits by name, empty for as small a file as `max_drop` allows.
-        max_drop: the largest drop allowed; None for any.
-        metric: name of the metric that the drop is of.
-        samples: number of samples that judged the trials; nothing was trained on them,
-            and none of them judges the result.
-        trials: all that were judged, in order; the first is the model unchanged.
-        chosen: which of them was taken.
-        left_out: techniques that were not tried, with the reason.
-        stopped: why no more were tried.
+        target: Limits by name. Empty to minimize the file size within `max_drop`.
+        max_drop: Maximum allowed drop, or `None` for no limit.
+        metric: Name of the metric behind the drop.
+        samples: Number of samples used to evaluate trials. They are not used for
+            training or for the final evaluation.
+        trials: All evaluated trials, in order. The first is the unchanged model.
+        chosen: Index of the selected trial.
+        left_out: Reasons by technique for techniques that were not tried.
+        stopped: Reason for the end of the search.
     """
 
     target: dict[str, float]
@@ -159,7 +162,7 @@ class SearchReport:
 
     @property
     def is_met(self) -> bool:
-        """Whether what was taken is within the target and within `max_drop`."""
+        """Whether the selected trial meets the target and `max_drop`."""
         trial = self.trials[self.chosen]
         is_within = trial.over <= 1 or not self.target
         return is_within and (
@@ -169,25 +172,26 @@ class SearchReport:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """What one model costs and how well it does. None means: not measured.
+    """Size, speed and metrics of one model. `None` marks a missing figure.
 
     Args:
-        file_bytes: size of the input file, or of the written file. For a model in
-            memory, the size of the file that Keras writes without optimizer state.
-        weight_bytes: bytes of all weights in RAM.
-        parameters: number of weight entries.
-        nonzero: number of weight entries that are not zero.
-        activation_peak_bytes: estimated most bytes of layer outputs alive at once
-            in one forward pass of one sample.
-        latency_ms: measured median time of one forward pass of one batch.
-        latency_batch_size: number of samples in that batch.
-        metrics: measured loss and metrics on the validation data, by name.
-        latency_low_ms: nine in ten passes took longer.
-        latency_high_ms: nine in ten passes took less.
-        tokens_per_second: tokens of that batch in the median time, of language models.
-        token_bytes: bytes of weights that are read for one token, of language models.
-        optimizer_file_bytes: bytes of `file_bytes` that are optimizer state, 0 if they
-            are less than 1 KiB.
+        file_bytes: Size of the input or output file. For a model in memory, the size of
+            a `.keras` file without optimizer state.
+        weight_bytes: Bytes of all weights in RAM.
+        parameters: Number of weight entries.
+        nonzero: Number of nonzero weight entries.
+        activation_peak_bytes: Estimated peak of live layer outputs in a forward pass of
+            one sample.
+        latency_ms: Measured median time of a forward pass of one batch.
+        latency_batch_size: Number of samples in this batch.
+        metrics: Measured loss and metrics on the validation data, by name.
+        latency_low_ms: 10th percentile of the latency.
+        latency_high_ms: 90th percentile of the latency.
+        tokens_per_second: Tokens of the batch per second of median latency, for
+            language models.
+        token_bytes: Bytes of weights read per token, for language models.
+        optimizer_file_bytes: Bytes of optimizer state in `file_bytes`, or 0 below 1
+            KiB.
     """
 
     file_bytes: int | None = None
@@ -212,7 +216,7 @@ class ModelFigures:
         return self.file_bytes - self.optimizer_file_bytes
 
     def is_clearly_faster(self, other: "ModelFigures") -> bool | None:
-        """Return whether nine in ten passes of another took longer; None if unknown."""
+        """Returns whether the median latency is below the other's 10th percentile."""
         if self.latency_ms is None or other.latency_low_ms is None:
             return None
         return self.latency_ms < other.latency_low_ms

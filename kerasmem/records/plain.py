@@ -1,4 +1,4 @@
-"""Plain data from a text that anybody may have written, and records made of it."""
+"""Safe parsing of untrusted JSON, and conversion to records."""
 
 import json
 import math
@@ -13,37 +13,37 @@ from kerasmem.errors import InputError
 from kerasmem.units import MIB, format_bytes
 
 MOST_BYTES = 16 * MIB
-"""Of a text of JSON: the config of a model takes a few."""
+"""Maximum size of a JSON text. The config of a model takes a few MiB."""
 
 _BYTES_A_VALUE, _MOST_DEPTH = 8, 200
 _ESCAPED_HALF = re.compile(r"\\u[dD]")
-"""Of a character; without the other half nobody can write it to a file."""
+"""Half of an escaped surrogate pair. An unpaired half cannot be encoded as UTF-8."""
 
 _MOST_WHOLE = (1 << 53) - 1
-"""Pages count in floats, and add up several; memory of 8 PiB is not met."""
+"""Largest exact integer in a float, as used by the pages. Corresponds to 8 PiB."""
 
 _RULES = {str: InstanceOf(str, "a text"), int: Whole(0, _MOST_WHOLE), float: Real()}
 
 
 class _OrNaN:
     def check(self, owner: str, name: str, value: Any) -> float:
-        # NaN is the one value that is not equal to itself.
+        # NaN is not equal to itself.
         is_missing = value is None or value != value
         return math.nan if is_missing else _RULES[float].check(owner, name, value)
 
 
 class _AnyNumber:
     def check(self, owner: str, name: str, value: Any) -> float:
-        # Not a whole number: one too large for its place is no number to NumPy.
+        # NumPy cannot convert an integer beyond 64 bits.
         is_float = isinstance(value, float)
         return float(value if is_float else _RULES[float].check(owner, name, value))
 
 
 OrNaN = Annotated[float, _OrNaN()]
-"""A number of a record that is NaN where there is none; JSON has null for it."""
+"""A float field that may be NaN. JSON stores NaN as null."""
 
 AnyNumber = Annotated[float, _AnyNumber()]
-"""A number of a record that may be NaN or infinite, as Python writes them as JSON."""
+"""A float field that may be NaN or infinite. JSON stores Python's literals."""
 
 _Record = TypeVar("_Record")
 
@@ -53,16 +53,13 @@ def read_json(
     most_bytes: int = MOST_BYTES,
     object_hook: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """Return what a text of JSON says, if that is no more than plain data ever is.
+    """Parses JSON of limited size and depth. Raises `InputError` for other content.
 
     Args:
-        content: the text.
-        most_bytes: of the text; it may have one value for eight of them, lest it takes
-            up more than ten times its size.
-        object_hook: as of `json.loads`.
-
-    Raises:
-        InputError: if it is no JSON, or too large, or too deep.
+        content: JSON text or bytes.
+        most_bytes: Maximum size. One value is allowed per eight bytes, so that the
+            parsed data takes at most ten times this size. Defaults to `MOST_BYTES`.
+        object_hook: See `json.loads`.
 
     Example:
         >>> read_json('{"a": [1, null]}')
@@ -72,7 +69,7 @@ def read_json(
         try:
             content = content.decode()
         except UnicodeDecodeError as error:
-            raise InputError(f"It is no text: {error}.") from error
+            raise InputError(f"The content is no text: {error}.") from error
     values = content.count(",")
     if len(content) > most_bytes or values > most_bytes // _BYTES_A_VALUE:
         raise InputError(
@@ -92,18 +89,14 @@ def read_json(
 
 
 def check_depth(value: Any) -> None:
-    """Raise if plain data has lists in lists too deep to walk.
-
-    Raises:
-        InputError: if it is so.
-    """
+    """Raises `InputError` if lists or dicts are nested too deeply."""
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > _MOST_DEPTH:
             raise InputError(
-                f"Lists are within lists {depth} levels deep. Expected: "
-                f"{_MOST_DEPTH} at most."
+                f"The data is nested too deeply. Expected: {_MOST_DEPTH} levels at "
+                f"most. Received: {depth}."
             )
         level = [part for each in level for part in _parts(each)]
 
@@ -116,17 +109,13 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def record_from(cls: type[_Record], content: Any) -> _Record:
-    """Return a record made of plain data, every field of the type that it has.
+    """Returns a dataclass `cls` from plain data and checks the type of every field.
 
-    A whole number is at least 0 and below 2^53, and other numbers are finite.
+    Fields may be numbers, strings, records, tuples, dicts or `None`. Integers must be
+    in [0, 2^53), and other numbers must be finite. Fields with a default may be
+    missing.
 
-    Args:
-        cls: a dataclass whose fields are numbers, texts, other records, tuples or
-            dicts of one kind, or None.
-        content: values by the names of the fields; those with a default may be missing.
-
-    Raises:
-        InputError: if a field is missing, unknown or of another type.
+    Raises `InputError` if a field is missing, unknown or of the wrong type.
     """
     readers = _readers(cls)
     values = _DICT.check(cls.__name__, "content", content)
@@ -134,27 +123,26 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
         return cls(**{name: readers[name](value) for name, value in values.items()})
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"A {cls.__name__} has the fields {', '.join(readers)}; those with a "
-            f"default may be missing. Received: {', '.join(values)}."
+            f"Invalid fields of {cls.__name__}. Expected: {', '.join(readers)}; those "
+            f"with a default may be missing. Received: {', '.join(values)}."
         ) from error
 
 
 class JsonRecord:
-    """A record that is one line of JSON."""
+    """Base class of records stored as one line of JSON."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def to_json(self) -> str:
-        """Return it as one line of JSON, with null for an `OrNaN` that is NaN."""
-        # Not by `asdict`, which copies deeply: this is part of what watching costs.
+        """Returns one line of JSON. NaN in an `OrNaN` field becomes null."""
+        # `asdict` copies deeply and would slow down monitoring.
         return json.dumps(self, default=_fields)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the record that `to_json` described.
+        """Returns the record stored by `to_json`.
 
-        Raises:
-            InputError: if it is none.
+        Raises `InputError` for other text.
         """
         return record_from(cls, read_json(text))
 
@@ -179,14 +167,10 @@ def _readers(cls: Any) -> dict[str, Callable[[Any], Any]]:
 def reader_of(
     owner: str, name: str, rule: tuple[Any, Any, bool]
 ) -> Callable[[Any], Any]:
-    """Return a function that checks and converts the plain data of one field.
+    """Returns a function that checks and converts the plain data of one field.
 
-    It raises `InputError` for a value that the rule does not allow.
-
-    Args:
-        owner: Name of the record, for messages.
-        name: Name of the field.
-        rule: As `rule_of` returns it.
+    The function raises `InputError` for an invalid value. `rule` is a result of
+    `rule_of`; `owner` and `name` are for messages.
     """
     kind, own, is_optional = rule
     if is_optional:

@@ -1,4 +1,4 @@
-"""Why memory ran out in a training, what filled it, and what would help."""
+"""Records of out-of-memory errors: the cause, the memory in use, the remedies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ from kerasmem.units import format_bytes
 
 
 def cause_sentence(cause: "Cause") -> str:
-    """Return why memory ran out, in one sentence or two."""
+    """Returns the cause in one or two sentences."""
     device = cause.device or "The device"
     request = f"{_asked(cause)}{_by_whom(cause)}"
     if cause.kind == "input pipeline":
         return (
-            f"The host's memory ran out while data was made: {request}. The model has "
-            "no part in it, and smaller micro-batches do not help."
+            f"The host's memory ran out in the input pipeline: {request}. The model is "
+            "not the cause, and smaller micro-batches do not help."
         )
     if cause.kind == "host":
         return f"The host's memory ran out, not the device's: {request}."
     if cause.kind == "one tensor":
         limit = format_bytes(cause.limit_bytes or 0)
-        return f"One tensor alone is more than {device} has: {request}, of {limit}."
+        return f"{device} has only {limit}, less than a single tensor: {request}."
     if cause.kind == "fragmentation":
         return (
-            f"{device} had enough free memory, but not in one piece: {request}"
+            f"{device} has enough free memory, but it is fragmented: {request}"
             f"{_free(cause)}."
         )
     return f"{device} had too little memory: {request}{_in_use(cause)}."
 
 
 def moment_words(post_mortem: "PostMortem") -> str:
-    """Return when it happened, and with how many samples."""
+    """Returns the epoch, the step and the batch size in words."""
     when = [] if post_mortem.epoch is None else [f"epoch {post_mortem.epoch + 1}"]
     when += [] if post_mortem.step is None else [f"step {post_mortem.step + 1:,}"]
     batch = (
@@ -49,17 +49,15 @@ def moment_words(post_mortem: "PostMortem") -> str:
 
 
 def fitting_sentence(post_mortem: "PostMortem") -> str:
-    """Return how many micro-batches would fit, `""` if that is beside the point."""
+    """Returns the number of micro-batches that fit, or `""` if this cannot help."""
     if post_mortem.cause.kind in ("input pipeline", "host"):
         return ""
     count = post_mortem.fitting_micro_batches
     if count is None:
         if post_mortem.cause.limit_bytes is None:
-            return "How many micro-batches would fit is unknown: nobody told the limit."
+            return "The number of micro-batches that fits is unknown: no memory limit."
         if not post_mortem.batch_size:
-            return (
-                "How many micro-batches would fit is unknown, as is the batch's size."
-            )
+            return "The number of micro-batches that fits is unknown: no batch size."
         return "No number of micro-batches is estimated to fit."
     size = -(-post_mortem.batch_size // count)
     peak = format_bytes(post_mortem.fitting_bytes or 0)
@@ -72,7 +70,7 @@ def fitting_sentence(post_mortem: "PostMortem") -> str:
 
 
 def remedy_words(remedy: "Remedy") -> str:
-    """Return what a remedy takes off the peak and whether that is enough, or `""`."""
+    """Returns the savings of a remedy and whether they suffice, or `""` if unknown."""
     if remedy.saves_bytes is None:
         return ""
     less = f"about {format_bytes(remedy.saves_bytes)} less"
@@ -84,7 +82,7 @@ def remedy_words(remedy: "Remedy") -> str:
 
 
 def peak_words(post_mortem: "PostMortem") -> str:
-    """Return the peak, and whether it was measured."""
+    """Returns the peak, and whether it is measured or estimated."""
     if post_mortem.peak_bytes is None:
         return "unknown"
     how = (
@@ -106,7 +104,7 @@ def _parts_of_peak(post_mortem: "PostMortem", layers: int) -> Iterator[str]:
         yield "by layer:"
         yield from largest
     if post_mortem.other_bytes:
-        yield f"beside it, all the time: {format_bytes(post_mortem.other_bytes)}"
+        yield f"also in use between steps: {format_bytes(post_mortem.other_bytes)}"
 
 
 def _what_would_help(post_mortem: "PostMortem") -> Iterator[str]:
@@ -120,8 +118,8 @@ def _what_would_help(post_mortem: "PostMortem") -> Iterator[str]:
 
 def _asked(cause: "Cause") -> str:
     if cause.requested_bytes is None:
-        return "some memory was asked for"
-    return f"{format_bytes(cause.requested_bytes)} were asked for in one piece"
+        return "an allocation of unknown size failed"
+    return f"an allocation of {format_bytes(cause.requested_bytes)} failed"
 
 
 def _by_whom(cause: "Cause") -> str:
@@ -137,7 +135,7 @@ def _in_use(cause: "Cause") -> str:
     if used_bytes is not None:
         return f" when {format_bytes(used_bytes)}{of} were in use"
     if cause.peak_bytes is not None:
-        return f"; at the fullest {format_bytes(cause.peak_bytes)}{of} were in use"
+        return f"; the peak was {format_bytes(cause.peak_bytes)}{of}"
     return f"; the limit is {format_bytes(limit)}" if limit is not None else ""
 
 
@@ -148,38 +146,40 @@ def _free(cause: "Cause") -> str:
     free = f" when {format_bytes(cause.limit_bytes - used_bytes)} were free"
     if cause.largest_free_bytes is None:
         return free
-    return f"{free}, at most {format_bytes(cause.largest_free_bytes)} in one piece"
+    return f"{free}; largest free block {format_bytes(cause.largest_free_bytes)}"
 
 
 CAUSES = ("device", "fragmentation", "one tensor", "input pipeline", "host")
-"""What can be too small: the device's memory, its largest free piece, the whole device
-for one tensor alone, the host's memory while data is made, or the host's otherwise."""
+"""Resources that can be too small. `"device"` is the device's memory, `"fragmentation"`
+its largest free block. `"one tensor"` is the device's memory for a single tensor.
+`"input pipeline"` and `"host"` are the host's memory, in the pipeline or elsewhere."""
 
 TORN = "torn state"
-"""Kind of an `OutOfMemoryError` after which the model is not as before the step."""
+"""Kind of an `OutOfMemoryError` after which the model's state differs from before the
+step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why memory ran out: the request that was refused. What nobody told is None.
+    """Cause of an out-of-memory error: the failed allocation. `None` means unknown.
 
     Args:
-        kind: one of `CAUSES`.
-        error: class of the framework's error, such as `"ResourceExhaustedError"`.
-        message: what that said, in one line.
-        requested_bytes: bytes that were asked for in one piece.
-        shape: shape of the tensor, such as `"[64,128]"`, `""` if unknown.
-        dtype: type of its entries, by the framework's name; `""` if unknown.
-        operation: the framework's name of the operation that asked, `""` if unknown.
-        layer: path of the layer that the operation belongs to.
-        phase: what the step was doing: one of `records.PHASES`.
-        device: the framework's name of the device.
-        limit_bytes: most bytes that the allocator may have of the device.
-        in_use_bytes: bytes in use when the request was refused.
-        largest_free_bytes: largest piece that could have been had at that moment.
-        peak_bytes: most bytes in use since the peak was last reset.
-        in_use_after_bytes: bytes in use when the error was looked at, when part of the
-            failed step was freed already.
+        kind: One of `CAUSES`.
+        error: Class of the framework's error, such as `"ResourceExhaustedError"`.
+        message: Message of the framework's error, in one line.
+        requested_bytes: Size of the failed allocation.
+        shape: Shape of the tensor, such as `"[64,128]"`, or `""` if unknown.
+        dtype: Data type in the framework, or `""` if unknown.
+        operation: Operation in the framework, or `""` if unknown.
+        layer: Path of the layer that owns the operation.
+        phase: Phase of the step, one of `records.PHASES`.
+        device: Name of the device in the framework.
+        limit_bytes: Memory limit of the allocator.
+        in_use_bytes: Bytes in use at the failed allocation.
+        largest_free_bytes: Largest free block at the failed allocation.
+        peak_bytes: Peak bytes in use since the last reset.
+        in_use_after_bytes: Bytes in use when the error was handled. Part of the failed
+            step is already freed.
     """
 
     kind: str
@@ -201,15 +201,15 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """Something that would help.
+    """One way to reduce the memory.
 
     Args:
-        name: what a person calls it, such as `"mixed precision"`.
-        how: what to write or do.
-        saves_bytes: bytes that it takes off the peak, estimated; None where nobody can
-            tell.
-        peak_bytes: the peak with it, estimated; None where nobody can tell.
-        fits: whether a step with it alone is estimated to fit; None without a limit.
+        name: Name of the technique, such as `"mixed precision"`.
+        how: Code or instructions.
+        saves_bytes: Estimated reduction of the peak, or `None` if unknown.
+        peak_bytes: Estimated peak with the remedy, or `None` if unknown.
+        fits: Whether a step with only this remedy is estimated to fit. `None` without a
+            limit.
     """
 
     name: str
@@ -221,34 +221,35 @@ class Remedy:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem(OfParts, JsonRecord):
-    """What is known of one time that memory ran out. It holds no tensors.
+    """Report of one out-of-memory error. Holds no tensors.
 
     Args:
-        cause: why.
-        model: name of the model.
-        backend: name of the Keras backend.
-        batch_size: samples of the effective batch, which makes one update; 0 if
-            unknown.
-        micro_batches: into how many that was split when memory ran out; 1 for none.
-        epoch: index of the epoch, from 0; None if unknown.
-        step: number of the step, from 0 over the whole fit; None if unknown.
-        peak_bytes: most bytes in use at once in such a step; None if unknown.
-        peak_source: `"measured"`, or the method by which it was estimated, such as
-            `"analytic"`; None without a peak.
-        parts: what is in use at that peak; they add up to it.
-        variable_bytes: bytes of the model's and the optimizer's variables that existed.
-        other_bytes: bytes in use beside them between steps: other models, data; None
-            where the framework does not count.
-        fitting_micro_batches: the smallest number of micro-batches with which a step
-            fits; None if none does or nobody can tell.
-        fitting_bytes: the peak with them; None with it.
-        fitting_is_tried: whether such steps ran within the limit; otherwise both are
-            estimated. True only in files of earlier versions, which tried them.
-        remedies: what else would help, first what fits by itself, then what brings
-            most.
-        left_out: what could not be found out, in words.
-        process: index of the process, 0 unless several train together.
-        time: seconds since 1970 (UTC).
+        cause: The cause.
+        model: Name of the model.
+        backend: Name of the Keras backend.
+        batch_size: Number of samples per update (the effective batch), or 0 if unknown.
+        micro_batches: Number of micro-batches per batch when the error occurred.
+            Defaults to 1.
+        epoch: Index of the epoch, from 0, or `None` if unknown.
+        step: Index of the step in the whole fit, from 0, or `None` if unknown.
+        peak_bytes: Peak bytes in use in such a step, or `None` if unknown.
+        peak_source: `"measured"`, or the method of the estimate, such as `"analytic"`.
+            `None` without a peak.
+        parts: Bytes in use at the peak by category and layer. The sum is `peak_bytes`.
+        variable_bytes: Bytes of the variables of the model and the optimizer that
+            existed.
+        other_bytes: Other bytes in use between steps, such as other models or data.
+            `None` if the framework does not count them.
+        fitting_micro_batches: Smallest number of micro-batches that fits, or `None` if
+            none fits or the number is unknown.
+        fitting_bytes: Peak with this number of micro-batches, or `None`.
+        fitting_is_tried: Whether such steps were executed. `True` only in files of
+            earlier versions; otherwise both numbers are estimated.
+        remedies: Other remedies. Sufficient ones come first, then the largest
+            reductions.
+        left_out: Facts that could not be determined, in words.
+        process: Index of the process. Defaults to 0.
+        time: Seconds since 1970 (UTC).
     """
 
     cause: Cause
@@ -273,24 +274,24 @@ class PostMortem(OfParts, JsonRecord):
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples that went through the model at a time, at most."""
+        """Maximum number of samples per forward pass."""
         return -(-self.batch_size // self.micro_batches)
 
     @property
     def is_measured(self) -> bool:
-        """Whether the peak was measured; otherwise it is estimated."""
+        """Whether the peak is measured. If `False`, it is estimated."""
         return self.peak_source == MEASURED
 
     def text(self, layers: int = 10) -> str:
-        """Return all of it in words, with so many of the largest layers."""
+        """Returns the report as text, with at most `layers` of the largest layers."""
         lines = [
             f"out of memory: {self.model} ({self.backend}), {moment_words(self)}",
             f"  {cause_sentence(self.cause)}",
             f"  {self.cause.error}: {self.cause.message}",
             *_parts_of_peak(self, layers),
-            "what would help:",
+            "remedies:",
             *(f"  {line}" for line in _what_would_help(self)),
         ]
         if self.left_out:
-            lines += ["not found out:", *(f"  {line}" for line in self.left_out)]
+            lines += ["undetermined:", *(f"  {line}" for line in self.left_out)]
         return "\n".join(lines)

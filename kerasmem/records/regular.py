@@ -1,7 +1,7 @@
-"""Regular files and nothing else, in folders that anybody may have written to.
+"""Access to regular files in directories with untrusted content.
 
-A link in a cache or in the folder of a run would lead a reader, or worse a writer, to a
-file elsewhere; a fifo would keep it waiting for ever.
+A symbolic link in a cache or run directory could redirect a reader or writer to another
+file. A FIFO would block the process.
 """
 
 import errno
@@ -16,17 +16,13 @@ from kerasmem.errors import ConfigError, InputError, ModelFileError
 from kerasmem.records.plain import MOST_BYTES, read_json
 from kerasmem.units import format_bytes
 
-# Neither is there on Windows, where a file is what its name says.
+# Windows has neither flag.
 _NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 
 
 def check_output(path: Path, suffix: str) -> None:
-    """Raise unless a file can be made at `path`; long work should not end in this.
-
-    Raises:
-        ConfigError: if the suffix is another, or the folder is missing.
-    """
+    """Raises `ConfigError` unless a file with this suffix can be written to `path`."""
     if path.suffix != suffix:
         raise ConfigError(f"The output must end in {suffix}. Received: {str(path)!r}.")
     check_parent(path)
@@ -35,11 +31,7 @@ def check_output(path: Path, suffix: str) -> None:
 
 
 def check_parent(path: Path) -> None:
-    """Raise unless the folder of an output exists and the output can have its name.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Raises `ConfigError` unless the directory exists and the file name is valid."""
     try:
         path.resolve()
         path.exists()
@@ -48,44 +40,29 @@ def check_parent(path: Path) -> None:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"The output path is invalid: {reason}. Received: {str(path)!r}. Next: "
-            "give another name."
+            "choose another name."
         ) from error
     if not has_parent:
         raise ConfigError(
             f"There is no folder {str(path.parent)!r} for the output. Received: "
-            f"{str(path)!r}. Next: make the folder."
+            f"{str(path)!r}. Next: create the folder."
         )
 
 
 def check_outside(output: Path, source: Any) -> None:
-    """Raise if an output is inside of a folder that is the input.
-
-    Args:
-        output: Path of the output.
-        source: The input: a path or a model.
-
-    Raises:
-        ConfigError: if so.
-    """
+    """Raises `ConfigError` if an output is inside an input directory."""
     is_folder = isinstance(source, str | Path) and Path(source).is_dir()
     if is_folder and _real(source) in _real(output).parents:
         raise ConfigError(
             "The output is inside the input folder, which is never modified. "
-            f"Received: {str(output)!r} in {str(source)!r}. Next: give a path outside."
+            f"Received: {str(output)!r} in {str(source)!r}. Next: use a path outside."
         )
 
 
 def check_links(folder: Path, files: Iterable[Path]) -> None:
-    """Raise if a link leads out of the folder of a model.
+    """Raises `ModelFileError` if a symbolic link points out of a model's directory.
 
-    Links into `../../blobs` are valid: the cache of the Hugging Face Hub has them.
-
-    Args:
-        folder: The folder of the model.
-        files: Files and folders in it.
-
-    Raises:
-        ModelFileError: if a link leads elsewhere or to no file.
+    Links into `../../blobs` are valid, as in the cache of the Hugging Face Hub.
     """
     root = _real(folder)
     homes = (root, root.parent.parent / "blobs")
@@ -96,20 +73,13 @@ def check_links(folder: Path, files: Iterable[Path]) -> None:
             raise ModelFileError(
                 f"{str(file)!r} is a link out of the model's folder. Expected: links "
                 "to files in the folder or in '../../blobs'. Received: a link to "
-                f"{str(target)!r}. Next: put a copy of the file in its place."
+                f"{str(target)!r}. Next: replace the link with a copy of the file."
             )
 
 
 @contextmanager
 def unchanged(files: Iterable[Path]) -> Generator[None, None, None]:
-    """Raise at the end of the scope if a file was changed or replaced in it.
-
-    Args:
-        files: Paths of regular files, or of links to them.
-
-    Raises:
-        ModelFileError: if so.
-    """
+    """Raises `ModelFileError` at the end of its scope if a file was changed."""
     with ExitStack() as scope:
         files_by_path = {
             path: scope.enter_context(open_regular(path, follow_link=True)).fileno()
@@ -126,11 +96,7 @@ def unchanged(files: Iterable[Path]) -> Generator[None, None, None]:
 
 
 def identity(file: Path | int) -> tuple[int, ...] | None:
-    """Return device, inode, size and modification time, None if there is no file.
-
-    Args:
-        file: Path of a file, or its descriptor.
-    """
+    """Returns device, inode, size and modification time, or `None` without a file."""
     try:
         status = os.fstat(file) if isinstance(file, int) else file.stat()
     except OSError:
@@ -143,37 +109,26 @@ def _real(path: str | Path) -> Path:
 
 
 def open_regular(path: Path, mode: str = "rb", *, follow_link: bool = False) -> IO[Any]:
-    """Return a regular file, opened.
+    """Opens a regular file. Raises `OSError` for other kinds of files.
 
     Args:
-        path: the file.
-        mode: as of `open`.
-        follow_link: whether a link to a regular file will do, as for one that the
-            user named.
-
-    Raises:
-        OSError: if there is no such file, or it is a link, a fifo, a socket or a
-            device.
+        path: Path of the file.
+        mode: Mode as for `open`. Defaults to `"rb"`.
+        follow_link: Whether to follow a link, as for paths from the user. Defaults to
+            `False`.
     """
 
     def opener(name: str, flags: int) -> int:
         return _opened(name, flags | _NO_WAIT | (0 if follow_link else _NO_LINK))
 
-    # `Path.open` takes no opener.
+    # `Path.open` has no `opener` argument.
     return open(path, mode, opener=opener)
 
 
 def read_regular(path: Path, most_bytes: int, *, follow_link: bool = False) -> bytes:
-    """Return what a regular file holds.
+    """Returns the content of a regular file. See `open_regular`.
 
-    Args:
-        path: the file.
-        most_bytes: that it may hold.
-        follow_link: as of `open_regular`.
-
-    Raises:
-        InputError: if it holds more.
-        OSError: as of `open_regular`.
+    Raises `InputError` if the file has more than `most_bytes`.
     """
     with open_regular(path, follow_link=follow_link) as file:
         content = file.read(most_bytes + 1)
@@ -186,11 +141,9 @@ def read_regular(path: Path, most_bytes: int, *, follow_link: bool = False) -> b
 
 
 def read_json_file(path: Path) -> Any:
-    """Return what a file of JSON says, no link.
+    """Returns the parsed content of a JSON file. Links are not followed.
 
-    Raises:
-        InputError: if it is no JSON, or too large, or too deep.
-        OSError: as of `open_regular`.
+    Raises `InputError` if the content is no JSON, too large or nested too deeply.
     """
     return read_json(read_regular(path, MOST_BYTES))
 
@@ -209,5 +162,5 @@ def _opened(name: str, flags: int) -> int:
 
 
 def _irregular(name: str) -> OSError:
-    why = "it is a link, a folder or a device, where a regular file must be"
+    why = "expected a regular file; it is a link, a folder or a device"
     return OSError(errno.EINVAL, why, name)

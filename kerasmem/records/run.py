@@ -1,4 +1,4 @@
-"""What was run, and what its monitors recorded: memory, gradients, findings."""
+"""Records of a training run: memory, gradients, findings."""
 
 import math
 from collections.abc import Iterable
@@ -12,26 +12,25 @@ from kerasmem.records.timeline import Timeline
 
 @dataclass(frozen=True)
 class DeviceReading:
-    """Bytes in use on one device, from the framework's own allocator.
+    """Memory in use on one device, as reported by the framework's allocator.
 
     Args:
-        name: the framework's name of the device, such as `"GPU:0"`.
-        current_bytes: bytes in use at the time of the reading.
-        peak_bytes: most bytes in use since the peak was last reset.
-        peak_was_reset: False where the backend cannot reset the peak: then
-            `peak_bytes` is the peak of the whole process.
-        complete: False where the allocator leaves small requests out.
-        first_step_peak_bytes: peak of the first step of the fit, in which a backend
-            may try out algorithms; None in every other epoch.
-        later_peak_bytes: peak of the epoch without the first step; None where
-            `first_step_peak_bytes` is.
-        reserved_bytes: bytes of the allocator's pool, in use or not; None if unknown.
-        largest_free_bytes: largest free block in the pool; None if unknown.
-        card_used_bytes: bytes in use on the whole card, by every process; None
-            without NVML.
-        card_total_bytes: bytes of the card; None without NVML.
-        shares_with: name of the device whose allocator this one shares, so that both
-            readings are of the same bytes; None for an allocator of its own.
+        name: Name of the device in the framework, such as `"GPU:0"`.
+        current_bytes: Bytes in use at the time of the reading.
+        peak_bytes: Peak bytes in use since the last reset.
+        peak_was_reset: Whether the backend can reset the peak. If `False`, `peak_bytes`
+            covers the whole process.
+        complete: `False` if the allocator does not count small requests.
+        first_step_peak_bytes: Peak of the first step of a fit, in which a backend may
+            benchmark algorithms. `None` in later epochs.
+        later_peak_bytes: Peak of the first epoch without its first step. `None` in
+            later epochs.
+        reserved_bytes: Size of the allocator's pool, or `None` if unknown.
+        largest_free_bytes: Largest free block in the pool, or `None` if unknown.
+        card_used_bytes: Bytes in use on the card by all processes. `None` without NVML.
+        card_total_bytes: Memory of the card. `None` without NVML.
+        shares_with: Name of the device with the same allocator, or `None`. Both
+            readings count the same bytes.
     """
 
     name: str
@@ -49,15 +48,15 @@ class DeviceReading:
 
     @property
     def counts(self) -> bool:
-        """Whether the figures are a measurement.
+        """Whether the reading is a measurement.
 
-        Zero is none where small requests are left out and there were no others.
+        A peak of zero is no measurement if the allocator skips small requests.
         """
         return self.complete or self.peak_bytes > 0
 
     @property
     def fragmentation(self) -> float | None:
-        """Share of the pool's free bytes outside of its largest free block, 0 to 1."""
+        """Fraction of the free pool bytes outside the largest free block, in [0, 1]."""
         if self.reserved_bytes is None or self.largest_free_bytes is None:
             return None
         free = self.reserved_bytes - self.current_bytes
@@ -65,7 +64,7 @@ class DeviceReading:
 
 
 def own_allocators(devices: Iterable[DeviceReading]) -> list[DeviceReading]:
-    """Return the readings that count each byte once: one for each allocator."""
+    """Returns one reading per allocator, so that no byte is counted twice."""
     return [device for device in devices if device.shares_with is None]
 
 
@@ -74,13 +73,12 @@ class HostReading:
     """Resident memory of this process.
 
     Args:
-        rss_bytes: resident bytes at the time of the reading.
-        peak_bytes: most resident bytes since the peak was last reset.
-        peak_source: `"kernel"` where the kernel keeps a peak that can be reset,
-            `"sampled"` where a thread looked every few milliseconds.
-        input_bytes: bytes that the framework's host allocator has in use while a
-            device trains, nearly all of them the input pipeline's; None where it
-            cannot be told.
+        rss_bytes: Resident bytes at the time of the reading.
+        peak_bytes: Peak resident bytes since the last reset.
+        peak_source: `"kernel"` if the kernel has a peak that can be reset. `"sampled"`
+            if a thread reads the resident memory every few milliseconds.
+        input_bytes: Bytes in use in the framework's host allocator while a device
+            trains, or `None` if unknown. The input pipeline owns nearly all of them.
     """
 
     rss_bytes: int
@@ -94,18 +92,16 @@ class MemoryRecord(JsonRecord):
     """One reading of a `MemoryMonitor`.
 
     Args:
-        epoch: index of the epoch, from 0.
-        batch: index of the batch within the epoch, None for the epoch's end.
-        devices: one reading per device; empty where the backend gives none.
-        host: the process's own memory, None with `host=False`.
-        phase: `"train"`, `"validation"` (inside of a fit), `"evaluate"` or
-            `"predict"`.
-        process: index of the process, 0 unless several train together.
-        time: seconds since 1970 (UTC).
-        loss: at the end of an epoch of training its loss in `logs`, None without one
-            that is finite.
-        val_loss: the same of its validation.
-        metrics: at the end of an epoch the finite metrics in `logs`, by name.
+        epoch: Index of the epoch, from 0.
+        batch: Index of the batch in the epoch, or `None` at the end of an epoch.
+        devices: One reading per device. Empty if the backend reports none.
+        host: Memory of the process, or `None` with `host=False`.
+        phase: `"train"`, `"validation"` (within a fit), `"evaluate"` or `"predict"`.
+        process: Index of the process. Defaults to 0.
+        time: Seconds since 1970 (UTC).
+        loss: Training loss at the end of an epoch, or `None` if missing or not finite.
+        val_loss: Validation loss at the end of an epoch, or `None`.
+        metrics: Finite metrics in `logs` at the end of an epoch, by name.
     """
 
     epoch: int
@@ -121,29 +117,28 @@ class MemoryRecord(JsonRecord):
 
     @property
     def counted(self) -> tuple[DeviceReading, ...]:
-        """The devices whose figures are a measurement."""
+        """Devices whose reading is a measurement."""
         return tuple(device for device in self.devices if device.counts)
 
 
 @dataclass(frozen=True)
 class VariableGradient:
-    """Statistics of one variable's gradient over the sampled steps of an epoch.
+    """Statistics of the gradient of one variable over the sampled steps of an epoch.
 
     Args:
-        path: path of the variable, such as `"dense/kernel"`.
-        steps: number of sampled steps.
-        norm: mean of the L2 norm over the sampled steps with a finite one; NaN if there
-            is none.
-        norm_max: largest of these norms, NaN if there is none.
-        norm_last: the norm in the last sampled step, NaN if it was not finite.
-        max_abs: largest absolute value in the sampled steps with a finite norm.
-        zero_fraction: mean share of entries that are exactly zero, 0 to 1.
-        nonfinite: number of NaN or infinite entries seen.
-        update_ratio: mean of the L2 norm of an update over that of the variable before
-            it, over the updates of the epoch that follow a sampled one, and a fit's
-            first. Of a large variable evenly spaced entries are looked at, which the
-            sparse updates of an embedding may miss. None if unknown.
-        gradient_bytes: bytes of its gradient, as the backend holds it.
+        path: Path of the variable, such as `"dense/kernel"`.
+        steps: Number of sampled steps.
+        norm: Mean L2 norm over the sampled steps with a finite norm, or NaN.
+        norm_max: Largest finite L2 norm, or NaN.
+        norm_last: L2 norm in the last sampled step, or NaN if not finite.
+        max_abs: Largest absolute value in the sampled steps with a finite norm.
+        zero_fraction: Mean fraction of exact zeros, in [0, 1].
+        nonfinite: Number of NaN and infinite entries.
+        update_ratio: Mean ratio of the L2 norms of the update and the variable before
+            the update, or `None` if unknown. Covers the first update of a fit and each
+            update after a sampled step. Large variables are subsampled evenly, which
+            can miss the sparse updates of an embedding.
+        gradient_bytes: Bytes of the gradient in the backend.
     """
 
     path: str
@@ -160,29 +155,27 @@ class VariableGradient:
 
 @dataclass(frozen=True)
 class GradientRecord(JsonRecord):
-    """One epoch of a `GradientMonitor`.
+    """Statistics of one epoch, recorded by a `GradientMonitor`.
 
     Args:
-        epoch: index of the epoch, from 0.
-        steps: number of updates that the optimizer made; a step that loss scaling
-            skipped is none.
-        norm: mean of the global L2 norm over the updates with a finite one; NaN if
-            there is none.
-        norm_max: largest finite global L2 norm, NaN if there is none.
-        nonfinite_steps: number of steps whose gradient held NaN or infinity, those
-            that loss scaling skipped included.
-        variables: per-variable statistics; empty with `per_variable=False`.
-        norm_last: global L2 norm of the last update, NaN if it was not finite.
-        sampled_steps: numbers of the updates with per-variable statistics, from 0 at
-            the epoch's begin.
-        gradient_bytes: bytes of all gradients of one step together.
-        own_bytes: bytes that the monitor's own state takes on the device.
-        time: seconds since 1970 (UTC).
-        norm_first: global L2 norm of the first update, NaN if it was not finite.
-        loss: the epoch's loss in `logs`, None without one that is finite.
-        val_loss: the same of its validation.
-        learning_rate: that of the last update; None if unknown.
-        metrics: the epoch's finite metrics in `logs`, by name.
+        epoch: Index of the epoch, from 0.
+        steps: Number of optimizer updates, without steps skipped by loss scaling.
+        norm: Mean global L2 norm over the updates with a finite norm, or NaN.
+        norm_max: Largest finite global L2 norm, or NaN.
+        nonfinite_steps: Number of steps with NaN or infinity in the gradient, including
+            steps skipped by loss scaling.
+        variables: Statistics per variable. Empty with `per_variable=False`.
+        norm_last: Global L2 norm of the last update, or NaN if not finite.
+        sampled_steps: Indices of the updates with statistics per variable, from 0 in
+            each epoch.
+        gradient_bytes: Bytes of all gradients of one step.
+        own_bytes: Bytes of the monitor's state on the device.
+        time: Seconds since 1970 (UTC).
+        norm_first: Global L2 norm of the first update, or NaN if not finite.
+        loss: Training loss in `logs`, or `None` if missing or not finite.
+        val_loss: Validation loss in `logs`, or `None` if missing or not finite.
+        learning_rate: Learning rate of the last update, or `None` if unknown.
+        metrics: Finite metrics in `logs`, by name.
     """
 
     epoch: int
@@ -204,21 +197,22 @@ class GradientRecord(JsonRecord):
 
 
 SEVERITIES = ("error", "warning", "note")
-"""The gravest first: what was trained is lost, is in danger, or is worth knowing."""
+"""Severities of findings, most severe first: the training is lost, at risk, or only
+notable."""
 
 
 @dataclass(frozen=True)
 class Finding(JsonRecord):
-    """One thing worth a person's attention, told once.
+    """A problem or remarkable observation, reported once.
 
     Args:
-        kind: what it is, such as `"leak"` or `"vanishing gradient"`.
-        text: one or two sentences with names and figures.
-        epoch: index of the epoch after which it was noticed, from 0.
-        layer: path of the layer it is about, None if it is about none or several.
-        monitor: class name of the callback that noticed it.
-        severity: one of `SEVERITIES`.
-        layers: paths of all layers it is about, in the order of the model.
+        kind: Kind of the finding, such as `"leak"` or `"vanishing gradient"`.
+        text: One or two sentences with names and figures.
+        epoch: Index of the epoch of the finding, from 0.
+        layer: Path of the layer, or `None` for no layer or several layers.
+        monitor: Class name of the callback.
+        severity: One of `SEVERITIES`. Defaults to `"warning"`.
+        layers: Paths of all layers concerned, in the order of the model.
     """
 
     kind: str
@@ -231,22 +225,22 @@ class Finding(JsonRecord):
 
 
 def gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings by severity; those of one severity keep their order."""
+    """Returns findings sorted by severity. The sort is stable."""
     return tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity)))
 
 
 @dataclass(frozen=True)
 class RunInfo(JsonRecord):
-    """What a monitor knows of the run that it watches.
+    """Description of a monitored run.
 
     Args:
-        model: name of the model.
-        parameters: number of its weights' entries, 0 if it was not built yet.
-        weight_bytes: bytes of its weights in RAM, 0 if it was not built yet.
-        backend: name of the Keras backend.
-        versions: versions by package name: keras, the backend, kerasmem.
-        started: when the fit began, ISO 8601 with time zone.
-        processes: number of processes that train together.
+        model: Name of the model.
+        parameters: Number of weight entries, or 0 before the model is built.
+        weight_bytes: Bytes of the weights in RAM, or 0 before the model is built.
+        backend: Name of the Keras backend.
+        versions: Versions of keras, the backend and kerasmem, by package name.
+        started: Start of the fit, in ISO 8601 with time zone.
+        processes: Number of training processes.
     """
 
     model: str
@@ -260,18 +254,18 @@ class RunInfo(JsonRecord):
 
 @dataclass(frozen=True)
 class Run:
-    """All that the monitors of one run recorded; what is empty was not watched.
+    """All records of one run. Fields are empty if they were not monitored.
 
     Args:
-        info: what was run, None if nobody said.
-        memory: readings of every process, in the order in which each took them.
-        gradients: one record per epoch, of the first process: the gradients that reach
-            the update are the same in all.
-        findings: what the monitors of every process noticed.
-        timelines: one per allocator and window of steps.
-        post_mortems: one per time that memory ran out, of every process.
-        notes: what could not be read, in words.
-        name: name of the run's folder, `""` without one.
+        info: Description of the run, or `None` if missing.
+        memory: Readings of all processes, in order per process.
+        gradients: One record per epoch, from the first process. The aggregated
+            gradients are equal in all processes.
+        findings: Findings of all processes.
+        timelines: One timeline per allocator and window of steps.
+        post_mortems: One post-mortem per out-of-memory error, from all processes.
+        notes: Messages about unreadable records.
+        name: Name of the run directory, or `""`.
     """
 
     info: RunInfo | None = None
@@ -286,13 +280,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Scalar:
-    """One point of one series.
+    """One point of a time series.
 
     Args:
-        tag: name of the series, such as `"memory/GPU:0/peak_mib"`.
-        step: of the epoch, or of the batch, from 0.
-        time: seconds since 1970 (UTC).
-        value: the number.
+        tag: Name of the series, such as `"memory/GPU:0/peak_mib"`.
+        step: Index of the epoch or batch, from 0.
+        time: Seconds since 1970 (UTC).
+        value: The value.
     """
 
     tag: str

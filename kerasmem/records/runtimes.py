@@ -1,4 +1,4 @@
-"""Contents of files, exports, and what a model costs in each runtime."""
+"""Records of file contents, exports and runtime comparisons."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from kerasmem.units import format_bytes
 
 @dataclass(frozen=True)
 class OperationPrecision:
-    """An operation of a file with another precision than the file's scheme.
+    """An operation in an exported file whose precision differs from the scheme.
 
     Args:
-        operation: the name of its output in the file.
-        kind: its name in the runtime, such as `"FULLY_CONNECTED"`.
-        precision: `"int8"`; `"int16x8"`: int16 activations, int8 weights; `"dynamic
-            int8"`: int8 weights, and inputs that are rounded row by row at run time;
-            `"weight-only int8"`: int8 weights that become float at run time; `"float"`.
-        reason: why.
+        operation: Name of the operation's output in the file.
+        kind: Operation type in the runtime, such as `"FULLY_CONNECTED"`.
+        precision: `"int8"`; `"int16x8"` (int16 activations, int8 weights); `"dynamic
+            int8"` (int8 weights, inputs quantized row by row at run time);
+            `"weight-only int8"` (int8 weights dequantized at run time); or `"float"`.
+        reason: Reason for the precision.
     """
 
     operation: str
@@ -27,22 +27,21 @@ class OperationPrecision:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """One exported file, run back and compared with the model it was made of.
+    """One exported file, executed and compared with the original model.
 
     Args:
-        path: the file, LiteRT's or ONNX's by its ending.
+        path: Path of the LiteRT or ONNX file.
         scheme: `"float"`, `"int8-dynamic"`, `"int8-static"` or `"int4"`.
-        file_bytes: size of the file.
-        samples: number of samples that it is judged on.
-        measure: what is lost: `"accuracy loss"`, `"changed decisions"` (a share of the
-            samples) or `"relative L2"`.
-        loss: how much of it.
-        tolerance: the largest loss that was allowed.
-        difference: largest absolute difference of an output, as a share of the
-            largest output; it is not judged.
-        integer_share: share of the multiplications whose inputs are integers; 0 for
-            `"float"`.
-        operations: those with another precision than that of the scheme.
+        file_bytes: Size of the file.
+        samples: Number of samples in the comparison.
+        measure: `"accuracy loss"`, `"changed decisions"` (fraction of the samples) or
+            `"relative L2"`.
+        loss: Value of `measure`.
+        tolerance: Largest allowed value of `measure`.
+        difference: Largest absolute difference of an output divided by the largest
+            output. For information only.
+        integer_share: Fraction of multiplications with integer inputs. 0 for `"float"`.
+        operations: Operations whose precision differs from the scheme.
     """
 
     path: str
@@ -57,7 +56,9 @@ class ExportReport:
     operations: tuple[OperationPrecision, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the report as lines of text, operations with the same reason in one.
+        """Returns the report as lines of text.
+
+        Operations with the same reason share a line.
 
         Example:
             >>> report = ExportReport(
@@ -88,17 +89,17 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One weight in a file.
+    """One weight in a model file.
 
     Args:
-        name: the layer as it is named, and the number of the weight in it: Keras keeps
-            no more of its name.
-        shape: its shape.
-        dtype: type of an entry.
-        weight_bytes: bytes of it in RAM.
-        file_bytes: bytes of the file that it takes.
-        coding: how it is written: `"stored"`, `"deflated"`, `"shuffled, deflated"`,
-            `"entropy"`, or `"zeros"` that take nothing.
+        name: Name of the layer and index of the weight. Keras files contain no other
+            name.
+        shape: Shape of the weight.
+        dtype: Data type of the weight.
+        weight_bytes: Bytes in RAM.
+        file_bytes: Bytes in the file.
+        coding: `"stored"`, `"deflated"`, `"shuffled, deflated"`, `"entropy"`, or
+            `"zeros"`, which takes no space.
     """
 
     name: str
@@ -111,13 +112,13 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class FileContents:
-    """A model's file, every byte of it counted once.
+    """Breakdown of a model file. Every byte is counted once.
 
     Args:
-        file_bytes: its size.
-        tensors: the weights, those that take most of the file first.
-        other: bytes of everything else by what they are: the members of the archive
-            beside the weights, `"structure of the weights"`, `"archive"`.
+        file_bytes: Size of the file.
+        tensors: Weights, largest in the file first.
+        other: Remaining bytes by source: the other archive members, `"structure of the
+            weights"` and `"archive"`.
     """
 
     file_bytes: int
@@ -127,13 +128,13 @@ class FileContents:
 
 @dataclass(frozen=True)
 class BatchTime:
-    """The time that one batch takes.
+    """Time of a forward pass for one batch size.
 
     Args:
-        batch_size: samples in it.
-        milliseconds: median time of one forward pass.
-        low_ms: nine in ten passes took longer.
-        high_ms: nine in ten passes took less.
+        batch_size: Number of samples.
+        milliseconds: Median time of a forward pass.
+        low_ms: 10th percentile.
+        high_ms: 90th percentile.
     """
 
     batch_size: int
@@ -144,24 +145,25 @@ class BatchTime:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeFigures:
-    """A model in one form, run by one runtime. None means: not to be had.
+    """Figures of a model in one form and runtime. `None` marks a missing figure.
 
-    None of the figures is there if the form could not be made; `reason` says why.
+    If the form could not be created, all figures are missing and `reason` is set.
 
     Args:
-        name: such as `"LiteRT, int8-static"`.
-        how: what to write to get it.
-        needs_keras: whether it runs only in a process that has Keras.
-        times: of every batch size, in ascending order.
-        file_bytes: size of the file without optimizer state. For the model as it is,
+        name: Name of the form, such as `"LiteRT, int8-static"`.
+        how: Code or command that creates the form.
+        needs_keras: Whether the process needs Keras.
+        times: Times for all batch sizes, in ascending order.
+        file_bytes: Size of the file without optimizer state. For the unchanged model,
             the size of the input file of `kerasmem runtimes`.
-        weight_bytes: of the weights, in RAM or as constants of the file.
-        peak_bytes: most resident bytes during a pass of the largest batch, on the CPU
-            in a process of its own, beyond those before the model was opened.
-        process_bytes: most resident bytes of that process then, its runtime included.
-        difference: largest absolute difference of an output from those of the model as
-            it is, as a share of the largest output.
-        reason: why it could not be made, `""` if it was.
+        weight_bytes: Bytes of the weights in RAM or as constants in the file.
+        peak_bytes: Peak resident memory during a pass of the largest batch, minus the
+            resident memory before the model was loaded. Measured on the CPU in a
+            separate process.
+        process_bytes: Peak resident bytes of this process, including the runtime.
+        difference: Largest absolute difference of an output from the unchanged model,
+            divided by the largest output.
+        reason: Reason for a failure, or `""`.
     """
 
     name: str
@@ -176,20 +178,20 @@ class RuntimeFigures:
     reason: str = ""
 
     def time(self, batch_size: int) -> BatchTime | None:
-        """Return the time of a batch, None if it was not measured."""
+        """Returns the time for a batch size, or `None` if it was not measured."""
         matches = (t for t in self.times if t.batch_size == batch_size)
         return next(matches, None)
 
 
 @dataclass(frozen=True)
 class RuntimeAdvice:
-    """Which form to use for one purpose.
+    """Recommended form for one purpose.
 
     Args:
-        use: the purpose, such as `"fastest, batch of 1"`.
-        name: the form whose figure is least.
-        others: forms that are not clearly worse.
-        sentence: the advice in words, with the figure that it follows from.
+        use: The purpose, such as `"fastest, batch of 1"`.
+        name: The form with the smallest figure.
+        others: Forms that are not clearly worse.
+        sentence: The recommendation with its figure.
     """
 
     use: str
@@ -200,17 +202,17 @@ class RuntimeAdvice:
 
 @dataclass(frozen=True)
 class RuntimeComparison(JsonRecord):
-    """A model as it is, with int8 weights, and as LiteRT files, side by side.
+    """Comparison of the unchanged model, int8 weights and LiteRT files.
 
     Args:
-        model: its name.
+        model: Name of the model.
         backend: `"tensorflow"`, `"jax"` or `"torch"`.
-        device: `"gpu"` or `"cpu"`, what Keras runs on; LiteRT runs on the CPU.
-        threads: of LiteRT; Keras takes all that it finds.
-        samples: number of samples whose outputs were compared, those of one batch.
-        with_data: whether they came from the caller; else they are random.
-        runtimes: the forms; the first is the model as it is.
-        advice: which to use for what.
+        device: `"gpu"` or `"cpu"`, for Keras. LiteRT runs on the CPU.
+        threads: Number of LiteRT threads. Keras uses all cores.
+        samples: Number of samples in the comparison of outputs: one batch.
+        with_data: Whether the samples are user data. If `False`, they are random.
+        runtimes: Figures per form. The first is the unchanged model.
+        advice: Recommended forms by purpose.
     """
 
     model: str
@@ -224,5 +226,5 @@ class RuntimeComparison(JsonRecord):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes that were measured."""
+        """Measured batch sizes."""
         return tuple(time.batch_size for time in self.runtimes[0].times)

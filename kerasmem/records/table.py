@@ -1,4 +1,4 @@
-"""Tables of text: one form, which a page shows as HTML and the terminal by rich."""
+"""Tables of text, shown as HTML in a page and by rich in the terminal."""
 
 import io
 import math
@@ -21,19 +21,19 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts and figures.
+    """A table of text and figures.
 
     Args:
-        title: what it shows, `""` for none.
-        columns: the head, of texts first and figures after; all `""` for no head.
-        rows: the cells as text; a row may end early.
-        texts: how many of the columns are text; the others are figures.
-        note: what was left out of it.
-        last_texts: how many of the last columns are text, too.
-        strong: indices of the columns that count most.
-        row_looks: by a row's index what it is beside the others: `"strong"`, `"soft"`.
-        sortable: whether its rows can be compared with each other.
-        sections: indices of the rows that have a line above them in the terminal.
+        title: Title, or `""`.
+        columns: Column names, text columns first. All `""` for no header.
+        rows: Cells as text. A row may have fewer cells than columns.
+        texts: Number of leading text columns. The others contain figures.
+        note: Note below the table, such as the number of omitted rows.
+        last_texts: Number of trailing text columns.
+        strong: Indices of the highlighted columns.
+        row_looks: Style by row index: `"strong"` or `"soft"`.
+        sortable: Whether rows can be sorted.
+        sections: Indices of rows below a separator in the terminal.
     """
 
     title: str
@@ -48,14 +48,14 @@ class Table:
     sections: tuple[int, ...] = ()
 
     def look(self, column: int) -> str:
-        """Return the style class of a column's cells, `""` for that of figures."""
+        """Returns the style class of a column's cells. `""` is a figure."""
         if column < self.texts or column >= len(self.columns) - self.last_texts:
             return "text"
         return "strong" if column in self.strong else ""
 
 
 def terminal_table(table: Table, title: str | None = None) -> rich.table.Table:
-    """Return a table for the terminal, under another title if there is one."""
+    """Returns a table for the terminal. `title` replaces the title of the table."""
     rich_table = rich.table.Table(
         title=(table.title if title is None else title) or None,
         title_justify="left",
@@ -75,12 +75,7 @@ def terminal_table(table: Table, title: str | None = None) -> rich.table.Table:
 
 
 def as_text(table: rich.table.Table, width: int = 120) -> str:
-    """Returns a table as plain text without trailing spaces.
-
-    Args:
-        table: The table.
-        width: Number of characters in a line.
-    """
+    """Returns a table as plain text without trailing spaces."""
     console = rich.console.Console(
         file=io.StringIO(), width=width, color_system=None, highlight=False
     )
@@ -90,36 +85,36 @@ def as_text(table: rich.table.Table, width: int = 120) -> str:
 
 
 def bytes_or_missing(size: int | None) -> str:
-    """Return a size as text, `MISSING` for None."""
+    """Returns a size as text, or `MISSING` for `None`."""
     return MISSING if size is None else format_bytes(size)
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits, `MISSING` for None and NaN."""
+    """Returns a number with `digits` significant digits, or `MISSING`."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{value:.{digits}g}"
 
 
 def share_text(part: float | None, whole: float = 1.0) -> str:
-    """Return a part of a whole in percent, `MISSING` if there is none or no whole."""
+    """Returns `part / whole` in percent, or `MISSING`."""
     if part is None or not math.isfinite(part) or not whole:
         return MISSING
     return f"{100 * part / whole:.1f} %"
 
 
 def evenly(rows: Sequence[_Row], most: int = MOST_ROWS) -> tuple[list[_Row], str]:
-    """Return at most `most` of the rows, spread evenly, and a note on what is left out.
+    """Returns at most `most` evenly spaced rows, and a note about omitted rows.
 
-    The first and the last are always among them.
+    The first and the last row are always included.
 
     Example:
         >>> evenly(range(9), most=3)
-        ([0, 4, 8], 'Shown are 3 of 9 rows, evenly spaced.')
+        ([0, 4, 8], 'Showing 3 of 9 rows, evenly spaced.')
         >>> evenly("ab")
         (['a', 'b'], '')
     """
     if len(rows) <= most:
         return list(rows), ""
     selection = [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
-    return selection, f"Shown are {most:,} of {len(rows):,} rows, evenly spaced."
+    return selection, f"Showing {most:,} of {len(rows):,} rows, evenly spaced."

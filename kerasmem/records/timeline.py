@@ -1,7 +1,7 @@
-"""Every block of memory that was in use during a few steps, and when.
+"""Timelines: every memory block in use during a few steps, with its lifetime.
 
-Events are counted from 0 in the order in which the allocator made them; each is the
-allocation or the free of exactly one block.
+Events are numbered from 0 in the allocator's order. Each event is the allocation or the
+free of exactly one block.
 """
 
 import json
@@ -24,29 +24,28 @@ CATEGORIES = (
     "unknown",
 )
 MOST_TEXT_BYTES = 32 * MIB
-"""Of a timeline as JSON: one of 130,000 blocks takes some 20 MiB."""
+"""Maximum size of a timeline as JSON. A timeline of 130,000 blocks takes about 20
+MiB."""
 
 PHASES = ("forward", "backward", "optimizer", "input", "unknown")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block of memory, from its allocation to its free.
+    """One memory block, from its allocation to its free.
 
     Args:
-        requested_bytes: what the operation asked for.
-        given_bytes: what the allocator gave, rounding and waste included.
-        address: where it lies, in bytes from the allocator's zero.
-        allocated_at: number of the event that allocated it, None if it was in use
-            when the window opened.
-        freed_at: number of the event that freed it, None if it was in use when the
-            window closed.
-        operation: the framework's name of the operation, `""` if unknown.
-        layer: path of the Keras layer it belongs to, None if it belongs to none.
-        phase: one of `PHASES`.
-        category: one of `CATEGORIES`.
-        shape: shape of the tensor in it such as `"[64,128]"`, `""` if unknown.
-        dtype: type of its entries such as `"float32"`, `""` if unknown.
+        requested_bytes: Bytes requested by the operation.
+        given_bytes: Bytes allocated, including rounding.
+        address: Offset in bytes from the allocator's origin.
+        allocated_at: Event of the allocation, or `None` if it precedes the window.
+        freed_at: Event of the free, or `None` if it follows the window.
+        operation: Operation in the framework, or `""` if unknown.
+        layer: Path of the Keras layer, or `None`.
+        phase: One of `PHASES`.
+        category: One of `CATEGORIES`.
+        shape: Shape of the tensor, such as `"[64,128]"`, or `""` if unknown.
+        dtype: Data type, such as `"float32"`, or `""` if unknown.
     """
 
     requested_bytes: int
@@ -66,30 +65,28 @@ class Block:
 class Timeline:
     """The blocks of one allocator over a window of steps.
 
-    The bytes given to the blocks alive after event `n` are `in_use_bytes[n]`, the
-    allocator's own figure; the blocks alive before event 0 are `opening_bytes`.
+    After event `n`, `in_use_bytes[n]` bytes are in use according to the allocator.
+    Before event 0, `opening_bytes` are in use.
 
     Args:
-        allocator: the framework's name of the allocator or device, such as
+        allocator: Name of the allocator or device in the framework, such as
             `"GPU_0_bfc"`.
         source: `"profiler"` (TensorFlow), `"snapshot"` (torch), `"buffer assignment"`
-            (XLA's plan for a compiled step) or `"simulation"`.
-        first_step: number of the first step in the window, from 0 over the whole
-            fit.
-        steps: number of steps in the window.
-        opening_bytes: bytes in use when the window opened.
-        times_ns: nanoseconds from the window's begin, per event; in a buffer
-            assignment the number of the instruction.
-        in_use_bytes: bytes in use after each event, by the allocator's own count.
-        reserved_bytes: bytes of the allocator's pool after each event; empty if it
-            does not say.
-        fragmentation: share of the pool's free bytes that lie outside of its largest
-            free block, 0 to 1, after each event; empty if the allocator does not say.
-        blocks: every block.
-        folded: number of blocks that were put together with others of the same layer,
-            phase and category to keep the file small; 0 if every block is here.
-        lost_events: number of events that the profiler told of but that are left out,
-            because others between them and the rest are missing; 0 if none is.
+            (XLA's plan of a compiled step) or `"simulation"`.
+        first_step: Index of the first step in the window, from 0 over the whole fit.
+        steps: Number of steps in the window.
+        opening_bytes: Bytes in use at the start of the window.
+        times_ns: Nanoseconds from the start of the window, per event. For a buffer
+            assignment, indices of instructions.
+        in_use_bytes: Bytes in use after each event.
+        reserved_bytes: Size of the allocator's pool after each event. Empty if unknown.
+        fragmentation: Fraction of the free pool bytes outside the largest free block,
+            in [0, 1], after each event. Empty if unknown.
+        blocks: All blocks.
+        folded: Number of blocks merged by layer, phase and category to limit the file
+            size. 0 if nothing is merged.
+        lost_events: Number of profiler events omitted because of a gap in the
+            recording. 0 if none is omitted.
 
     Example:
         >>> Timeline("cpu", "simulation", 0, 1, 64, (0, 5), (96, 64), (), (), ())
@@ -110,7 +107,7 @@ class Timeline:
     lost_events: int = 0
 
     def __repr__(self) -> str:
-        # The fields of a real step are a million characters long.
+        # The fields of a real step take a million characters.
         return (
             f"Timeline({self.allocator!r}, {self.source!r}, "
             f"first_step={self.first_step}, steps={self.steps}, "
@@ -119,9 +116,9 @@ class Timeline:
 
     @property
     def peak_event(self) -> int | None:
-        """Number of the event after which most bytes are in use, None without one.
+        """Event after which the most bytes are in use.
 
-        None too if that was before the first event.
+        `None` without events, or if the peak precedes the first event.
         """
         if not self.in_use_bytes or max(self.in_use_bytes) <= self.opening_bytes:
             return None
@@ -129,11 +126,11 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes in use at once."""
+        """Peak bytes in use."""
         return max((self.opening_bytes, *self.in_use_bytes))
 
     def live(self, event: int | None) -> Iterator[Block]:
-        """Yield the blocks in use after `event`, or at the opening for None."""
+        """Yields the blocks in use after `event`. `None` is the start of the window."""
         now = -1 if event is None else event
         for block in self.blocks:
             begin = -1 if block.allocated_at is None else block.allocated_at
@@ -141,7 +138,10 @@ class Timeline:
                 yield block
 
     def to_json(self) -> str:
-        """Return the timeline as JSON: texts once each, blocks by column."""
+        """Returns the timeline as JSON.
+
+        Each string is stored once. Blocks are stored by column.
+        """
         texts: dict[str | None, int] = {}
         columns = {
             field.name: [
@@ -155,7 +155,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> "Timeline":
-        """Return the timeline that `to_json` made `text` of."""
+        """Returns the timeline stored by `to_json`."""
         content = read_json(text, MOST_TEXT_BYTES)
         try:
             blocks = _blocks(content.pop("texts"), content["blocks"])
@@ -175,7 +175,7 @@ class Timeline:
             or any(moment is not None and moment >= events for moment in moments)
         ):
             raise InputError(
-                f"A timeline of {events} events has figures or blocks of others."
+                f"A timeline of {events} events has figures or blocks of other events."
             )
 
 

@@ -1,4 +1,4 @@
-"""What training and its input pipeline cost, by option."""
+"""Records of the cost of training options and input pipelines."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from kerasmem.units import format_bytes
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """One part of an input pipeline.
+    """One stage of an input pipeline.
 
     Args:
-        name: what it is, such as `"shuffle buffer"`.
-        nbytes: most bytes that it holds, estimated; None if unknown or unbounded.
-        advice: what to bound and how; None if there is nothing to gain.
+        name: Description, such as `"shuffle buffer"`.
+        nbytes: Estimated maximum bytes, or `None` if unknown or unbounded.
+        advice: Setting that reduces the memory, or `None`.
     """
 
     name: str
@@ -24,15 +24,16 @@ class PipelineStage:
 
 @dataclass(frozen=True)
 class DataMemory(JsonRecord):
-    """What `inspect_data` found out.
+    """Result of `inspect_data`.
 
     Args:
-        stages: the parts of the pipeline, from the source on.
-        batch_size: samples per batch.
-        batch_bytes: bytes of the first batch; None if the data can be read only once.
-        measured_bytes: most resident bytes that came on top while the first batches
-            were read; None if none were.
-        measured_batches: number of batches that were read for it.
+        stages: Stages of the pipeline, from the source on.
+        batch_size: Number of samples per batch.
+        batch_bytes: Bytes of the first batch, or `None` if the data can be read only
+            once.
+        measured_bytes: Peak increase of resident memory while the first batches were
+            read. `None` if no batch was read.
+        measured_batches: Number of batches read for the measurement.
     """
 
     stages: tuple[PipelineStage, ...]
@@ -43,24 +44,24 @@ class DataMemory(JsonRecord):
 
     @property
     def estimated_bytes(self) -> int:
-        """Sum over the stages whose bytes are known."""
+        """Sum over all stages with a known size."""
         return sum(stage.nbytes or 0 for stage in self.stages)
 
     def table(self) -> str:
-        """Return the figures as text, with what to bound and how."""
+        """Returns the figures and the advice as text."""
         sizes = [(stage.name, stage.nbytes) for stage in self.stages]
-        sizes.append(("all of these, where known", self.estimated_bytes))
+        sizes.append(("total of the known sizes", self.estimated_bytes))
         if self.batch_bytes is not None:
             sizes.append(("one batch", self.batch_bytes))
         lines = ["host memory of the data, estimated:", *size_rows(sizes)]
         if self.measured_bytes is not None:
             came = format_bytes(self.measured_bytes)
             lines.append(
-                f"measured over {self.measured_batches} batches, on top of what was "
-                f"there: {came}"
+                f"measured increase of resident memory over {self.measured_batches} "
+                f"batches: {came}"
             )
         advice = [f"  {s.name}: {s.advice}" for s in self.stages if s.advice]
-        return "\n".join([*lines, "what to bound:", *advice] if advice else lines)
+        return "\n".join([*lines, "advice:", *advice] if advice else lines)
 
 
 MEASURED = "measured"
@@ -68,30 +69,30 @@ MEASURED = "measured"
 
 @dataclass(frozen=True, kw_only=True)
 class VariantFigures:
-    """One way to train the same batch, tried in a process of its own.
+    """Cost of one training variant, measured in a separate process.
 
-    None of the figures is there if the run failed; `reason` says why.
+    If the run failed, all figures are missing and `reason` is set.
 
     Args:
-        name: what is changed, such as `"jit on"`; `"as compiled"` if nothing is.
-        batch_size: samples that go through the model at a time.
-        how: what to write to train like this; `""` for as compiled.
-        steps_per_update: such batches whose gradients make one update. What is called
-            a step below is one update, with the samples of all of them.
-        peak_bytes: most bytes in use in a step after the first; None if nobody knows,
-            as with torch's compiler on a CPU.
-        peak_low_bytes: the smallest peak of such a step; `peak_bytes` is the largest.
-        peak_source: `"measured"` by the framework's allocator, or the method by which
-            it was estimated, such as `"traced"`.
-        first_step_ms: time of the first step, which traces and compiles.
-        step_ms: median time of a later step.
-        step_low_ms: nine in ten steps took longer.
-        step_high_ms: nine in ten steps took less.
-        steps: number of the later steps.
-        samples_per_second: samples of a step by its median time.
-        on_front: no other run whose peak was found in the same way needs less of memory
-            or time and no more of the other.
-        reason: why it did not run, `""` if it did.
+        name: The changed option, such as `"jit on"`, or `"as compiled"`.
+        batch_size: Number of samples per forward pass.
+        how: Code that sets the option, or `""` for `"as compiled"`.
+        steps_per_update: Number of batches whose gradients are accumulated for one
+            update. The figures below refer to one update with all its samples.
+        peak_bytes: Largest peak of a step after the first. `None` if unknown, as with
+            torch's compiler on a CPU.
+        peak_low_bytes: Smallest peak of a step after the first.
+        peak_source: `"measured"` by the framework's allocator, or the method of the
+            estimate, such as `"traced"`.
+        first_step_ms: Time of the first step, including tracing and compilation.
+        step_ms: Median time of a later step.
+        step_low_ms: 10th percentile of the time of a later step.
+        step_high_ms: 90th percentile of the time of a later step.
+        steps: Number of later steps.
+        samples_per_second: Samples of a step divided by the median time.
+        on_front: Whether the run is on the Pareto front of memory and time, among the
+            runs with the same `peak_source`.
+        reason: Reason for a failure, or `""`.
     """
 
     name: str
@@ -113,14 +114,14 @@ class VariantFigures:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step of a short `fit` whose last batch is smaller.
+    """One step of a short `fit` whose last batch is smaller.
 
     Args:
-        epoch: from 0.
-        batch: its number in the epoch, from 0.
-        samples: in the batch.
-        traces: how many times the step was traced so far, None where nobody counts.
-        step_ms: time of the step.
+        epoch: Index of the epoch, from 0.
+        batch: Index of the batch in the epoch, from 0.
+        samples: Number of samples in the batch.
+        traces: Number of traces up to this step, or `None` if unknown.
+        step_ms: Time of the step.
     """
 
     epoch: int
@@ -132,13 +133,13 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class Retrace:
-    """A step after the first for which the framework traced or compiled again.
+    """A step after the first that was traced or compiled again.
 
     Args:
-        epoch: from 0.
-        batch: its number in the epoch, from 0.
-        cause: what was different, and what to do about it.
-        cost_ms: how much longer it took than the same step an epoch later.
+        epoch: Index of the epoch, from 0.
+        batch: Index of the batch in the epoch, from 0.
+        cause: Cause of the retrace, with a remedy.
+        cost_ms: Additional time compared with the same step of the next epoch.
     """
 
     epoch: int
@@ -149,15 +150,15 @@ class Retrace:
 
 @dataclass(frozen=True)
 class OddSize:
-    """A size with which tensor cores are less than fully used.
+    """A dimension that does not fully use tensor cores.
 
     Args:
-        layer: path of the layer, or the name of an input; `""` for the batch.
-        dimension: what the size is called, such as `"units"`.
-        size: as it is.
-        next_16_bit: the next size for float16 and bfloat16.
-        next_tf32: the next size for TF32, in which a GPU multiplies float32; `size`
-            itself if that fits.
+        layer: Path of the layer, name of an input, or `""` for the batch.
+        dimension: Name of the dimension, such as `"units"`.
+        size: Current size.
+        next_16_bit: Next suitable size for float16 and bfloat16.
+        next_tf32: Next suitable size for TF32, the format of float32 products on a GPU.
+            Equal to `size` if suitable.
     """
 
     layer: str
@@ -169,24 +170,24 @@ class OddSize:
 
 @dataclass(frozen=True)
 class Tuning(JsonRecord):
-    """What a training step costs under each option.
+    """Cost of a training step for each option.
 
     Args:
-        batch_size: samples of an update.
+        batch_size: Number of samples per update.
         backend: `"tensorflow"`, `"jax"` or `"torch"`.
         device: `"gpu"` or `"cpu"`.
-        jit_compile: whether the step as compiled is compiled with jit.
-        dtype_policy: the model's own.
-        variants: the runs; the first is as compiled.
-        noise: how much longer the slower of two runs as compiled took, 0.05 for 5 %;
-            None if it did not run twice.
-        traced_steps: the steps in which retracing was counted.
-        retraces: those for which the step was traced again, and why.
-        not_counted: why retracing was not counted, `""` if it was.
-        open_inputs: inputs with axes of open length, if the step is compiled, which it
-            then is for every length anew.
-        odd_sizes: sizes that miss the tensor cores.
-        recommendation: what follows from the figures, in words.
+        jit_compile: Whether the model was compiled with `jit_compile`.
+        dtype_policy: Data type policy of the model.
+        variants: Figures per run. The first run is `"as compiled"`.
+        noise: Relative time difference of two runs as compiled, such as 0.05 for 5 %.
+            `None` without a second run.
+        traced_steps: Steps checked for retracing.
+        retraces: Steps that were traced again.
+        not_counted: Reason if retracing was not checked, otherwise `""`.
+        open_inputs: Inputs with an axis of variable length, if the step is compiled.
+            Each new length needs another compilation.
+        odd_sizes: Dimensions that do not fully use tensor cores.
+        recommendation: Recommendation in words.
     """
 
     batch_size: int

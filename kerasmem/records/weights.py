@@ -1,4 +1,4 @@
-"""What a compression did to every weight, why it left some alone, and what was lost."""
+"""Tables of the changes of a compression per weight."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,19 +13,17 @@ _DONE = {"quantize": "quantized", "factorize": "factorized", "cluster": "cluster
 
 
 def changes_table(changes: Sequence[WeightChange], title: str = "") -> rich.table.Table:
-    """Return what each technique did to each weight, for the terminal.
+    """Returns the changes per weight and technique for the terminal.
 
-    Without the noise of rounding, for which a line of 80 characters has no room.
+    Omits the signal-to-noise ratio, which does not fit into 80 columns.
     """
     return terminal_table(weight_table(changes, noise=False), title)
 
 
 def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Table:
-    """Return what each technique did to each weight, and what it skipped and why.
+    """Returns the changes and skipped weights of all techniques.
 
-    Args:
-        changes: what each technique did to each weight.
-        noise: whether it has the signal-to-noise ratio, in dB, where there is one.
+    If `noise`, includes signal-to-noise ratios in dB.
     """
     noise_head = _noise_head("signal to noise", changes) if noise else ()
     of_outputs = len(noise_head) > 1
@@ -40,7 +38,7 @@ def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Tabl
         )
         for change in changes
     ]
-    head = ("weight", "technique", "what was done", "before", "after")
+    head = ("weight", "technique", "change", "before", "after")
     return Table(
         "Every weight",
         (*head, *noise_head),
@@ -51,21 +49,16 @@ def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Tabl
 
 
 def worst_first(changes: Sequence[WeightChange]) -> list[WeightChange]:
-    """Return the weights that lost something, the lowest ratio first.
+    """Returns the weights with an error, lowest signal-to-noise ratio first.
 
-    It is that of what their layers make where that was measured, else their own.
+    Uses the ratio of the layer's output if it was measured.
     """
     lossy = [change for change in changes if change.sqnr_db is not None]
     return sorted(lossy, key=_ratio)
 
 
 def noise_table(changes: Sequence[WeightChange], most: int = 10) -> rich.table.Table:
-    """Return the signal-to-quantization-noise ratios of weights, the worst first.
-
-    Args:
-        changes: what `km.compress` did to every weight.
-        most: number of lines.
-    """
+    """Returns the `most` lowest signal-to-quantization-noise ratios of weights."""
     worst = worst_first(changes)
     names = dict.fromkeys(_DONE.get(change.technique, "changed") for change in worst)
     of = f"{' and '.join(names)} weights"
@@ -89,7 +82,7 @@ def noise_table(changes: Sequence[WeightChange], most: int = 10) -> rich.table.T
 
 
 def has_output_noise(changes: Sequence[WeightChange]) -> bool:
-    """Return whether what layers make of samples was measured."""
+    """Returns whether the noise of layer outputs was measured."""
     return any(change.output_sqnr_db is not None for change in changes)
 
 
@@ -111,15 +104,10 @@ def _ratio(change: WeightChange) -> float:
 def left_alone_table(
     changes: Sequence[WeightChange], most: int = 8
 ) -> rich.table.Table:
-    """Returns why weights were left as they were, a line per reason, most bytes first.
+    """Returns the reasons for unchanged weights, largest total size first.
 
-    A weight that any technique changed is not counted. One that several left alone
-    counts once, by the reason of the first. Layers without weights that a technique
-    leaves as they are have no bytes.
-
-    Args:
-        changes: what each technique did to each weight.
-        most: number of reasons with a line of their own.
+    A weight changed by any technique is not counted. A weight skipped by several
+    techniques counts once, with the first reason. Reasons beyond `most` share one row.
     """
     changed_weights = {change.weight for change in changes if change.changed}
     first: dict[str, WeightChange] = {}
@@ -134,14 +122,14 @@ def left_alone_table(
     if rest:
         by_size = [*by_size[:most], (f"{len(by_size) - most} other reasons", rest)]
     rows = tuple((reason, *_count_and_size(group)) for reason, group in by_size)
-    head = ("left alone because", "weights", "bytes")
+    head = ("reason for no change", "weights", "bytes")
     return terminal_table(Table("", head, rows))
 
 
 def _count_and_size(group: Sequence[WeightChange]) -> tuple[str, str]:
     with_bytes = sum(change.before_bytes > 0 for change in group)
     bare = len(group) - with_bytes
-    layers = f"{bare:,} layer{'s' * (bare > 1)} without" if bare else ""
+    layers = f"{bare:,} layer{'s' * (bare > 1)} without weights" if bare else ""
     count = ", ".join(filter(None, [f"{with_bytes:,}" * (with_bytes > 0), layers]))
     size = _bytes_of(group)
     return count, format_bytes(size) if with_bytes else MISSING

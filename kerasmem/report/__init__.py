@@ -1,1 +1,1 @@
-"""What was measured, shown to a person: tables, progress, one HTML page."""
+"""Presentation of results: tables, progress displays, charts and HTML pages."""

@@ -1,4 +1,4 @@
-"""What options of training, and runtimes, cost side by side: tables and findings."""
+"""Tables and texts for comparisons of training options and runtimes."""
 
 import rich.table
 
@@ -13,11 +13,11 @@ from kerasmem.records.table import MISSING, Table, bytes_or_missing, terminal_ta
 from kerasmem.units import format_bytes, format_ms
 
 _BUSY = 0.2
-_WORTH_TELLING = 0.97  # steps whose peaks are so much apart are told as a range
+_WORTH_TELLING = 0.97  # peaks with a smaller ratio are shown as a range
 
 
 def variants_table(tuning: Tuning, title: str = "") -> rich.table.Table:
-    """Return peak and step time under each option, one line per run."""
+    """Returns the peak and the step time of each option."""
     head = ("", "peak", "step", "eight in ten steps", "first step", "samples/s")
     table = Table(
         title,
@@ -30,7 +30,7 @@ def variants_table(tuning: Tuning, title: str = "") -> rich.table.Table:
 
 
 def odd_sizes_table(tuning: Tuning) -> rich.table.Table:
-    """Return the sizes that miss a GPU's tensor cores, with the next that do not."""
+    """Returns the sizes that do not fully use tensor cores, with suitable sizes."""
     rows = tuple(
         (
             odd.layer or "(the batch)",
@@ -41,22 +41,22 @@ def odd_sizes_table(tuning: Tuning) -> rich.table.Table:
         )
         for odd in tuning.odd_sizes
     )
-    title = "sizes that a GPU's tensor cores handle less than fully"
+    title = "sizes that do not fully use tensor cores"
     head = ("layer", "size", "now", "next for float16, bfloat16")
     return terminal_table(Table(title, (*head, "next for TF32 (float32)"), rows, 2))
 
 
 def failure_lines(tuning: Tuning) -> str:
-    """Return why options did not run, one line each; `""` if all did."""
+    """Returns a line for each option that failed, or `""`."""
     failures = [variant for variant in tuning.variants if variant.reason]
     return "\n".join(f"{v.name} did not run: {v.reason}" for v in failures)
 
 
 def spread_line(tuning: Tuning) -> str:
-    """Return where the figures come from and how much they are worth, in words."""
+    """Returns the sources and the accuracy of the figures in words."""
     if all(variant.step_ms is None for variant in tuning.variants):
-        return f"Peaks by the plans of XLA's compiler for {tuning.device}: nothing ran."
-    lines = ["Peak and step are of the steps after the first, each run on its own."]
+        return f"Peaks from XLA's compilation plans for {tuning.device}: nothing ran."
+    lines = ["Peak and step exclude the first step. Each option ran in a new process."]
     lines += _about_estimates(tuning)
     if tuning.noise is not None:
         lines.append(
@@ -64,8 +64,8 @@ def spread_line(tuning: Tuning) -> str:
         )
         if tuning.noise > _BUSY:
             lines.append(
-                "The machine did other work, it seems: for better times, run it again "
-                "when it is idle."
+                "The machine was probably loaded. Repeat the measurement on an idle "
+                "machine."
             )
     return " ".join(lines)
 
@@ -80,24 +80,24 @@ def _about_estimates(tuning: Tuning) -> list[str]:
     first, *others = by
     lines = [
         f"The peaks are estimated (method {first!r}), not measured: {tuning.backend} "
-        f"does not count on a {tuning.device}."
+        f"does not count memory on a {tuning.device}."
     ]
     lines += [
-        f"That of {', '.join(by[method])} is by another method ({method!r}), and is "
-        "not compared with the others."
+        f"The peak of {', '.join(by[method])} is from another method ({method!r}) and "
+        "is not compared with the others."
         for method in others
     ]
     return lines
 
 
 def retracing_lines(tuning: Tuning) -> str:
-    """Return how often the step was traced again, and why, in words."""
+    """Returns the number and the causes of retraces in words."""
     lines = [_counted(tuning)]
     if tuning.open_inputs:
         names = ", ".join(map(repr, tuning.open_inputs))
         lines.append(
-            f"  The length of {names} is open: the step is compiled anew for every "
-            "length that comes, so pad to a few."
+            f"  The length of {names} is variable, and each new length needs another "
+            "compilation. Pad to a few fixed lengths."
         )
     return "\n".join(lines)
 
@@ -131,7 +131,7 @@ def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
 
 
 def _times(variant: VariantFigures) -> tuple[str, ...]:
-    if variant.step_ms is None:  # by a plan
+    if variant.step_ms is None:  # estimated from a plan
         return ("",) * 4
     return (
         _time(variant.step_ms),
@@ -157,7 +157,7 @@ def _time(milliseconds: float | None) -> str:
 
 
 def runtimes_table(comparison: RuntimeComparison, title: str = "") -> rich.table.Table:
-    """Return what each form costs, one line per form."""
+    """Returns the figures of each form."""
     sizes = comparison.batch_sizes
     batches = (f"batch of {size}" for size in sizes)
     head = ("", *batches, "file", "weights", "for a pass", "process", "outputs off by")
@@ -171,28 +171,28 @@ def runtimes_table(comparison: RuntimeComparison, title: str = "") -> rich.table
 
 
 def missing_lines(comparison: RuntimeComparison) -> str:
-    """Return why forms could not be made, one line each; `""` if all were."""
+    """Returns a line for each form that could not be created, or `""`."""
     missing = [runtime for runtime in comparison.runtimes if runtime.reason]
-    return "\n".join(f"{each.name} was not made: {each.reason}" for each in missing)
+    return "\n".join(f"{each.name} was not created: {each.reason}" for each in missing)
 
 
 def conditions_line(comparison: RuntimeComparison) -> str:
-    """Return where the figures come from, in words."""
+    """Returns the measurement conditions in words."""
     samples = "samples of the data" if comparison.with_data else "random samples"
     threads = f"{comparison.threads} thread{'s' if comparison.threads > 1 else ''}"
     largest = max(comparison.batch_sizes)
     return (
-        f"Times are medians, taken in turns: Keras ({comparison.backend}) on the "
-        f"{comparison.device} with all its threads, LiteRT on the CPU with {threads}. "
-        f"For a pass: most resident bytes during one of a batch of {largest}, on the "
-        "CPU, beyond those before the model was opened; process: all of them, runtime "
-        f"included. Outputs are those of {comparison.samples} {samples}, against the "
-        "model as it is."
+        f"Times are medians of interleaved runs: Keras ({comparison.backend}) on the "
+        f"{comparison.device} with all threads, LiteRT on the CPU with {threads}. "
+        f"For a pass: peak increase of resident memory with a batch of {largest}, on "
+        "the CPU, relative to before the model was loaded. Process: peak resident "
+        f"memory, including the runtime. Outputs on {comparison.samples} {samples} are "
+        "compared with the unchanged model."
     )
 
 
 def advice_lines(comparison: RuntimeComparison) -> str:
-    """Return which form to use for what, one line each, and how to get those."""
+    """Returns the recommended forms, with instructions."""
     lines = [advice.sentence for advice in comparison.advice]
     names = {advice.name for advice in comparison.advice}
     lines += [
@@ -205,7 +205,7 @@ def advice_lines(comparison: RuntimeComparison) -> str:
 
 def _runtime_cells(runtime: RuntimeFigures, sizes: tuple[int, ...]) -> tuple[str, ...]:
     if runtime.reason:
-        return runtime.name, "not made"
+        return runtime.name, "not created"
     times = (runtime.time(size) for size in sizes)
     figures = (
         runtime.file_bytes,

@@ -1,4 +1,4 @@
-"""Where the bytes are: of a model's layers, of its file, and of an estimated peak."""
+"""Tables of memory: by layer, by weight in a file, and of an estimated peak."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ from kerasmem.units import format_bytes
 def layer_table(
     layers: Sequence[LayerActivations], title: str = ""
 ) -> rich.table.Table:
-    """Return where a model's bytes are, one line per layer and one for the sum.
+    """Returns the memory of a model by layer, with a total.
 
-    Shares are of all weights and of all outputs. Where the size of an output is
-    unknown, the sum is what there is at least, and no output has a share.
+    Shares are relative to all weights and all outputs. If the size of an output is
+    unknown, the total is a lower bound and shares of outputs are omitted.
     """
     weights = sum(layer.weight_bytes for layer in layers)
     sizes = [size for layer in layers if (size := layer.output_bytes) is not None]
@@ -59,12 +59,7 @@ def layer_table(
 
 
 def contents_table(contents: FileContents, most: int = 12) -> rich.table.Table:
-    """Return what takes the bytes of a file, the largest weights one by one.
-
-    Args:
-        contents: what the file is made of.
-        most: number of weights with a line of their own.
-    """
+    """Returns the contents of a file, with `most` weights in separate rows."""
     largest, rest = contents.tensors[:most], contents.tensors[most:]
 
     def size_and_share(file_bytes: int) -> tuple[str, str]:
@@ -81,7 +76,7 @@ def contents_table(contents: FileContents, most: int = 12) -> rich.table.Table:
         )
         for each in largest
     ]
-    others = {f"{len(rest)} smaller ones": sum(each.file_bytes for each in rest)}
+    others = {f"{len(rest)} smaller weights": sum(each.file_bytes for each in rest)}
     others = (others if rest else {}) | contents.other
     rows += [
         (name, "", "", "", *size_and_share(size), "") for name, size in others.items()
@@ -111,16 +106,16 @@ _CATEGORIES = {
     "activation": "activations kept for the backward pass",
     "temporary": "temporaries",
     "input": "input batch",
-    "cache": "cache of keys and values",
-    "workspace": "workspace of kernels",
-    "rounding": "allocator, rounding",
-    "pool": "allocator, pool beside it",
+    "cache": "key-value cache",
+    "workspace": "kernel workspace",
+    "rounding": "allocator rounding",
+    "pool": "unused allocator pool",
     "unknown": "unknown",
 }
 
 
 def category_table(estimate: MemoryEstimate, title: str = "") -> rich.table.Table:
-    """Return what the peak is made of, one line per category and one for the sum."""
+    """Returns the estimated peak by category, with a total."""
     sizes = {
         _CATEGORIES[category]: nbytes
         for category, nbytes in estimate.by_category().items()
@@ -132,12 +127,7 @@ def category_table(estimate: MemoryEstimate, title: str = "") -> rich.table.Tabl
 
 
 def largest_layers_table(estimate: MemoryEstimate, count: int) -> rich.table.Table:
-    """Return the layers with most bytes at the peak.
-
-    Args:
-        estimate: the estimate.
-        count: number of layers to list, from 0.
-    """
+    """Returns the `count` layers with the most bytes at the peak."""
     largest = list(estimate.by_layer().items())[:count]
     sizes = {layer or NO_LAYER: nbytes for layer, nbytes in largest}
     what = "largest layers at the peak (estimated)"
@@ -156,28 +146,28 @@ def _parts_table(
 
 
 def estimate_summary(estimate: MemoryEstimate) -> str:
-    """Return the figures of an estimate in words."""
+    """Returns the figures of an estimate in words."""
     lines = [
-        f"peak: {format_bytes(estimate.peak_bytes)}, nine times in ten between "
+        f"peak: {format_bytes(estimate.peak_bytes)}, in nine of ten cases between "
         f"{format_bytes(estimate.low_bytes)} and {format_bytes(estimate.high_bytes)}"
     ]
     first = estimate.first_step_bytes
     low, high = estimate.first_step_low_bytes, estimate.first_step_high_bytes
     if first is not None and low is not None and high is not None:
         lines.append(
-            f"first step, in which algorithms are tried out: {format_bytes(first)}, "
+            f"first step, with benchmarking of algorithms: {format_bytes(first)}, "
             f"between {format_bytes(low)} and {format_bytes(high)}"
         )
     pool = estimate.by_category().get("pool", 0)
     if pool:
-        lines.append(f"the allocator's pool holds {format_bytes(pool)} beside the peak")
+        lines.append(f"unused allocator pool at the peak: {format_bytes(pool)}")
     if estimate.advice:
         lines.append(estimate.advice)
     return "\n".join(lines)
 
 
 def verdict_line(estimate: MemoryEstimate, memory_limit: int) -> str:
-    """Return whether the estimate fits into `memory_limit` bytes, with the figures."""
+    """Returns whether the estimate fits into `memory_limit` bytes."""
     return (
         f"{estimate.verdict(memory_limit)}: limit {format_bytes(memory_limit)}, "
         f"estimated need {format_bytes(estimate.low_bytes)} to "

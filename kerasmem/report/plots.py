@@ -1,7 +1,7 @@
-"""Still pictures by matplotlib, for notebooks and papers: readable on white and black.
+"""Static matplotlib charts, readable on light and dark backgrounds.
 
-Of an estimate, a compression, a run, a timeline, and of weights that were rounded or
-pruned.
+Charts of an estimate, a compression, a run, a timeline, and of quantized or pruned
+weights.
 """
 
 import io
@@ -29,7 +29,7 @@ from kerasmem.report.run.timelines import sizes_by_category, timeline_title
 from kerasmem.units import MIB, format_bytes, format_ms
 
 TEXT = "#797979"
-"""As far from white as from the ground of a dark notebook: 4.3 to 1."""
+"""Text color with a contrast of 4.3:1 to white and to a dark notebook background."""
 
 COLORS = {
     "blue": "#3b7dd8",
@@ -40,7 +40,7 @@ COLORS = {
     "red": "#d04a4a",
     "gray": "#8a8a8a",
 }
-"""Of lines and bars: at least 3 to 1 on either ground."""
+"""Colors of lines and bars, with a contrast of at least 3:1 to both backgrounds."""
 
 _LOOK: dict[Any, Any] = {
     "axes.edgecolor": TEXT,
@@ -55,24 +55,24 @@ _LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.labelcolor": TEXT,
     "savefig.transparent": True,
-    "svg.fonttype": "none",  # letters stay letters, and the file small
-    "svg.hashsalt": "kerasmem",  # the same picture is the same file
+    "svg.fonttype": "none",  # text instead of outlines, for small files
+    "svg.hashsalt": "kerasmem",  # reproducible files
     "text.color": TEXT,
-    "text.parse_math": False,  # a name of the user's is no formula
+    "text.parse_math": False,  # user-defined names are not formulas
     "xtick.color": TEXT,
     "ytick.color": TEXT,
 }
 
 
 class Plot:
-    """A still picture: a notebook shows it, `save` writes it.
+    """A static chart. Notebooks display the chart, and `save` writes it to a file.
 
     Args:
-        figure: a `matplotlib.figure.Figure`.
-        words: what it shows, for those who cannot see it.
+        figure: A `matplotlib.figure.Figure`.
+        words: Text description, for screen readers.
 
     Attributes:
-        figure: the figure, to change before it is shown.
+        figure: The figure, which may be modified before display.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -90,20 +90,21 @@ class Plot:
         return self._drawn("svg").decode()
 
     def save(self, path: str | Path) -> None:
-        """Write the picture, whole or not at all.
+        """Writes the chart atomically.
 
         Args:
-            path: of the file; its ending says the format: `.svg`, `.png`, `.pdf`.
+            path: Path of the file. The suffix sets the format: `.svg`, `.png` or
+                `.pdf`.
 
         Raises:
-            OutputError: if it cannot be written, or there is no such format.
+            OutputError: If the file cannot be written, or the format is not supported.
         """
         path = Path(path)
         form = path.suffix[1:].lower()
         formats = self.figure.canvas.get_supported_filetypes()
         if form not in formats:
             raise OutputError(
-                f"A picture ends in one of {', '.join(sorted(formats))}. Received: "
+                f"Expected a suffix of {', '.join(sorted(formats))}. Received: "
                 f"path={str(path)!r}."
             )
         content = self._drawn(form)
@@ -124,12 +125,7 @@ class Plot:
 
 @contextmanager
 def _drawing(rows: int, height: float) -> Iterator[tuple[Any, list[Any]]]:
-    """Return a scope with a figure and its axes, one above the other, in our look.
-
-    Args:
-        rows: number of axes.
-        height: of the figure, in inches; its width is 7.
-    """
+    """Yields a figure with stacked axes in the style of kerasmem."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -145,12 +141,7 @@ _MOST_MOMENTS = 120
 
 
 def estimate_plot(estimate: MemoryEstimate, layers: int = 8) -> Plot:
-    """Return bars of what is in use at the peak, by category and by layer.
-
-    Args:
-        estimate: the estimate.
-        layers: number of layers, the largest ones.
-    """
+    """Returns a bar chart of the estimated peak by category and by layer."""
     categories = {k.replace("_", " "): v for k, v in estimate.by_category().items()}
     largest = [*estimate.by_layer().items()][:layers]
     bars = [categories, {layer or NO_LAYER: size for layer, size in largest}]
@@ -177,10 +168,9 @@ def _draw_sizes(axes: Any, sizes: Mapping[str, int], color: str) -> None:
 
 
 def comparison_plot(report: CompressionReport) -> Plot:
-    """Return bars of what is left of a model after compression, metrics in words.
+    """Returns a bar chart of the sizes after compression relative to before.
 
-    Raises:
-        ConfigError: if there is nothing to draw.
+    Raises `ConfigError` if the report has no size and no time.
     """
     before, after = report.before, report.after
     file = file_label((before, after))
@@ -227,14 +217,13 @@ def comparison_plot(report: CompressionReport) -> Plot:
 
 
 def panels_plot(panels: Sequence[Panel]) -> Plot:
-    """Return lines over the epochs, one chart for each panel.
+    """Returns a line chart for each panel.
 
-    Raises:
-        ConfigError: if there is none.
+    Raises `ConfigError` if there is no panel.
     """
     if not panels:
         raise ConfigError(
-            "Nothing was recorded yet. Expected: a monitor that has watched a fit. "
+            "Nothing was recorded yet. Expected: a monitor that was used in a fit. "
             "Received: no record."
         )
     with _drawing(len(panels), 0.3 + 2.1 * len(panels)) as (figure, axes):
@@ -275,15 +264,14 @@ def _scale_by_powers(axes: Any) -> None:
 
 
 def timeline_plot(timelines: Sequence[Timeline]) -> Plot:
-    """Return the bytes in use by category over the window of the fullest allocator.
+    """Returns the memory in use by category, for the allocator with the highest peak.
 
-    Raises:
-        ConfigError: if there is no timeline.
+    Raises `ConfigError` if there is no timeline.
     """
     if not timelines:
         raise ConfigError(
-            "There is no timeline. Expected: one of steps that were trained, on an "
-            "allocator that tells of them. Received: timelines=[]."
+            "There is no timeline. Expected: a timeline of training steps, from a "
+            "supported allocator. Received: timelines=[]."
         )
     timeline = max(timelines, key=lambda one: one.peak_bytes)
     sizes = sizes_by_category(timeline)
@@ -313,14 +301,14 @@ def timeline_plot(timelines: Sequence[Timeline]) -> Plot:
 def plot_noise(
     changes: Sequence[WeightChange], path: str | Path, most: int = 30
 ) -> None:
-    """Write a bar plot of the signal-to-quantization-noise ratios, the worst on top.
+    """Writes a bar chart of signal-to-quantization-noise ratios, worst first.
 
-    Beside the bar of a weight is that of what its layer makes, where it was measured.
+    Also shows the ratio of the layer's output if it was measured.
 
     Args:
-        changes: what `km.compress` did to every weight.
-        path: of the file; its ending says the format, such as `.svg` or `.png`.
-        most: number of bars.
+        changes: Changes per weight from `km.compress`.
+        path: Path of the file. The suffix sets the format, such as `.svg` or `.png`.
+        most: Maximum number of weights. Defaults to 30.
     """
     worst = worst_first(changes)[:most]
     series = {"weight": [change.sqnr_db or 0.0 for change in worst]}
@@ -342,11 +330,9 @@ def plot_noise(
 
 
 def plot_sensitivity(sensitivity: Sensitivity, path: str | Path) -> None:
-    """Write a plot of the metric against the sparsity of each weight.
+    """Writes a plot of the metric against the sparsity of each weight.
 
-    Args:
-        sensitivity: what `kerasmem.compression.prune.analysis.sensitivity` returned.
-        path: of the file; its ending says the format, such as `.svg` or `.png`.
+    Takes the result of `kerasmem.compression.prune.analysis.sensitivity`.
     """
     with _drawing(1, 5) as (figure, (axes,)):
         places = [0.0, *sensitivity.sparsities]

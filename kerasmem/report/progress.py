@@ -1,4 +1,4 @@
-"""Progress of a `fit` or a command, which becomes plain lines without a terminal."""
+"""Progress displays for `fit` and for commands. Without a terminal, plain lines."""
 
 # ruff: noqa: ARG002 - Keras fixes the signatures of the hooks.
 
@@ -22,19 +22,15 @@ from kerasmem.types import Logs
 
 
 class FitProgress(keras.callbacks.Callback):
-    """Shows each epoch and its batches while `fit` runs.
+    """Displays the progress of `fit` by epoch.
 
-    On a terminal it is one bar per epoch, which stays with the epoch's figures when
-    the epoch is over; elsewhere one line per epoch. It never reads `self.model`, so
-    it does not slow a step down. Use it as a context manager around `fit`: an
-    exception then leaves the terminal in order.
-
-    Args:
-        label: what is being trained, such as `"fine-tuning"`.
-        console: where to write; by default stderr.
+    On a terminal, shows one bar per epoch, followed by the metrics. Otherwise, prints
+    one line per epoch. The callback never accesses `self.model` and therefore does not
+    slow down training. Use it as a context manager around `fit` to restore the terminal
+    after an exception. The default console is stderr.
     """
 
-    # Keras then need not wait for the batch hook on JAX and torch.
+    # On JAX and torch, Keras does not synchronize before the batch hook.
     async_safe = True
 
     def __init__(self, label: str, console: Console | None = None) -> None:
@@ -61,32 +57,32 @@ class FitProgress(keras.callbacks.Callback):
         self._bar.stop()
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Show the bars."""
+        """Starts the display."""
         self._bar.start()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Start the epoch's bar."""
+        """Adds the bar of the epoch."""
         self._done = 0
         self._task = self._bar.add_task(
             self._title(epoch), total=self._parameter("steps"), figures=""
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Move the epoch's bar."""
+        """Updates the bar of the epoch."""
         with self._lock:
-            self._done = max(self._done, batch + 1)  # they may come out of order
+            self._done = max(self._done, batch + 1)  # calls may be out of order
             self._bar.update(self._task, completed=self._done)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Put the epoch's figures beside its bar, or print them on a line."""
+        """Shows the metrics of the epoch next to the bar or on a line."""
         figures = ", ".join(f"{k} {v:.4g}" for k, v in sorted((logs or {}).items()))
-        # A generator tells no total before its end.
+        # The total of a generator is unknown before its end.
         self._bar.update(self._task, total=self._done, figures=figures)
         if not self._console.is_terminal:
             _print_line(self._console, f"{self._title(epoch)}: {figures}")
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Leave the bars as they are."""
+        """Stops the display. The bars remain visible."""
         self._bar.stop()
 
     def _title(self, epoch: int) -> str:
@@ -97,19 +93,15 @@ class FitProgress(keras.callbacks.Callback):
 
 
 _SECONDS = 2.0
-"""So long a stage may take without a word, where there is no terminal."""
+"""Minimum duration of a stage reported without a terminal."""
 
 
 class StageProgress:
-    """Shows the stage that is under way, with its bytes and the time left if known.
+    """Displays the current stage, with bytes and remaining time if known.
 
-    On a terminal it is one line, which is gone at the end, also after an exception;
-    elsewhere each stage that took two seconds is told when it is over. Use it as a
-    context manager.
-
-    Args:
-        console: where to write.
-        silent: names of stages that show themselves.
+    On a terminal, shows one line that is removed at the end, also after an exception.
+    Otherwise, prints each stage of more than two seconds when it ends. Stages named in
+    `silent` are skipped. Use it as a context manager.
     """
 
     def __init__(self, console: Console, *silent: str) -> None:
@@ -134,7 +126,7 @@ class StageProgress:
         self._end()
 
     def __call__(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Show that a stage begins, or how far it is."""
+        """Reports the start or the progress of a stage."""
         if stage != self._stage:
             self._end()
             self._stage, self._began = stage, time.perf_counter()

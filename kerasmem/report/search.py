@@ -1,4 +1,4 @@
-"""What a search has tried, as a table and as points of drop against cost."""
+"""Table and chart of the trials of a search."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from kerasmem.report.page.panels import Packer
 
 
 def trial_table(report: SearchReport) -> Table:
-    """Return every trial of a search, in order; the one that was taken is bold."""
+    """Returns all trials of a search in order, with the selected trial in bold."""
     costs = list(report.trials[0].costs)
     rows = [
         (
@@ -25,18 +25,18 @@ def trial_table(report: SearchReport) -> Table:
         for trial in report.trials
     ]
     return Table(
-        "What was tried",
+        "Trials",
         ("techniques", "trained", *costs, f"drop of {report.metric}", "Pareto front"),
         tuple(rows),
         texts=2,
         last_texts=1,
-        note=f"{_about(report)}. The one that was taken is bold.",
+        note=f"{_about(report)}. The selected trial is bold.",
         row_looks={report.chosen: "strong"},
     )
 
 
 def search_table(report: SearchReport) -> rich.table.Table:
-    """Return the trials as a table for the terminal; the one taken is bold."""
+    """Returns the trials for the terminal, with the selected trial in bold."""
     return terminal_table(trial_table(report), _about(report))
 
 
@@ -47,20 +47,14 @@ def _about(report: SearchReport) -> str:
     if report.max_drop is not None:
         limits.append(f"a drop up to {report.max_drop:g}")
     return (
-        f"Search for {', '.join(limits)}; judged by {report.samples} samples of data "
-        f"that nothing was trained on; {report.stopped}"
+        f"Search for {', '.join(limits)}; evaluated on {report.samples} samples not "
+        f"used for training; {report.stopped}"
     )
 
 
 @dataclass(frozen=True)
 class SearchChart:
-    """The trials as points, in words.
-
-    Args:
-        title: what stands above the chart.
-        words: what it shows, for those who cannot see it.
-        across: what its horizontal axis is of.
-    """
+    """Title, description for screen readers, and axis label of the chart of trials."""
 
     title: str
     words: str
@@ -68,14 +62,14 @@ class SearchChart:
 
 
 def search_chart(report: SearchReport) -> SearchChart:
-    """Return the words of the chart of drop against cost."""
+    """Returns the texts of the chart of drop against cost."""
     trial = report.trials[report.chosen]
     of = "limit" if report.target else "unchanged file"
     bounds = of if report.max_drop is None else f"{of}, and the largest drop allowed"
     words = (
         f"{len(report.trials)} trials, {sum(t.on_front for t in report.trials)} on the "
-        f"Pareto front. Taken: {trial.name}, {trial.over:.2f} of the {of}, drop "
-        f"{trial.drop:+.4f}. Thin: a standard error up and down. Dotted: the {bounds}."
+        f"Pareto front. Selected: {trial.name}, {trial.over:.2f} of the {of}, drop "
+        f"{trial.drop:+.4f}. Thin: one standard error. Dotted: the {bounds}."
     )
     return SearchChart(
         f"Drop of {report.metric} by share of the {of}", words, f"share of the {of}"
@@ -83,7 +77,7 @@ def search_chart(report: SearchReport) -> SearchChart:
 
 
 def packed_trials(report: SearchReport, packer: Packer) -> dict[str, Any]:
-    """Return what `points.js` reads."""
+    """Returns the trials for `points.js`."""
     trials = report.trials
     table = trial_table(report)
     rows = [

@@ -1,1 +1,1 @@
-"""Figures of figures: which of them count, and how far they spread."""
+"""Statistics: timing, differences, Pareto fronts and bisection."""

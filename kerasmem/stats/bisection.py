@@ -1,4 +1,4 @@
-"""Bisection: the border between numbers that hold and those that do not."""
+"""Bisection for the border of a condition."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,9 @@ from collections.abc import Callable
 def bisect(
     holds: Callable[[float], bool], good: float, bad: float, halvings: int
 ) -> float:
-    """Return the number nearest to `bad` that was found to hold, `good` if none.
+    """Return the number nearest to `bad` for which the condition holds.
 
-    Args:
-        holds: what is asked of a number; asked once in every halving.
-        good: a number that is known to hold.
-        bad: one that does not.
-        halvings: how often the stretch between the two is halved.
+    `holds` is called once per halving.
 
     Example:
         >>> bisect(lambda x: x >= 0.3, good=1.0, bad=0.0, halvings=3)

@@ -1,4 +1,4 @@
-"""How far two lists of outputs are apart."""
+"""Difference between two lists of outputs."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,14 @@ from kerasmem.errors import ModelError
 def difference(
     outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray], least: float
 ) -> float:
-    """Return the largest absolute difference as a share of the largest output.
+    """Return the largest absolute difference relative to the largest output.
 
-    Each output is taken for itself, and the worst of them counts.
+    Each output is compared separately, and the largest result counts.
 
-    Args:
-        outputs: of the file.
-        expected: those of the model, of the same shapes.
-        least: what the difference is a share of where no output is as large.
+    `least` is the minimum of the reference magnitude.
 
     Raises:
-        ModelError: if numbers or shapes do not agree; NaN agrees only with NaN.
+        ModelError: If the number or shapes of outputs differ.
 
     Example:
         >>> difference([np.array([1.0, 4.5])], [np.array([1.0, 4.0])], least=1.0)
@@ -29,8 +26,8 @@ def difference(
     shapes = [[tuple(a.shape) for a in arrays] for arrays in (outputs, expected)]
     if shapes[0] != shapes[1]:
         raise ModelError(
-            "The file does not give what its model gives. Expected: outputs of the "
-            f"shapes {shapes[1]}. Received: {shapes[0]}."
+            "The outputs of the file and of the model differ in shape. "
+            f"Expected: {shapes[1]}. Received: {shapes[0]}."
         )
     pairs = zip(outputs, expected, strict=True)
     return max((_of_one(a, b, least) for a, b in pairs), default=0.0)

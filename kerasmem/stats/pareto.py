@@ -1,21 +1,22 @@
-"""Which of several runs no other run beats."""
+"""Pareto front of several runs."""
 
 from collections.abc import Sequence
 
 Point = tuple[float, float]
-"""Two costs, such as bytes and milliseconds; less is better."""
+"""Two costs, such as bytes and milliseconds. Lower is better."""
 
 
 def front(points: Sequence[Point]) -> list[bool]:
-    """Return for each point whether it is on the Pareto front.
+    """Return whether each point is on the Pareto front.
 
-    It is, if no other point costs less in one way and no more in the other.
+    A point is on the front if no other point is better in one cost and not worse in the
+    other.
 
     Example:
         >>> front([(1, 3), (2, 2), (2, 3), (3, 1)])
         [True, True, False, True]
     """
-    least = float("inf")  # of the second cost, among points of a smaller first one
+    least = float("inf")  # smallest second cost among points with a lower first cost
     on_front = dict.fromkeys(range(len(points)), False)
     order = sorted(on_front, key=lambda number: points[number])
     for place, number in enumerate(order):

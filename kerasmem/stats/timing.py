@@ -1,4 +1,4 @@
-"""How long things take on a machine that changes its speed: in turns, with a spread."""
+"""Timing of calls in turns, for machines with varying speed."""
 
 import math
 import statistics
@@ -15,19 +15,18 @@ def in_turns(
     seconds: float = _SECONDS,
     limit: float = math.inf,
 ) -> list[list[float]]:
-    """Return the milliseconds that each of `calls` took, time after time.
+    """Time each call several times, in milliseconds.
 
-    They take turns, so that a machine that changes its speed does so for all. The
-    first two turns are not counted.
+    The calls take turns, so that changes in machine speed affect all of them. The first
+    two turns are warm-up.
 
     Args:
-        calls: what to time.
-        most: turns that are counted, at most.
-        seconds: time for each call, after which it ends; three turns are always
-            counted.
-        limit: seconds for all calls together, warm-ups among them, after which no
-            further turn begins; but a second turn there always is, and it is counted
-            then.
+        calls: Functions to time.
+        most: Maximum number of counted turns. Defaults to 20.
+        seconds: Time per call after which timing ends, with at least three counted
+            turns. Defaults to 3.
+        limit: Seconds for all calls, including warm-up, after which no turn starts. A
+            second turn always runs and then counts. Defaults to no limit.
     """
     times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + limit
@@ -47,7 +46,7 @@ def in_turns(
 
 
 def spread(times: Sequence[float]) -> tuple[float, float, float]:
-    """Return what nine in ten times are above, the median, and what they are below.
+    """Return the 10th percentile, the median and the 90th percentile.
 
     Example:
         >>> spread([5, 1, 3, 4, 2, 6, 8, 7, 9, 10, 11])

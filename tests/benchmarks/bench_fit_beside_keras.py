@@ -169,7 +169,7 @@ def differences(form, parts, jit=False):
         warnings.catch_warnings(),
     ):
         if parts > 1:
-            warnings.filterwarnings("ignore", "By the estimate a batch")
+            warnings.filterwarnings("ignore", r"A batch of \d+ is estimated")
         model = network(names, pack, **options)
         received = km.fit(model, **whole, **arguments, memory_limit="1TiB").history
     assert received.keys() == expected.keys(), (received.keys(), expected.keys())

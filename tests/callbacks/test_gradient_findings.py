@@ -83,8 +83,9 @@ def test_nonfinite_gradients_are_told_with_layer_and_step():
     )
     assert (finding.layer, finding.severity) == ("a/conv", "error")
     assert finding.text == (
-        "The gradient held NaN or infinity in 7 of 50 updates, first in step 18 of the "
-        "epoch in a/conv. The weights took them over; the loss need not show it."
+        "The gradient contained NaN or infinity in 7 of 50 updates, first in step 18 "
+        "of the epoch in a/conv. They changed the weights, although the loss may not "
+        "show it."
     )
     assert findings.after_epoch(record(nonfinite=7), ["a/conv/bias"], 1) == []
 
@@ -126,9 +127,9 @@ def test_layers_that_vanish_together_are_one_finding_without_the_models_name():
     findings.start_fit("deep")
     (finding,) = findings.after_epoch(sigmoids(range(3, 14)))
     assert finding.text == (
-        "The gradients of layers dense_3 to dense_13 have norms of 4e-09 to 1.4e-08, "
-        "that of dense_0 one of 1: these 11 layers hardly learn. Other activations, "
-        "normalization or skip connections help."
+        "The gradient norms of layers dense_3 to dense_13 are 4e-09 to 1.4e-08, "
+        "compared with 1 in dense_0: these 11 layers hardly train. Use other "
+        "activations, normalization or skip connections."
     )
     assert finding.layer is None
     assert finding.layers == tuple(f"dense_{i}" for i in range(3, 14))
@@ -163,10 +164,10 @@ def test_a_divergence_in_the_first_epoch_is_told_with_the_learning_rate():
     )
     assert finding.text == (
         "The learning rate of 1000 is far too large. In epoch 1 an update of d_0 was "
-        "1.2e+09 times as large as its weights (a thousandth is healthy), the "
-        "gradient's norm went from 1 to 5.6e+16 and the gradient held NaN or infinity "
-        "from step 3 on. Keras's default for SGD is 0.01. The weights are lost: begin "
-        "again from earlier ones."
+        "1.2e+09 times as large as its weights (about 0.001 is healthy), the "
+        "gradient norm rose from 1 to 5.6e+16 and the gradient contained NaN or "
+        "infinity from step 3. Keras's default for SGD is 0.01. The weights are lost: "
+        "restart from an earlier checkpoint."
     )
     assert (finding.kind, finding.severity) == ("divergence", "error")
 
@@ -192,7 +193,7 @@ def test_a_usual_learning_rate_is_not_blamed():
         diverging(50.0, norm_max=1e9), rate=USUAL
     )
     assert "0.01, which is not unusual for SGD" in finding.text
-    assert "Inputs or targets far from a size of 1" in finding.text
+    assert "Inputs or targets with a scale far from 1" in finding.text
 
 
 def test_another_fit_after_a_divergence_is_looked_at_anew():
@@ -235,4 +236,4 @@ def test_an_absurd_update_is_told_in_the_first_epoch():
         rate=FAR_TOO_LARGE,
     )
     assert (finding.kind, finding.layer) == ("too large update", "a")
-    assert finding.text.endswith("A lower learning rate than 1000 helps.")
+    assert finding.text.endswith("Use a lower learning rate than 1000.")

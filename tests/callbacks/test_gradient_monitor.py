@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:(TensorFlow's CPU|JAX counts|torch counts)"  # of a MemoryMonitor beside
     ),
-    pytest.mark.filterwarnings("ignore:The gradient held NaN"),
+    pytest.mark.filterwarnings("ignore:The gradient contained NaN"),
 ]
 
 RATE = 0.1
@@ -477,8 +477,8 @@ def test_a_release_that_fails_is_one_warning_and_ends_no_fit(
     with pytest.warns(KerasMemWarning) as caught:
         fit(model, data, [GradientMonitor()])
     assert [str(w.message) for w in caught if w.category is KerasMemWarning] == [
-        "GradientMonitor could not come off the model: OSError: nobody thought of "
-        "this. Training goes on."
+        "GradientMonitor could not detach from the model: OSError: nobody thought of "
+        "this. Training continues."
     ]
     assert hooks_on(model) == set()
     fit(bare, data)
@@ -667,7 +667,7 @@ def test_a_monitor_can_be_detached_while_fit_runs(make_model, data):
                 assert hooks_on(self.model) == set()
 
     model, plain = compiled(make_model), compiled(make_model)
-    with pytest.warns(KerasMemWarning, match=r"saw no update of model\.optimizer"):
+    with pytest.warns(KerasMemWarning, match=r"observed no update of model\.optimizer"):
         fit(model, data, [monitor, Detach()])
     fit(plain, data)
 

@@ -53,7 +53,7 @@ def build(parameters):
 
 
 # Not every backend has a device series on a CPU; Keras Tuner asks threads for names.
-@pytest.mark.filterwarnings("ignore:.*no device series")
+@pytest.mark.filterwarnings("ignore:.*device values are missing")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:keras_tuner")
 def test_a_search_goes_by_a_monitors_series_and_all_of_it_is_recorded(search, tmp_path):
     tuner, monitors = search

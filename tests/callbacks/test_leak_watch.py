@@ -66,7 +66,7 @@ def test_what_rises_with_it_is_named():
     assert finding.text == (
         "The resident memory of the process rises by 2.00 MiB an epoch since epoch 3, "
         "to 518 MiB. Also rising: traces of the training step by 1.0. Every trace "
-        "stays in memory; one is enough if all batches have one shape and type."
+        "stays in memory. Use one shape and dtype for all batches."
     )
 
 
@@ -92,7 +92,7 @@ def test_the_kinds_of_python_objects_that_pile_up_are_named():
     assert finding.text.startswith(
         "The number of blocks of Python objects rises by 2,000 an epoch since epoch 3, "
     )
-    assert f"What grows by the epoch: {Kept.__module__}.Kept by 2,000" in finding.text
+    assert f"Growth per epoch: {Kept.__module__}.Kept by 2,000" in finding.text
 
 
 @pytest.mark.usefixtures("counting")
@@ -106,7 +106,7 @@ def test_a_growing_array_is_named_with_its_bytes_and_its_holder():
 
     (finding,) = watched(10, host=host)
 
-    assert "What grows by the epoch: numpy.ndarray by 0.0 (2.00 MiB)" in finding.text
+    assert "Growth per epoch: numpy.ndarray by 0.0 (2.00 MiB)" in finding.text
     assert finding.text.endswith("Held by the callback Callback, in .curves.loss.")
 
 
@@ -114,7 +114,7 @@ def test_objects_that_python_does_not_list_are_called_so():
     (finding,) = watched(10, objects=lambda epoch: 100_000 + 9000 * epoch)
 
     assert finding.text.endswith(
-        "They are of kinds that Python does not list: numbers, text."
+        "Their types are not tracked by Python, such as numbers and text."
     )
 
 

@@ -93,7 +93,7 @@ def test_objects_that_are_kept_are_told_once_with_their_slope_and_their_holder(
         finding.text.split("Python objects by ")[1].split(".")[0].replace(",", "")
     )
     assert rate == pytest.approx(20_000, rel=0.1)
-    assert f"What grows by the epoch: {Item.__module__}.Item by " in finding.text
+    assert f"Growth per epoch: {Item.__module__}.Item by " in finding.text
     assert finding.text.endswith("Held by the callback Keep, in .kept[...][...].")
 
     texts = [str(w.message) for w in caught if w.category is KerasMemWarning]

@@ -85,7 +85,7 @@ def trains_alike(bare):
 )
 def test_a_backend_that_fails(trains_alike, devices, method, calls_before):
     devices(Broken(method, calls_before))
-    trains_alike(MemoryMonitor(), "RuntimeError: device lost. Training goes on.")
+    trains_alike(MemoryMonitor(), "RuntimeError: device lost. Training continues.")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_the_running_backend_gives_figures_or_the_reason(fit, backend):
         assert ("device_peak_mib" in history) == ("device_mib" in history) == counts
         assert monitor.unavailable is None
     else:
-        with pytest.warns(KerasMemWarning, match="so there is no device series"):
+        with pytest.warns(KerasMemWarning, match="so device values are missing"):
             history = fit(monitor)
         assert monitor.unavailable == backends.current().why_no_device_memory()
         assert "device_peak_mib" not in history
@@ -181,7 +181,7 @@ def test_a_device_that_fails_is_one_warning_and_training_goes_on(fit, devices):
     messages = [str(w.message) for w in caught if w.category is KerasMemWarning]
     assert messages == [
         "MemoryMonitor could not read the memory: RuntimeError: device lost. "
-        "Training goes on."
+        "Training continues."
     ]
     assert len(history["loss"]) == 4
 

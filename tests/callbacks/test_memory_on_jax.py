@@ -131,5 +131,5 @@ def test_batches_of_ever_new_shapes_are_told_as_traces_that_pile_up():
     (told,) = (f.text for f in monitor.findings if "traces of the train" in f.text)
     assert re.search(r"traces of the training step (rises )?by 1\.0", told)
     assert "an epoch since epoch 3, to " in told
-    assert "one is enough if all batches have one shape and type." in told
+    assert "Use one shape and dtype for all batches." in told
     assert told in [str(warning.message) for warning in caught]

@@ -206,9 +206,9 @@ def test_a_profile_of_somebody_else_is_left_alone(seen, backend):
         (text,), timelines = seen["busy"]
         assert timelines == []
         assert text == (
-            "Another profile is being taken, and TensorFlow takes one at a time, so "
-            "there is no timeline. If the TensorBoard callback takes it, give that "
-            "other batches, or none: TensorBoard(profile_batch=0). Training goes on."
+            "Another profile is running, and TensorFlow supports one at a time, so "
+            "there is no timeline. If the TensorBoard callback started it, use other "
+            "batches there, or none: TensorBoard(profile_batch=0). Training continues."
         )
 
 
@@ -217,8 +217,8 @@ def test_a_plan_that_cannot_be_read_leaves_the_allocators_timeline(seen, backend
         (text,), timelines = seen["without plan"]
         assert timelines == ["profiler"]
         assert text == (
-            "The compiled step in TensorFlow's profile could not be read, so the "
-            "timeline shows it as one block without layers. Received: ValueError: cut "
+            "Could not read the compiled step in TensorFlow's profile, so the timeline "
+            "contains the step as one block without layers. Received: ValueError: cut "
             "off"
         )
 
@@ -333,9 +333,9 @@ def test_a_profiler_that_fails_warns_once_and_changes_nothing(monkeypatch, faili
     monkeypatch.setattr(adapter, "memory_profiler", lambda *_: Failing())
     monitor = MemoryTimeline()
     weights, told = quiet(monitor, epochs=2)
-    doing = "take a profile" if failing == "start" else "read the profile"
+    doing = "start a profile" if failing == "start" else "read the profile"
     assert told == [
-        f"MemoryTimeline could not {doing}: OSError: disk full. Training goes on."
+        f"MemoryTimeline could not {doing}: OSError: disk full. Training continues."
     ]
     assert weights == bare(epochs=2)
     assert monitor.timelines == []
@@ -370,9 +370,9 @@ def test_events_that_the_profiler_left_out_are_told(monkeypatch):
     monitor = MemoryTimeline()
     _, told = quiet(monitor, epochs=2)
     assert told == [
-        "The plan is missing. The profiler left out events of bfc. Its timeline is the "
-        "longest run without a gap; 1 of the 3 events that were told are not in it. A "
-        "window of fewer steps loses fewer."
+        "The plan is missing. The profiler lost events of bfc. The timeline is the "
+        "longest run without a gap, without 1 of the 3 reported events. Use fewer "
+        "steps to lose fewer events."
     ]
     (timeline,) = monitor.timelines
     assert timeline.lost_events == 1
@@ -390,8 +390,8 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path):
 def test_a_window_that_never_comes_is_told_and_written_down(tmp_path):
     _, told = quiet(MemoryTimeline(steps=range(100, 101), log_dir=tmp_path), epochs=2)
     assert told == [
-        "MemoryTimeline saw no step of its window: there were 12 steps. Give it "
-        "earlier ones, such as steps=range(0, 1)."
+        "MemoryTimeline recorded no step: `fit` ran 12 steps and the window starts "
+        "later. Use earlier steps, such as steps=range(0, 1)."
     ]
     (finding,) = read_run(tmp_path).findings
     assert finding == Finding("no timeline", told[0], 1, None, "MemoryTimeline", "note")
@@ -474,7 +474,7 @@ def only_one(monkeypatch):
 def test_two_timelines_in_one_fit_have_the_same_window(only_one, tmp_path):
     first, second = MemoryTimeline(), MemoryTimeline(log_dir=tmp_path)
     _, told = quiet(first, others=[second])
-    gap = ["The profiler left out events of bfc"]
+    gap = ["The profiler lost events of bfc"]
     assert [text.partition(".")[0] for text in told] == gap * 2
     assert first.timelines == second.timelines
     assert first.timelines == list(read_run(tmp_path).timelines)
@@ -487,8 +487,9 @@ def test_a_window_that_another_cuts_short_is_told(only_one):
     second = MemoryTimeline(steps=range(3, 6))
     _, told = quiet(MemoryTimeline(steps=range(2, 4)), others=[second])
     assert (
-        "Another MemoryTimeline of this fit recorded, and there is one profile at a "
-        "time: the timeline has the steps 2 to 3, not 3 to 5. Give both the same steps."
+        "Another MemoryTimeline of this fit was recording, and only one profile can "
+        "run at a time. Recorded steps: 2 to 3, instead of 3 to 5. Use the same steps "
+        "for both."
     ) in told[1]
     (timeline,) = second.timelines
     assert (timeline.first_step, timeline.steps) == (2, 2)
@@ -513,7 +514,7 @@ def test_a_window_is_not_shared_with_a_fit_that_was_broken_off(only_one):
     )
     with pytest.raises(KeyboardInterrupt):
         fit(abandoned, stop)
-    with pytest.warns(KerasMemWarning, match="left out events of bfc"):
+    with pytest.warns(KerasMemWarning, match="lost events of bfc"):
         fit(monitor)
     (timeline,) = monitor.timelines
     assert (timeline.first_step, timeline.steps) == (4, 2)
@@ -538,6 +539,7 @@ def test_a_profile_that_cannot_be_ended_ends_no_fit(monkeypatch):
     early = keras.callbacks.LambdaCallback(on_train_batch_end=finished)
     weights, told = quiet(monitor, others=[early])
     assert told == [
-        "MemoryTimeline could not end a profile: OSError: disk full. Training goes on."
+        "MemoryTimeline could not stop a profile: OSError: disk full. "
+        "Training continues."
     ]
     assert weights == bare()

@@ -109,7 +109,9 @@ def test_what_cannot_be_told_is_one_clear_word():
     model = network()
     pruning = attached(model, Polynomial())
     pruning.on_train_begin()
-    with pytest.raises(ConfigError, match="takes its length: pruning.set_params"):
+    with pytest.raises(
+        ConfigError, match="needs the training length: pruning.set_params"
+    ):
         pruning.on_train_batch_begin(0)
     pruning = attached(model, Polynomial(begin=0, end=2, unit="epoch"))
     pruning.on_train_begin()

@@ -63,7 +63,8 @@ def modules(folder, monkeypatch):
         ),
         (
             "evaluate model.keras --data my_samples:none",
-            "The data function 'my_samples:none' returned no samples. Data is x,",
+            "The data function 'my_samples:none' returned no samples. Expected data "
+            "as x,",
         ),
     ],
 )
@@ -84,7 +85,7 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         "evaluate two.keras --data one.npz"
     )
     np.savez("named.npz", x=x, y_classes=y)
-    assert "has one output, so its labels are one array" in refused(
+    assert "has one output. Expected: labels in one array" in refused(
         "evaluate model.keras --data named.npz"
     )
 
@@ -106,27 +107,33 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
         ),
         (
             "evaluate model.keras --data one_hot.npz",
-            "y of shape (60, 3), one-hot it seems. Next: y.argmax(axis=-1), or",
+            "y of shape (60, 3), probably one-hot. Next: y.argmax(axis=-1), or",
         ),
         (
             "evaluate model.keras --data strings.npz",
-            "numbers. Received: y with 'cat' of type str",
+            "Expected numeric labels. Received: y with 'cat' of type str",
         ),
-        ("run model.keras", "The script is no Python. Expected: a training script"),
-        ("run notes.txt", "The script is no Python."),
-        ("evaluate model.keras --data cut.npz", "cut.npz is not a sound .npz file"),
-        ("evaluate model.keras --data no_x.npz", "no_x.npz holds no array x"),
+        (
+            "run model.keras",
+            "The script is not Python code. Expected: a Python training script",
+        ),
+        ("run notes.txt", "The script is not Python code."),
+        ("evaluate model.keras --data cut.npz", "cut.npz is not a valid .npz file"),
+        ("evaluate model.keras --data no_x.npz", "no_x.npz contains no array x"),
         ("evaluate model.keras --data unequal.npz", "x has 60, y has 59 samples"),
         ("evaluate model.keras --data shape.npz", "takes shape (None, 6)"),
         (
             "evaluate model.keras --data classes.npz",
-            "go from 0 to 2. Received: y from 5",
+            "Expected: labels from 0 to 2. Received: y from 5",
         ),
         ("evaluate model.keras --data unlabeled.npz", "The data has no labels"),
-        ("evaluate model.keras --data data.npz --loss no_loss", "no loss of this name"),
+        (
+            "evaluate model.keras --data data.npz --loss no_loss",
+            "Unknown Keras loss. Received: --loss no_loss",
+        ),
         (
             "evaluate model.keras --data data.npz --metric no_metric",
-            "no metric of this name. Received: --metric no_metric",
+            "Unknown Keras metric. Received: --metric no_metric",
         ),
     ],
 )
@@ -206,14 +213,14 @@ def test_labels_that_do_not_fit_a_subclassed_model(named, refused):
         ("-o out.keras --prune -0.1", "at least 0 and less than 1"),
         ("-o out.keras --prune nan", "at least 0 and less than 1"),
         ("-o out.keras --quantize int5", "scheme='int5'"),
-        ("-o out.keras", "There is nothing to do"),
+        ("-o out.keras", "No step is selected"),
         ("-o out.keras --recipe none.yaml", "Cannot read the recipe 'none.yaml'"),
-        ("-o out.keras --recipe a.yaml --prune 0.5", "--recipe beside --prune"),
+        ("-o out.keras --recipe a.yaml --prune 0.5", "--recipe with --prune"),
         ("-o out.txt --prune 0.5", "must end in .keras"),
         ("-o none/out.keras --prune 0.5", "There is no folder 'none'"),
         ("-o out.keras --prune 0.5 --report page.pdf", "must end in .html"),
-        ("-o out.keras --prune 0.5 --max-drop 0.1", "--max-drop takes data"),
-        ("-o out.keras --prune 0.5 --fine-tune-epochs 2", "--fine-tune-epochs takes"),
+        ("-o out.keras --prune 0.5 --max-drop 0.1", "--max-drop needs data"),
+        ("-o out.keras --prune 0.5 --fine-tune-epochs 2", "--fine-tune-epochs needs"),
         ("-o out.keras --prune 0.5 --data unequal.npz", "x has 60, y has 59"),
         ("-o out.keras --prune 0.5 --data shape.npz", "takes shape (None, 6)"),
     ],
@@ -305,7 +312,7 @@ def test_a_model_with_nothing_to_prune(folder, refused):
 @pytest.mark.one_backend
 def test_a_model_saved_without_a_loss(folder, refused, new_network):
     new_network(compiled=False).save("bare.keras")
-    assert "without a loss. Next: name one with --loss" in refused(
+    assert "without a loss. Next: pass --loss" in refused(
         "evaluate bare.keras --data data.npz"
     )
     assert "--metric without --loss" in refused(
@@ -413,7 +420,7 @@ def test_what_was_handed_in_is_never_the_output(
     Path("soft").symlink_to("model.keras")
     Path("hard").hardlink_to("model.keras")
     message = refused(f"{line} -o {output.format(folder.name)}")
-    assert "The output is the file that was handed in, which is never modi" in message
+    assert "The output is the input file, which is never modi" in message
 
 
 @pytest.mark.parametrize(

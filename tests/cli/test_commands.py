@@ -220,7 +220,7 @@ def test_compress_names_fine_tuning_where_the_model_does_far_worse(
     model.save("model.keras")
     line = "compress model.keras -o small.keras --prune 0.98 --prune-include kernel "
     line += "--data split.npz"
-    hint = "nothing was trained since. Next: add --fine-tune-epochs 3."
+    hint = "the model was not fine-tuned. Next: add --fine-tune-epochs 3."
     said = kerasmem(line).err
     assert hint in said
     assert "accuracy went from " in said
@@ -309,7 +309,7 @@ def test_evaluate_says_that_the_data_is_not_finite(folder, kerasmem, samples):
     np.savez("nan.npz", x=np.where(np.arange(6) == 2, np.nan, x), y=y)
     call = kerasmem("evaluate model.keras --data nan.npz")
     assert call.code == 0
-    assert "warning: The data holds NaN or infinity: 60 of 360 entries of x.\n" in (
+    assert "warning: The data contains NaN or infinity: 60 of 360 entries of x.\n" in (
         call.err
     )
 
@@ -318,10 +318,10 @@ def test_evaluate_says_that_the_data_is_not_finite(folder, kerasmem, samples):
 @pytest.mark.parametrize(
     ("command", "default"),
     [
-        ("distill", "answers (4.0)"),
-        ("distill", "on DATA (1)"),
-        ("evaluate", "samples (32)"),
-        ("compress", "(another every time)"),
+        ("distill", "outputs of both models (default: 4.0)."),
+        ("distill", "training epochs (default: 1)."),
+        ("evaluate", "samples per batch (default: 32)."),
+        ("compress", "(default: a new seed for each run)."),
     ],
 )
 def test_help_says_what_holds_without_an_option(kerasmem, command, default):
@@ -334,7 +334,7 @@ def test_fine_tuning_shows_its_epochs_and_holds_samples_out(folder, kerasmem):
         "compress model.keras -o small.keras --prune 0.5 --data data.npz "
         "--fine-tune-epochs 2 --seed 1 --json"
     )
-    assert "the last tenth is held out" in call.err
+    assert "the last tenth is used for validation" in call.err
     assert "fine-tuning, epoch 1/2: accuracy" in call.err
     assert "fine-tuning, epoch 2/2: accuracy" in call.err
     assert call.json["report"]["samples"] == 6
@@ -371,7 +371,7 @@ def test_distill_makes_the_student_of_the_teacher_and_keeps_what_that_says(
 def test_distill_takes_one_student(folder, kerasmem, student):
     call = kerasmem(f"distill model.keras {student} -o a.keras --data split.npz")
     assert call.code == 2
-    assert "either a file or made of the teacher" in call.err
+    assert "either a student file or --student-ratio" in call.err
 
 
 OWN_LAYER = """
@@ -404,7 +404,7 @@ def test_a_custom_layer_is_known_after_an_import(file_with_own_layer, kerasmem):
     path = list(sys.path)
     unknown = kerasmem(f"inspect {file_with_own_layer}")
     assert unknown.code == 2
-    assert "Name the module that defines it with --import" in unknown.err
+    assert "Next: import the module that defines it with --import" in unknown.err
     call = kerasmem(f"inspect {file_with_own_layer} --import my_layers --json")
     assert call.json["layers"][-1]["class_name"] == "Twice"
     assert "loaded on stdout" in call.err
@@ -441,7 +441,7 @@ def test_distill_holds_samples_out_where_there_is_no_test_split(
         f"distill model.keras student.keras -o taught.keras --data only.npz {TERSE} "
         "--epochs 1 --json"
     )
-    assert "the last tenth is held out" in call.err
+    assert "the last tenth is used for validation" in call.err
     measured = call.json["figures"]["student"]["metrics"]["accuracy"]
     assert measured == pytest.approx(accuracy("taught.keras", x[54:], y[54:]))
 

@@ -181,8 +181,8 @@ def test_any_two_models_are_compared(folder, kerasmem):
 @pytest.mark.one_backend
 def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     for model, reason in (
-        ("model", "is no language model"),
-        ("both", "sees the tokens that it is to foretell"),
+        ("model", "is not a language model"),
+        ("both", "is not causal: its outputs for earlier tokens change"),
         ("fixed", "takes rows of 5 tokens"),
     ):
         if model == "both":
@@ -197,13 +197,13 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     Path("text.txt").write_text("a word")
     for data, reason in (
         ("large.npy", "ids from 0 to 20"),
-        ("floats.npy", "ids are whole numbers"),
+        ("floats.npy", "ids must be integers"),
         ("text.txt", "has no tokenizer"),
-        ("missing.npy", "holds no tokens"),
+        ("missing.npy", "contains no tokens"),
     ):
         assert reason in refused(f"evaluate lm.keras --data {data}")
     line = "evaluate lm.keras --data ids.npy --metric accuracy"
-    assert "judged by its perplexity" in refused(line)
+    assert "evaluated by its perplexity" in refused(line)
     rows = keras.Input((None,), dtype="int32")
     keras.Model(rows, keras.layers.Embedding(5, 5)(rows)).save("few.keras")
     line = "compare lm.keras few.keras --data ids.npy"
@@ -212,9 +212,9 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     for weight in model.weights:
         weight.assign(np.full(weight.shape, np.nan))
     model.save("nan.keras")
-    assert "gives NaN" in refused("evaluate nan.keras --data ids.npy")
+    assert "returns NaN" in refused("evaluate nan.keras --data ids.npy")
     line = "compare lm.keras lm.keras --data ids.npy"
-    assert "not one with itself" in refused(line)
+    assert "Expected two different models" in refused(line)
 
 
 @pytest.mark.one_backend
@@ -223,6 +223,6 @@ def test_a_damaged_file_of_ids_is_refused(tokens, refused):
     np.savez("ids.npz", token_ids=tokens.reshape(4, 11))
     whole = Path("ids.npz").read_bytes()
     Path("ids.npz").write_bytes(whole.replace(b"\x93NUMPY", b"\x93NUMPA"))
-    assert "holds no tokens" in refused("evaluate lm.keras --data ids.npz")
+    assert "contains no tokens" in refused("evaluate lm.keras --data ids.npz")
     Path("ids.npy").write_bytes(Path("ids.npy").read_bytes()[:90])
-    assert "holds no tokens" in refused("evaluate lm.keras --data ids.npy")
+    assert "contains no tokens" in refused("evaluate lm.keras --data ids.npy")

@@ -50,7 +50,7 @@ def test_the_table_and_the_page_tell_of_perplexity(rows, kerasmem):
     language_model().save("lm.keras")
     call = kerasmem(f"{LINE} --quantize int8 --report page.html")
     assert "perplexity" in call.out
-    assert "the last tenth is held out" in call.err
+    assert "the last tenth is used for validation" in call.err
     assert "perplexity" in Path("page.html").read_text("utf-8")
 
 
@@ -63,10 +63,12 @@ def test_what_takes_labels_is_refused(rows, refused):
         f"{GPTQ} --metric accuracy",
         "--target file_bytes=1KiB",
     ):
-        assert "what a language model is rounded on" in refused(f"{LINE} {option}")
+        assert "only used for calibration and for perplexity" in refused(
+            f"{LINE} {option}"
+        )
     assert "--data of tokens takes one" in refused(f"{LINE} {GPTQ} --low-memory")
     np.save("ids.npy", rows[:1])
-    assert "takes at least 2" in refused(f"{LINE} {GPTQ}")
+    assert "Expected at least 2 samples" in refused(f"{LINE} {GPTQ}")
     assert not Path("small.keras").exists()
 
 
@@ -76,7 +78,9 @@ def test_a_length_of_rows_that_are_no_tokens_is_refused(folder, refused):
     for name in ("m.keras", "n.keras"):
         chain((3,), L.Dense(1)).save(name)
     line = "compress m.keras -o small.keras --quantize int8 --length 64"
-    assert "--length is that of a row of a text" in refused(f"{line} --data d.npz")
-    assert "--length is that of a row of a text" in refused(line)
+    assert "--length is only valid for text or token ids" in refused(
+        f"{line} --data d.npz"
+    )
+    assert "--length is only valid for text or token ids" in refused(line)
     compared = "compare m.keras n.keras --data d.npz --length 64"
-    assert "--length is that of a row of a text" in refused(compared)
+    assert "--length is only valid for text or token ids" in refused(compared)

@@ -14,7 +14,7 @@ from kerasmem.records import MemoryEstimate
 def test_it_tells_categories_layers_and_the_verdict(folder, kerasmem):
     call = kerasmem("estimate model.keras --batch-size 64 --memory-limit 8GiB")
     assert call.code == 0
-    for text in ("optimizer state", "hidden", "peak:", "nine times in ten between"):
+    for text in ("optimizer state", "hidden", "peak:", "in nine of ten cases between"):
         assert text in call.out
     assert "fits: limit 8.00 GiB, estimated need" in call.out
 
@@ -42,7 +42,7 @@ def test_the_shape_of_one_of_several_inputs_is_not_enough(folder, refused, keras
     assert "Received: input 'mask' of shape (batch, None, 4)." in message
     assert "(--input-shape, once for each of ids, mask, in this order)" in message
     third = f"{line} --input-shape 4,4 --input-shape 4,4"
-    assert "--input-shape again for each, in this order" in refused(third)
+    assert "--input-shape once per input, in this order" in refused(third)
     assert kerasmem(f"{line} --input-shape 24,4").code == 0
 
 
@@ -101,7 +101,7 @@ def test_without_an_optimizer_open_lengths_are_the_only_error(folder, kerasmem):
     assert (
         "input 'one' of shape (batch, None, 8) and input 'three' of shape (batch, "
         "None, None, 3). Next: pass input_shape= (--input-shape, once for each of one, "
-        "two, three, in this order), without" in call.err
+        "two, three, in this order) without" in call.err
     )
 
 

@@ -31,9 +31,12 @@ def test_a_file_is_compressed_from_file_to_file(kerasmem, folder):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--prune-channels 0.5", "the step 'prune_channels' takes all weights at once"),
+        ("--prune-channels 0.5", "the step 'prune_channels' needs all weights at once"),
         ("--prune 0.5 --fine-tune-epochs 1 --data data.npz", "--fine-tune-epochs"),
-        ("--prune 0.5 --checkpoint-dir kept", "--checkpoint-dir takes one"),
+        (
+            "--prune 0.5 --checkpoint-dir kept",
+            "--checkpoint-dir needs the model in memory",
+        ),
     ],
 )
 def test_what_takes_the_whole_model_is_refused(refused, folder, options, reason):
@@ -47,7 +50,7 @@ def test_what_takes_the_whole_model_is_refused(refused, folder, options, reason)
 def test_with_data_it_goes_layer_by_layer(kerasmem, folder, scheme):
     line = f"compress {folder}/model.keras --quantize {scheme} --data data.npz --json"
     low = kerasmem(f"{line} -o low.keras --low-memory")
-    assert "its weights in files" in low.err
+    assert "with weights on disk" in low.err
     low, whole = low.json["report"], kerasmem(f"{line} -o whole.keras").json["report"]
     for side in ("before", "after"):
         assert low[side]["metrics"] == pytest.approx(whole[side]["metrics"], rel=1e-6)

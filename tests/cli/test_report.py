@@ -28,7 +28,7 @@ def run_dir(tmp_path, monkeypatch):
 
 
 # Not every backend has a device series on a CPU; a monitor says so.
-@pytest.mark.filterwarnings("ignore:.*no device series")
+@pytest.mark.filterwarnings("ignore:.*device values are missing")
 def test_a_real_run_becomes_a_page(run_dir, kerasmem):
     watch, flow = run_dir
     found = kerasmem("report run -o page.html --json").json
@@ -80,7 +80,7 @@ def test_the_headline_is_told_in_the_terminal(tmp_path, monkeypatch, kerasmem):
     ("line", "message"),
     [
         ("report missing -o page.html", "There is no folder here"),
-        ("report . -o page.html", "nothing here that a monitor recorded"),
+        ("report . -o page.html", "folder contains no records of a monitor"),
         ("report . -o page.txt", "must end in .html"),
         ("report . -o nowhere/page.html", "There is no folder 'nowhere'"),
         ("report .", "required: -o/--output"),
@@ -113,7 +113,7 @@ def test_a_distillation_has_its_curves_and_a_compression_its_sensitivity(
 
     line = "compress model.keras -o out.keras --prune 0.5 --data data.npz"
     asked = f"{line} --report out.html --sensitivity --low-memory"
-    assert "whose weights fit into memory" in refused(asked)
+    assert "whose weights fit in memory" in refused(asked)
     assert kerasmem(f"{line} --report out.html --sensitivity").code == 0
     page = Path("out.html").read_text(encoding="utf-8")
     (panel,) = packed(page)["panels"]

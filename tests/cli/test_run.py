@@ -165,7 +165,7 @@ def test_a_script_that_is_not_there_is_one_line(here):
     done = run(here, "missing.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "kerasmem: error: There is no such script. Received: 'missing.py'.\n"
+        "kerasmem: error: The script does not exist. Received: 'missing.py'.\n"
     )
 
 

@@ -67,7 +67,7 @@ def test_a_person_reads_figures_reasons_and_advice(folder, kerasmem):
     assert "batch of 1" in call.out
     assert "batch of 32" in call.out
     assert "5.00 MiB" in call.out
-    assert "LiteRT, int8-static was not made: It needs samples" in call.out
+    assert "LiteRT, int8-static was not created: The form needs samples" in call.out
     text = " ".join(call.out.split())
     assert "LiteRT on the CPU with 2 threads" in text
     assert "32 random samples" in text

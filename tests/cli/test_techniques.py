@@ -92,11 +92,14 @@ def test_options_are_the_configs_that_they_name(line, expected):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--prune-scope global", "--prune-scope says .* Next: add --prune[.]"),
+        (
+            "--prune-scope global",
+            "--prune-scope is an option of --prune. Next: add --prune[.]",
+        ),
         ("--prune-channels-rounds 2", "Next: add --prune-channels[.]"),
         ("--quantize-group-size 64", "Next: add --quantize[.]"),
         ("--prune 0.5 --prune-scope globl", "scope='globl'. Did you mean 'global'"),
-        ("--quantize mixed", "takes a budget.* on the command line .*--recipe"),
+        ("--quantize mixed", "needs a budget.* On the command line, .*--recipe"),
     ],
 )
 def test_what_does_not_fit_together_is_an_error(line, message):

@@ -97,7 +97,7 @@ def test_statistics_are_those_of_the_model_as_it_is(trained, step):
     assert loss(found.model) < loss(stale.model)
     changed = {change.weight for change in told(found) if change.changed}
     assert changed == statistics(found.model).keys()
-    assert told(found)[0].detail.startswith("gathered anew, ")
+    assert told(found)[0].detail.startswith("re-estimated, ")
 
 
 def test_training_between_steps_leaves_none_behind(trained):
@@ -117,7 +117,7 @@ def test_they_stay_where_the_loss_would_rise(trained):
     labels = stale.predict(x, verbose=0)
     result = km.compress(model, km.Prune(0.8), data=(x, labels))
     assert {change.changed for change in told(result)} == {False}
-    assert told(result)[0].detail.startswith("stays: the loss would rise, ")
+    assert told(result)[0].detail.startswith("unchanged: the loss would increase, ")
     for old, new in zip(stale.get_weights(), result.model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 

@@ -82,7 +82,7 @@ def test_a_sequential_without_input_is_exported(deferred, tmp_path):
 
 @pytest.mark.one_backend
 def test_a_search_for_the_batch_size_takes_a_sequential_without_input(deferred):
-    with pytest.raises(ConfigError, match="below what the model's variables take"):
+    with pytest.raises(ConfigError, match="too small for the variables of the model"):
         km.find_batch_size(deferred, 100)
 
 

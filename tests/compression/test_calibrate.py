@@ -296,14 +296,18 @@ def test_zero_is_a_code_and_the_range_fits_into_the_codes(low, high):
 
 def test_what_may_mislead_is_said():
     model = chain((4,), L.Dense(3), L.ReLU())
-    with pytest.warns(KerasMemWarning, match="there are 5 samples, 32 or more"):
+    with pytest.warns(KerasMemWarning, match="there are 5 samples, at least 32"):
         calibrate(model, np.random.default_rng(0).normal(size=(5, 4)))
-    with pytest.warns(KerasMemWarning, match="mislead: there is 1 sample, 32 or more"):
+    with pytest.warns(
+        KerasMemWarning, match="inaccurate: there is 1 sample, at least 32"
+    ):
         calibrate(model, np.random.default_rng(0).normal(size=(1, 4)))
-    with pytest.warns(KerasMemWarning, match="all 40 samples are the same"):
+    with pytest.warns(KerasMemWarning, match="all 40 samples are equal"):
         calibrate(model, np.ones((40, 4)))
     silent = chain((4,), L.Rescaling(0.0, name="silent"))
-    with pytest.warns(KerasMemWarning, match="1 of 2 activations never.*'silent'"):
+    with pytest.warns(
+        KerasMemWarning, match="1 of 2 activations are constant.*'silent'"
+    ):
         ranges = calibrate(silent, np.random.default_rng(0).normal(size=(40, 4)))
     assert (ranges[1].low, ranges[1].high, ranges[1].is_constant) == (0.0, 1.0, True)
 
@@ -318,7 +322,7 @@ def test_bad_data_is_one_clear_error():
         calibrate(model, x)
     with pytest.raises(DataError, match=r"shape \(40, 7\)"):
         calibrate(model, np.ones((40, 7)))
-    with pytest.raises(ModelError, match="Received: a subclassed one"):
+    with pytest.raises(ModelError, match="Received: a subclassed model"):
         calibrate(KINDS["subclassed"].make(), np.ones((40, 5)))
 
 

@@ -260,10 +260,14 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
     [
         ({"steps": None}, ConfigError, "one or more techniques"),
         ({"steps": ["int8"]}, ConfigError, r"Received: steps=\['int8'\]"),
-        ({"target": {"file_bytes": 9}}, ConfigError, "nothing to search for"),
+        (
+            {"target": {"file_bytes": 9}},
+            ConfigError,
+            "`target` is only available in a search",
+        ),
         ({"fine_tune_epochs": 1}, ConfigError, "give data="),
         ({"fine_tune_epochs": -1}, ConfigError, "whole number from 0"),
-        ({"max_drop": 0.1}, ConfigError, "max_drop needs samples"),
+        ({"max_drop": 0.1}, ConfigError, "max_drop needs labeled samples"),
         ({"data": np.ones((4, 7))}, DataError, "20"),
         ({"data": (np.ones((4, 20)), np.arange(4))}, DataError, "from 0 to 3"),
     ],
@@ -319,19 +323,19 @@ def test_samples_that_cannot_judge_are_said(trained, digits):
     (x, y), bare = digits[1], chain((20,), L.Dense(3))
     with pytest.warns(KerasMemWarning, match="validation_data has no labels"):
         km.compress(trained, km.Prune(0.5), validation_data=x)
-    with pytest.warns(KerasMemWarning, match="the model has no loss; give loss="):
+    with pytest.warns(KerasMemWarning, match="the model has no loss. Next: give loss="):
         km.compress(bare, km.Prune(0.5), validation_data=(x, y))
 
 
 @pytest.mark.one_backend
 def test_int8_alone_cannot_be_fine_tuned(trained, digits):
-    with pytest.raises(ConfigError, match=r"nothing to fine-tune.*\['quantize'\]"):
+    with pytest.raises(ConfigError, match=r"cannot be fine-tuned.*\['quantize'\]"):
         km.compress(trained, km.Quantize(), data=digits[0], fine_tune_epochs=1)
 
 
 @pytest.mark.one_backend
 def test_pruning_after_int8_is_an_error(trained):
-    with pytest.raises(ModelError, match="Prune before quantizing"):
+    with pytest.raises(ModelError, match="prune before quantizing"):
         km.compress(trained, [km.Quantize(), km.Prune(0.5)])
 
 

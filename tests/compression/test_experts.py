@@ -60,8 +60,8 @@ def test_every_expert_has_scales_of_its_own(step, expected):
             np.testing.assert_allclose(expert, expected(exact), rtol=1e-5)
     details = {c.weight.rpartition("/")[2]: c.detail for c in result.changes}
     # Of int8-dynamic the products of experts are those of floats: nothing says else.
-    assert "times int8" not in details["up"] + details["down"]
-    assert ("times int8" in details["kernel"]) == (step.scheme == "int8-dynamic")
+    assert "int8 inputs" not in details["up"] + details["down"]
+    assert ("int8 inputs" in details["kernel"]) == (step.scheme == "int8-dynamic")
     plain = km.dequantize(result.model)
     if step.scheme != "int8-dynamic":  # its router rounds what comes in
         np.testing.assert_allclose(
@@ -125,8 +125,8 @@ def test_a_large_share_that_stays_float_is_named():
     (text,) = [str(w.message) for w in ours]
     assert "88% of the model's bytes stay float: hidden/bank (1.00 KiB). " in text
     detail = {c.weight: c.detail for c in result.changes}
-    assert detail["hidden/bank"].startswith("has two axes or more, and nothing shows")
-    assert detail["hidden/shift"] == "is no kernel or embedding table"
+    assert detail["hidden/bank"].startswith("has two or more axes, but is not known")
+    assert detail["hidden/shift"] == "is not a kernel or embedding table"
 
 
 @pytest.mark.parametrize("choice", [{"exclude": ("bank",)}, {"include": ("bank",)}])

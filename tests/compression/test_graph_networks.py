@@ -122,7 +122,7 @@ def test_the_activations_of_an_open_batch_are_unknown():
     assert peak_activation_bytes(network) is None
     assert [each.output_bytes for each in layer_activations(network)] == [None] * 6
     assert peak_activation_bytes(network, NODES) > 4 * NODES * 32
-    with pytest.raises(ModelError, match="does not take inputs of the shapes"):
+    with pytest.raises(ModelError, match="does not accept inputs of the shapes"):
         km.estimate_memory(network, 7)
 
 

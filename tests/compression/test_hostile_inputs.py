@@ -113,7 +113,7 @@ def test_an_output_inside_the_input_is_refused(name, low_memory, preset, tmp_pat
     before = contents(preset)
     (tmp_path / "link").symlink_to(preset)
     inside = "The output is inside the input folder"
-    message = "there is something already" if name == "." else inside
+    message = "but the path exists" if name == "." else inside
     for folder in (preset, tmp_path / "link"):
         with pytest.raises(ConfigError, match=message):
             km.compress(

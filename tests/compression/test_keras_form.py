@@ -93,12 +93,14 @@ def test_a_result_from_file_to_file_becomes_one_too(tmp_path):
 def test_what_keras_has_no_form_for_is_refused():
     inputs = keras.Input((6, 8))
     attention = keras.Model(inputs, L.MultiHeadAttention(2, 4)(inputs, inputs))
-    refused(attention, Q("int8"), "does not save the form of the layer '.*attention")
+    refused(
+        attention, Q("int8"), "does not save the int8 form of the layer '.*attention"
+    )
     convolution = keras.Model(inputs, L.Conv1D(2, 4)(inputs))
-    refused(convolution, Q("int8"), "no form in int8 of the layer .* Conv1D")
+    refused(convolution, Q("int8"), "no int8 form of the layer .* Conv1D")
     dense = keras.Sequential([inputs, L.Dense(8)])
     for other in (Q("int4"), Q("int8", symmetric=False), Q("int8-dynamic")):
-        refused(dense, other, "symmetric int8 weights with a scale for each channel")
+        refused(dense, other, "symmetric int8 weights with a scale per channel")
 
 
 def test_what_is_left_out_stays_float(tmp_path):

@@ -272,10 +272,14 @@ def test_one_that_evaluates_itself_is_held_in_memory_with_a_word(tmp_path, monke
     with pytest.raises(ConfigError, match="'.*' of class Judge evaluates itself"):
         km.compress(tmp_path / "m.keras", Q("int8"), low_memory=True, **options)
     monkeypatch.setattr(sources, "_SHARE", 0.0)
-    with pytest.warns(KerasMemWarning, match="class Judge evaluates itself in a way"):
+    with pytest.warns(
+        KerasMemWarning, match="class Judge overrides the evaluation of Keras"
+    ):
         result = km.compress(tmp_path / "m.keras", Q("int8"), **options)
     assert result._model is not None
-    with pytest.warns(KerasMemWarning, match="held in memory as a whole.*'factorize'"):
+    with pytest.warns(
+        KerasMemWarning, match="loaded into memory completely.*'factorize'"
+    ):
         km.compress(tmp_path / "m.keras", km.Factorize(0.5), **options)
 
 

@@ -50,13 +50,13 @@ def test_its_text_has_steps_figures_and_what_they_were_measured_on():
         "# Small",
         "1. **prune**: `sparsity=0.8`",
         "2. **quantize**: `scheme='int8'`",
-        "Weights changed: 1; as they were: 1.",
+        "Changed weights: 1. Unchanged weights: 1.",
         "| file | 4.00 KiB | 1.00 KiB | measured |",
         "| weights in RAM | 2.00 KiB | 512 B | counted |",
         "| nonzero parameters | 512 | 100 | counted |",
         "| accuracy | 0.9000 | 0.8500 | measured |",
         "| a\\|b | 1.0000 | 2.0000 | measured |",
-        "Loss and metrics are of 2,000 validation samples.",
+        "Loss and metrics are measured on 2,000 validation samples.",
     ):
         assert line in text.splitlines()
 
@@ -71,7 +71,7 @@ def test_a_wicked_name_is_text():
 def test_a_result_without_data_says_that_nobody_judged_it():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
     card = km.compress(model, km.Prune(0.5)).model_card(license="mit")
-    assert "its accuracy is unknown" in card
+    assert "The accuracy is unknown" in card
     assert f"\n# {model.name}\n" in card
 
 

@@ -73,7 +73,9 @@ def recipes(scope, folder):
         model = network()
         if keras.backend.backend() == "jax":
             found, together = results(model, checkpoint_dir=folder)
-            with pytest.raises(DataError, match="shared by 2 devices") as uneven:
+            with pytest.raises(
+                DataError, match="each batch evenly among 2 devices"
+            ) as uneven:
                 km.compress(model, km.Prune(0.5), data=data(), batch_size=3)
             assert "Received: 24 samples, batch_size=3" in str(uneven.value)
     if keras.backend.backend() == "tensorflow":

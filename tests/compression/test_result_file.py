@@ -236,7 +236,7 @@ def test_a_result_without_figures_can_be_shown(model):
     result = km.compress(model, km.Prune(0.5), measure=())
     assert "sequential'" not in repr(result) or ": ;" not in repr(result)
     assert "1 weight changed" in repr(result)
-    assert "What it costs" in result.model_card()
+    assert "## Cost" in result.model_card()
     with pytest.raises(ConfigError, match="no size or time to plot"):
         result.plot()
 

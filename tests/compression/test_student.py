@@ -46,7 +46,7 @@ def test_a_ratio_out_of_range_is_refused(ratio):
 
 @pytest.mark.one_backend
 def test_a_ratio_that_is_too_small_says_how_small_it_may_be():
-    text = r"leaves 0\.0\d+% of the parameters.*of which 0\.001% are to stay"
+    text = r"leaves 0\.0\d+% of the parameters.*with 0\.001% to keep"
     with pytest.raises(ModelError, match=text):
         make_student(teacher_of(512, 512), 0.00001)
 

@@ -84,7 +84,7 @@ def test_each_moving_average_has_its_own_mask():
 def test_a_bias_that_folding_makes_is_told_with_its_model():
     dense = lambda: L.Dense(6, use_bias=False, name="dense")  # noqa: E731
     _, changes = apply_technique(km.FoldBatchNorm(), twins(dense, L.BatchNormalization))
-    made = [change.weight for change in changes if change.detail == "made anew"]
+    made = [change.weight for change in changes if change.detail == "created"]
     assert made == ["left/dense/bias", "right/dense/bias"]
 
 

@@ -116,7 +116,7 @@ def test_without_samples_there_is_no_int8_static_and_it_says_what_to_give(monkey
     quick(monkeypatch, KERAS, STATIC)
     found = km.compare_runtimes(network(), batch_sizes=[1], verbose=0)
     reason = found.runtimes[1].reason
-    assert "samples to calibrate on" in reason
+    assert "needs samples for calibration" in reason
     assert "data=" in reason
     assert (found.with_data, found.runtimes[1].times) == (False, ())
     assert found.runtimes[1].file_bytes is None
@@ -267,7 +267,7 @@ def test_models_that_cannot_be_compared_are_refused():
     with pytest.raises(ModelError, match="float model"):
         km.compare_runtimes(static)
     model, x = KINDS["subclassed"].make(), KINDS["subclassed"].inputs()
-    with pytest.raises(ConfigError, match="does not say what it takes.*data="):
+    with pytest.raises(ConfigError, match="are not known.*data="):
         km.compare_runtimes(model, verbose=0)
     with pytest.raises(DataError, match="called with the inputs.* named left, right"):
         km.compare_runtimes(model, {"left": x, "right": x}, verbose=0)

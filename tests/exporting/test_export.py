@@ -197,7 +197,9 @@ def test_operations_that_litert_lacks_are_named(tmp_path):
     path = tmp_path / "m.tflite"
     # Of open lengths it is tried with known ones too, and they are not to blame.
     shape = (None, 4, 4) if ON_TENSORFLOW else (4, 4)
-    with pytest.raises(ModelError, match="no kernel for LogMatrixDeterminant, which"):
+    with pytest.raises(
+        ModelError, match="no kernel for LogMatrixDeterminant in the model"
+    ):
         export(chain(shape, LogDeterminant()), path)
     assert not path.exists()
 
@@ -278,7 +280,9 @@ def test_what_cannot_be_converted_is_told_with_its_cause(tmp_path, monkeypatch):
 @pytest.mark.one_backend
 def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path):
     path, model = tmp_path / "m.tflite", chain((None, 4), L.Dense(2))
-    with pytest.raises(ConfigError, match=r"place of every None: \(None, 4\)\. Rec"):
+    with pytest.raises(
+        ConfigError, match=r"\(None, 4\) with a length for every None\. Rec"
+    ):
         export(model, path, input_shape=(3, 5))
     with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):
         export(model, path, input_shape=(3, 4), samples=np.zeros((2, 6, 4)))
@@ -297,7 +301,7 @@ if ON_TENSORFLOW:
     def test_a_file_that_gives_something_else_is_not_written(tmp_path):
         path = tmp_path / "m.tflite"
         path.write_bytes(b"before")
-        with pytest.raises(ModelError, match="too far from the model"):
+        with pytest.raises(ModelError, match="differs too much from the model"):
             export(chain((4,), Clock()), path)
         assert path.read_bytes() == b"before"
         assert list(tmp_path.iterdir()) == [path]

@@ -428,5 +428,5 @@ def test_the_loss_is_that_of_its_measure():
     infinite[1, 1] = -np.inf
     assert relative_error(infinite, infinite) == 0.0
     assert Judge([infinite, expected], [False] * 2).loss([infinite, broken]) == np.inf
-    with pytest.raises(ModelError, match="other shapes"):
+    with pytest.raises(ModelError, match="differ in shape"):
         Judge([expected], [False]).loss([output[:2]])

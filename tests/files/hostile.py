@@ -361,7 +361,7 @@ def leads_round():
 
 INSPECT, INSPECT_H5 = "inspect bad.keras", "inspect bad.h5"
 COMPRESS = "compress model.keras -o out.keras"
-REPORT, NOTHING = "report bad -o out.html", "nothing here that a monitor recorded"
+REPORT, NOTHING = "report bad -o out.html", "folder contains no records of a monitor"
 DAMAGED = "is damaged and was left out"
 IRREGULAR = "is no regular file and was left out"
 LONG = "a/" * 2500
@@ -377,12 +377,12 @@ def hostile(scale=1):
     return {
         "a code of 2^30 entries that are alike": Hostile(
             INSPECT,
-            "it tells a size that cannot be",
+            "are damaged: invalid size",
             in_weights("coded.keras", coded(alike(b"|u1", 1 << 30))),
         ),
         "a code of 2^14 x 2^14 floats that are alike": Hostile(
             INSPECT,
-            "it tells a size that cannot be",
+            "are damaged: invalid size",
             in_weights("coded.keras", coded(alike(b"<f4", 1 << 14, 1 << 14))),
         ),
         "a config of zeros": Hostile(
@@ -410,25 +410,25 @@ def hostile(scale=1):
         ),
         "a damaged table of symbols": Hostile(INSPECT, "bad.keras", damaged_symbols),
         "a layer of 10^9 units": Hostile(
-            INSPECT, "It gets no memory for them", changed_config(wide)
+            INSPECT, "No memory is allocated", changed_config(wide)
         ),
         "a layer of 10^9 units, not compiled": Hostile(
             "estimate bad.keras --batch-size 1",
-            "It gets no memory for them",
+            "No memory is allocated",
             changed_config(no_weights),
         ),
         "a layer in the place of a model": Hostile(
-            "estimate bad.keras --batch-size 1", "it holds a Dense", only_a_layer
+            "estimate bad.keras --batch-size 1", "it contains a Dense", only_a_layer
         ),
         "a deep config in HDF5": Hostile(
             INSPECT_H5, "bad.h5", h5_with("model_config", "[" * 60_000)
         ),
         "HDF5 of 4 GiB of which none is stored": Hostile(
-            INSPECT_H5, "of which the file has 0", hollow_h5
+            INSPECT_H5, "but the file has 0", hollow_h5
         ),
         "a layer of 10^9 units by Keras 2": Hostile(
             "convert bad.h5 -o out.keras",
-            "It gets no memory for them",
+            "No memory is allocated",
             keras_2(
                 [
                     layer_2("Dense", name="d", units=1_000_000_000),
@@ -438,7 +438,7 @@ def hostile(scale=1):
         ),
         "a function of TensorFlow in a Sequential": Hostile(
             "convert bad.h5 -o out.keras",
-            "a function of TensorFlow",
+            "TensorFlow functions are invalid in a Sequential",
             keras_2(
                 [layer_2("TFOpLambda", name="f", function="no.such")],
                 build_input_shape=[None, 10],
@@ -457,14 +457,14 @@ def hostile(scale=1):
         ),
         "a recipe with aliases": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "has an alias",
+            "aliases are not supported",
             text("bad.yaml", aliases(9)),
         ),
         "a deep recipe": Hostile(
-            f"{COMPRESS} --recipe bad.yaml", "is no YAML", text("bad.yaml", DEEP)
+            f"{COMPRESS} --recipe bad.yaml", "is not valid YAML", text("bad.yaml", DEEP)
         ),
         "a deep recipe of JSON": Hostile(
-            f"{COMPRESS} --recipe bad.json", "is no JSON", text("bad.json", DEEP)
+            f"{COMPRESS} --recipe bad.json", "is not valid JSON", text("bad.json", DEEP)
         ),
         "a recipe without an end": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
@@ -478,27 +478,27 @@ def hostile(scale=1):
         ),
         "an integer of 100,000 digits": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", f"- {{technique: prune, sparsity: {'9' * 100_000}}}"),
         ),
         "a hexadecimal integer of 100,000 digits": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", f"- {{technique: prune, sparsity: 0x{'9' * 100_000}}}"),
         ),
         "a date that there is not": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", "- {technique: prune, sparsity: 2001-99-99}"),
         ),
         "a date": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "is no YAML: It cannot be read",
+            "is not valid YAML: It cannot be read",
             text("bad.yaml", "- {technique: prune, sparsity: 2001-01-01}"),
         ),
         "token ids of 14.6 TiB in their header alone": Hostile(
             "evaluate model.keras --data bad.npy",
-            "it tells of an array of",
+            "it declares an array of",
             npy_header((4_000_000_000_000,)),
         ),
         "an output of 300 letters": Hostile(
@@ -530,7 +530,7 @@ def hostile(scale=1):
         ),
         "a group of 10^9": Hostile(
             f"{COMPRESS} --recipe bad.yaml",
-            "A pattern of Prune is",
+            "Invalid pattern of Prune",
             text(
                 "bad.yaml",
                 "- {technique: prune, sparsity: 0.5, pattern: 2:1000000000}",
@@ -538,17 +538,17 @@ def hostile(scale=1):
         ),
         "an array of 14.6 TiB in its header alone": Hostile(
             "evaluate model.keras --data bad.npz",
-            "it tells of an array of",
+            "it declares an array of",
             npz_header((4_000_000_000_000,)),
         ),
         "complex samples": Hostile(
             "evaluate model.keras --data bad.npz",
-            "with entries of the type complex",
+            "with entries of type complex",
             npz(x=np.ones((4, 6), complex), y=np.ones((4, 3))),
         ),
         "samples of zeros": Hostile(
             "evaluate model.keras --data bad.npz",
-            "of which it has",
+            "bytes, but has",
             lambda: np.savez_compressed(
                 "bad.npz", x=np.zeros((12_000_000 * min(scale, 8), 6), "f4")
             ),
@@ -582,7 +582,7 @@ def hostile(scale=1):
         **{
             f"an account that is {content[:9]}": Hostile(
                 f"{COMPRESS} --prune 0.5 --checkpoint-dir bad",
-                "take an empty folder",
+                "use an empty folder",
                 account(content),
             )
             for content in ("[]", "null", "3", '{"key": 3, "changes": []}', DEEP)

@@ -61,7 +61,7 @@ def test_many_small_bombs_are_one(path, monkeypatch):
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
         for number in range(20):
             file.writestr(f"assets/{number}", bytes(1 << 18))
-    with pytest.raises(ModelFileError, match="would take .* of which the file has"):
+    with pytest.raises(ModelFileError, match="would take .* bytes, but the file has"):
         km.load_model(path)
 
 

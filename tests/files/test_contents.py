@@ -165,5 +165,7 @@ def test_damaged_files_are_one_clear_line_and_read_only_folders_none(
 
 def test_what_is_no_model_file_is_one_clear_line(tmp_path):
     (tmp_path / "m.keras").write_text("no model")
-    with pytest.raises(ModelFileError, match=r"Expected a model file.*m\.keras"):
+    with pytest.raises(
+        ModelFileError, match=r"Expected a complete model file.*m\.keras"
+    ):
         inspect_file(tmp_path / "m.keras")

@@ -111,18 +111,18 @@ def test_other_arrays_in_the_file_are_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": X, "y": Y}, r"holds no array x or x_train.*numpy\.savez"),
+        ({"images": X, "y": Y}, r"contains no array x or x_train.*numpy\.savez"),
         ({"x": X, "x_test": X, "y_test": Y[:5]}, r"same length.*x has 6, y has 5"),
-        ({"x": X, "y_test": Y}, "holds no array x_test"),
+        ({"x": X, "y_test": Y}, "contains no array x_test"),
         ({"x": X, "y": Y[:4]}, r"same length.*x has 6, y has 4 samples"),
-        ({"x": X, "x_train": X}, "holds x twice: also as 'x_train'"),
-        ({"x": X, "x_left": X}, "holds x twice: also as 'x_left'"),
+        ({"x": X, "x_train": X}, "contains x twice: also as 'x_train'"),
+        ({"x": X, "x_left": X}, "contains x twice: also as 'x_left'"),
         ({"x": X, "sample_weight": Y}, "sample_weight without y"),
         ({"x": X[:0], "y": Y[:0]}, "data is empty.*x has 0"),
         ({"x": np.float32(3)}, "one row per sample.*which has no rows"),
         (
             {"x": np.array([{}, []], dtype=object)},
-            "not a sound .npz.*it holds Python obj",
+            "not a valid .npz.*it contains Python obj",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
-            DataError, match=rf"{name} is not a sound \.npz file"
+            DataError, match=rf"{name} is not a valid \.npz file"
         ) as caught:
             load_data(tmp_path / name)
         assert "pickle" not in str(caught.value)
@@ -192,7 +192,10 @@ def test_a_function_may_return_a_dataset(functions):
     [
         ("my_data:nothing", "Module 'my_data' has no function 'nothing'"),
         ("no_such_module_here:f", "Cannot import the data function 'no_such_module"),
-        ("my_data:number", "'my_data:number' returned no samples. Data is x.*data=3"),
+        (
+            "my_data:number",
+            "'my_data:number' returned no samples. Expected data as x.*data=3",
+        ),
         ("my_data:forgetful", "'my_data:forgetful' returned no samples.*data=None"),
         ("my_data:failing", "function 'my_data:failing' raised KeyError: 7"),
     ],
@@ -285,7 +288,10 @@ def test_at_least_one_sample_is_held_out():
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(X[:1], "takes at least 2 of them. Received: 1"), (Batches(), "only from arrays")],
+    [
+        (X[:1], "Expected at least 2 samples .*Received: 1"),
+        (Batches(), "only from arrays"),
+    ],
 )
 def test_what_cannot_be_split_is_refused(data, message):
     with pytest.raises(DataError, match=message):
@@ -328,7 +334,10 @@ def test_a_missing_last_axis_of_one_fits_as_in_keras():
         ({"z": X}, r"inputs are named \['x'\]. Received: data named \['z'\]"),
         (([[0.5, 1.0]], Y), r"x as a list of values, the first 0.5.* np.asarray\(x\)"),
         ((X, [1, 2]), r"y as a list of values, the first 1\. .* np.asarray\(y\)"),
-        ((X, {"x": Y}), "has one output, so its labels are one array.*labels named x"),
+        (
+            (X, {"x": Y}),
+            "has one output. Expected: labels in one array.*labels named x",
+        ),
     ],
 )
 def test_data_that_does_not_fit_is_refused_in_one_line(data, message):
@@ -463,7 +472,7 @@ def test_a_label_of_no_class_is_refused(loss):
     for kind in ("int32", "uint8", "float32"):
         check_classes(model, (X, (Y % 2).astype(kind)))
         with pytest.raises(
-            DataError, match=r"2 classes .* 0 to 1. .* from 0(.0)? to 2"
+            DataError, match=r"has 2 classes. .* 0 to 1. .* from 0(.0)? to 2"
         ):
             check_classes(model, (X, (Y % 3).astype(kind)))
     with pytest.raises(DataError, match="from -1 to 0"):
@@ -568,7 +577,7 @@ def test_token_ids_are_bounded_by_their_file(tmp_path, monkeypatch):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Embedding(9, 9)])
     path = tmp_path / "ids.npz"
     np.savez_compressed(path, token_ids=np.ones(2**18, "int32"))
-    with pytest.raises(DataError, match="it would take 1048704 bytes, of which it has"):
+    with pytest.raises(DataError, match="it would take 1048704 bytes, but has"):
         token_samples(path, model)
     np.savez_compressed(path, token_ids=np.arange(4000) % 9)
     assert token_samples(path, model)[0].shape == (500, 8)

@@ -82,7 +82,7 @@ def test_a_layer_gets_no_memory_for_weights_that_are_not_there(tmp_path):
     path = tmp_path / "m.keras"
     add_weight = keras.Layer.add_weight
     with (
-        pytest.raises(ModelFileError, match=r"weights of 6000000000 entries or more"),
+        pytest.raises(ModelFileError, match=r"at least 6000000000 weight entries"),
         datasets.bounded_weights(path),
     ):
         keras.Model.from_config(config)
@@ -155,5 +155,5 @@ def test_a_heap_of_texts_that_leads_to_itself_is_not_followed(tmp_path):
     heap = content.index(b"GCOL")
     content[heap + 16 : heap + 64] = bytes(48)
     path.write_bytes(content)
-    with pytest.raises(ModelFileError, match="a heap of its texts does not end"):
+    with pytest.raises(ModelFileError, match="a heap of strings is cyclic"):
         km.load_model(path)

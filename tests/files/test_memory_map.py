@@ -171,7 +171,7 @@ def test_a_file_that_keras_wrote_is_mapped_but_for_what_the_optimizer_learned(
     model = two_layers()
     model.fit(X, X[:, :2], verbose=0)
     model.save(path)
-    with pytest.warns(KerasMemWarning, match="starts anew"):
+    with pytest.warns(KerasMemWarning, match="is reset"):
         loaded = km.load_model(path, memory_map=True)
     assert len(waiting(loaded.variables)) == (4 if lazy else 0)
     assert int(loaded.optimizer.iterations) == 0
@@ -260,7 +260,8 @@ def test_compressed_weights_are_one_clear_line(coding, path):
 def test_another_format_is_one_clear_line(tmp_path):
     two_layers().save(tmp_path / "m.h5")
     with pytest.raises(
-        ModelFileError, match=r"from a \.keras file of Keras 3 alone.*Next"
+        ModelFileError,
+        match=r"Expected a \.keras file of Keras 3 for memory_map=True.*Next",
     ):
         km.load_model(tmp_path / "m.h5", memory_map=True)
 

@@ -88,7 +88,7 @@ class Nowhere(Scaled):
 REASONS = {
     Narrow: r"could not be opened: .*Narrow.call\(\)\. \S+",
     Refusing: "could not be opened: RuntimeError: no",
-    Hiding: "weight '.*/s' would not be opened with its value",
+    Hiding: "weight '.*/s' is opened with another value",
     Unlike: "could not be opened",
 }
 
@@ -116,7 +116,7 @@ def test_what_would_not_open_is_one_error_and_no_file(cls, seen, tmp_path):
         km.save_model(model, path)
     text = str(caught.value)
     assert text.startswith(f"Could not write {str(path)!r}: ")
-    assert text.endswith("what was there before is untouched.")
+    assert text.endswith("the existing file is unchanged.")
     assert "\n" not in text
     assert path.read_bytes() == b"as it was"
     assert os.listdir(tmp_path) == ["m.keras"]
@@ -232,7 +232,7 @@ def test_weights_that_no_config_tells_of_are_not_lost_in_silence(seen, tmp_path)
     model.more.build((None, 6))
     if seen:
         known(model)
-    with pytest.raises(OutputError, match="without 2 of its weights, 'more/kernel'"):
+    with pytest.raises(OutputError, match="lacks 2 weights, such as 'more/kernel'"):
         km.save_model(model, tmp_path / "m.keras")
     assert not list(tmp_path.iterdir())
 

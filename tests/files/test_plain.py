@@ -132,8 +132,14 @@ def test_plain_data_comes_back(value):
     ("text", "message"),
     [
         ("[" * 100_000, "It cannot be read: maximum recursion depth"),
-        ("[" * 201 + "]" * 201, "201 levels deep. Expected: 200"),
-        ('{"a":' * 500 + "1" + "}" * 500, "201 levels deep"),
+        (
+            "[" * 201 + "]" * 201,
+            "nested too deeply. Expected: 200 levels at most. Received: 201",
+        ),
+        (
+            '{"a":' * 500 + "1" + "}" * 500,
+            "nested too deeply. Expected: 200 levels at most. Received: 201",
+        ),
         ("[" + "1," * 3_000_000 + "1]", "2097152 values at most"),
         ("1" * 5000, "Exceeds the limit"),
         (b"\xff", "no text"),
@@ -158,10 +164,10 @@ def test_measurements_of_a_model_that_are_none_are_one_line(kind, text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sparsities": [0.9, 0.5]}, r"rise, and lie .* Received: \(0.9, 0.5\)"),
+        ({"sparsities": [0.9, 0.5]}, r"ascending .* Received: \(0.9, 0.5\)"),
         ({"sparsities": [0.5, 1.0]}, "between 0 and 1"),
         ({"sparsities": [0.5]}, "1 sparsities, and weights with 2 values"),
-        ({"weights": []}, "tells of weights"),
+        ({"weights": []}, "weights of a Sensitivity that are not empty"),
     ],
 )
 def test_measurements_that_no_ratio_follows_from_are_refused(change, message):
@@ -188,7 +194,7 @@ def test_a_field_that_is_missing_or_unknown_is_named():
 def test_a_block_of_an_event_that_never_was_is_refused():
     plain = json.loads(RUN.timelines[0].to_json())
     plain["blocks"]["freed_at"][0] = len(plain["times_ns"])
-    with pytest.raises(InputError, match="has figures or blocks of others"):
+    with pytest.raises(InputError, match="has figures or blocks of other events"):
         Timeline.from_json(json.dumps(plain))
 
 

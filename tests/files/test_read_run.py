@@ -104,12 +104,16 @@ def test_a_run_without_its_head_is_a_run(folder, content):
 
 def test_a_folder_with_nothing_of_ours_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="nothing here that a monitor recorded.*log_d"):
+    with pytest.raises(InputError, match="contains no records of a monitor.*log_d"):
         read_run(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(InputError, match="There is no folder here. Received: path="):
+    with pytest.raises(
+        InputError,
+        match="There is no folder here. Expected: the log_dir of a monitor. "
+        "Received: path=",
+    ):
         read_run(tmp_path / "missing")
 
 
@@ -146,7 +150,8 @@ def test_of_many_files_no_more_is_read_than_of_one(folder, monkeypatch):
     assert len(run.findings) == 1
     assert run.timelines == ()
     assert re.search(
-        r"was left out, in memory-p1.jsonl, memory-p2.jsonl, timeline-0000.json.gz\.$",
+        r"Later records were left out, in memory-p1.jsonl, memory-p2.jsonl, "
+        r"timeline-0000.json.gz\.$",
         run.notes[-1],
     )
 
@@ -203,12 +208,12 @@ def test_nobody_looks_for_garbage_among_a_million_records(folder, collections):
 
 
 def test_garbage_is_looked_for_again_whatever_was_read(tmp_path):
-    with pytest.raises(InputError, match="nothing here"):
+    with pytest.raises(InputError, match="no records of a monitor"):
         read_run(tmp_path)
     assert gc.isenabled()
     gc.disable()
     try:
-        with pytest.raises(InputError, match="nothing here"):
+        with pytest.raises(InputError, match="no records of a monitor"):
             read_run(tmp_path)
         assert not gc.isenabled()
     finally:

@@ -113,7 +113,7 @@ def test_the_error_has_the_whole_cause_and_a_step_that_applies():
     model = chain((6,), OfObject({"units": abs}))
     message = (
         r"cannot be copied.*Received: Object OfObject was created by passing "
-        r"non-serializable.*Next: give this class a `get_config`"
+        r"non-serializable.*Next: add a `get_config` to this class"
     )
     with pytest.raises(ModelError, match=message) as raised:
         clone(model)

@@ -133,7 +133,7 @@ def test_a_model_that_an_evaluation_changes_is_copied():
         assert read.trainable == model.trainable
     beside.more = L.Dense(3)
     beside.more.build((None, 2))
-    with pytest.raises(ModelError, match="its config does not tell all of it"):
+    with pytest.raises(ModelError, match="its config is incomplete"):
         to_read(beside)
 
 

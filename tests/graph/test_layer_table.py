@@ -128,7 +128,7 @@ def test_a_layer_that_one_call_registers_is_pruned_quantized_and_estimated(regis
 
     quantized = km.compress(model, km.Quantize("int8-static"), data=x)
     details = [change.detail for change in quantized.changes]
-    assert sum(detail.endswith(", times int8") for detail in details) == 3
+    assert sum(detail.endswith(", int8 inputs") for detail in details) == 3
     np.testing.assert_allclose(quantized.model.predict(x), model.predict(x), atol=0.2)
     dynamic = km.compress(model, km.Quantize("int8"))
     np.testing.assert_allclose(dynamic.model.predict(x), model.predict(x), atol=0.05)
@@ -173,16 +173,16 @@ def test_a_layer_of_keras_is_pruned_quantized_estimated_and_rematerialized(layer
 def test_without_registration_nothing_is_known_of_such_a_layer():
     x, _ = samples()
     kept = km.compress(model_of(Affine), km.Quantize("int8-static"), data=x).changes
-    assert sum(change.detail.endswith(", times int8") for change in kept) == 1
+    assert sum(change.detail.endswith(", int8 inputs") for change in kept) == 1
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("cls", "like", "columns", "match"),
     [
-        (Affine, L.Dense, {"colour": "red"}, "columns of the layer table.*colour"),
+        (Affine, L.Dense, {"colour": "red"}, "Invalid layer class or columns.*colour"),
         (int, None, {}, "Received: cls=.*int"),
-        (Affine, Affine, {}, "like one that the layer table has.*Affine"),
+        (Affine, Affine, {}, "to be a class in the layer table.*Affine"),
     ],
 )
 def test_what_cannot_be_registered_is_told(cls, like, columns, match):

@@ -89,7 +89,9 @@ def test_two_classes_of_one_name_are_told():
 
         return Times()
 
-    with pytest.raises(ModelError, match="two different parts of one name.*'Times'"):
+    with pytest.raises(
+        ModelError, match="two different custom objects with the same name.*'Times'"
+    ):
         clone(chain((4,), L.Dense(2), twice(2), twice(3)))
 
 
@@ -113,7 +115,9 @@ def test_an_optimizer_without_a_config_is_one_clear_error():
 
     model = chain((4,), L.Dense(2))
     model.compile(Mine(0.1), "mse")
-    with pytest.raises(ModelError, match="optimizer Mine cannot be made anew.*get_con"):
+    with pytest.raises(
+        ModelError, match="optimizer Mine cannot be created from.*get_con"
+    ):
         clone(model)
 
 

@@ -248,14 +248,14 @@ def written(name, content):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (without("config.json"), "is not complete: it has no config.json"),
+        (without("config.json"), "is incomplete: it has no config.json"),
         (without("model.weights.h5"), "neither model.weights.h5 nor"),
         (without("assets/tokenizer/vocabulary.spm"), "vocabulary.spm` doesn't exist"),
         (written("task.json", b"{"), "task.json' is damaged"),
         (written("task.json", b'{"model_type": "gemma"}'), "no config of a Keras mod"),
         (written("task.json", b'{"class_name": "Dense", "module": "keras.layers", '
                  b'"config": {"units": 1}, "registered_name": null}'),
-         "holds a Dense. Expected: a task of KerasHub"),
+         "contains a Dense. Expected: a KerasHub task"),
         (written("model.weights.h5", b"no"), "model.weights.h5' is damaged"),
     ],
 )  # fmt: skip
@@ -274,17 +274,17 @@ def test_a_preset_that_is_not_whole_is_one_clear_error(preset, tmp_path, change,
 @pytest.mark.one_backend
 def test_an_output_that_is_there_is_left_alone(preset, tmp_path, monkeypatch):
     job = {"model_or_path": preset, "steps": km.Quantize("int8")}
-    with pytest.raises(ConfigError, match="there is something already"):
+    with pytest.raises(ConfigError, match="but the path exists"):
         km.compress(output=preset, **job)
     with pytest.raises(ConfigError, match="no folder .*nowhere"):
         km.compress(output=tmp_path / "nowhere" / "out", **job)
-    with pytest.raises(ConfigError, match="knows of no coding by entropy"):
+    with pytest.raises(ConfigError, match="cannot read presets with entropy coding"):
         km.compress(output=tmp_path / "out", coding="entropy", **job)
-    with pytest.raises(ConfigError, match="a preset becomes a preset"):
+    with pytest.raises(ConfigError, match="the output of a preset is a preset"):
         km.compress(output=tmp_path / "a.keras", low_memory=True, **job)
     (tmp_path / "empty").mkdir()
     result = km.compress(output=tmp_path / "empty", **job)
-    with pytest.raises(ConfigError, match="there is something already"):
+    with pytest.raises(ConfigError, match="but the path exists"):
         result.save(tmp_path / "empty" / "..")
     result.save(tmp_path / "copy")
     assert files(tmp_path / "copy") == files(tmp_path / "empty")
@@ -305,5 +305,5 @@ def test_no_code_of_a_preset_is_run(preset, tmp_path):
     lambda_ = keras.layers.Lambda(lambda x: x)
     config["config"]["preprocessor"] = keras.saving.serialize_keras_object(lambda_)
     (tmp_path / "in" / "task.json").write_text(json.dumps(config))
-    with pytest.raises(ModelFileError, match="code in a file is never run"):
+    with pytest.raises(ModelFileError, match="code in a file is never executed"):
         km.load_model(tmp_path / "in")

@@ -103,7 +103,9 @@ def test_heads_whose_width_follows_from_their_number_stay_and_why_is_told():
     assert small.backbone.num_query_heads == 2
     assert small.backbone.intermediate_dim == 32
     (why,) = {c.detail for c in changes if c.weight.endswith("attention/query/kernel")}
-    assert why.startswith("num_query_heads is no width by itself: with twice as much,")
+    assert why.startswith(
+        "num_query_heads is not an independent width: at twice the value,"
+    )
 
 
 @pytest.mark.one_backend

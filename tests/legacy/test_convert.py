@@ -47,23 +47,23 @@ def test_what_answers_otherwise_is_not_written(written, convert, monkeypatch):
     monkeypatch.setattr("kerasmem.extras.legacy.comparison.answers_of_keras_2", answers)
     code, _, err, out = convert(written / "dense.h5")
     assert code == 2
-    assert "answers otherwise" in err
+    assert "differ from those computed by tf_keras" in err
     assert not out.exists()
 
 
 def test_where_nothing_can_be_compared_that_is_said(written, convert, monkeypatch):
     _, data, _, out = convert(written / "lstm")
-    assert "SavedModel are not run" in data["not_compared"]
+    assert "SavedModel are never run" in data["not_compared"]
     assert out.exists()
     _, data, _, _ = convert(written / "dense.keras", "--no-compare")
-    assert data["not_compared"] == "not asked for"
+    assert data["not_compared"] == "--no-compare was passed"
     _, data, err, _ = convert(written / "quantized.h5")
     assert "rounds" in data["not_compared"]
-    assert "without the rounding" in err
+    assert "without rounding" in err
     ended = subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: Unknown\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     _, data, _, _ = convert(written / "dense.keras")
-    assert "tf_keras fails: ValueError: Unknown" in data["not_compared"]
+    assert "tf_keras failed: ValueError: Unknown" in data["not_compared"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     _, data, _, _ = convert(written / "dense.keras")
     assert "tf_keras is not installed" in data["not_compared"]
@@ -73,7 +73,7 @@ def test_a_file_of_keras_3_needs_no_conversion(convert, tmp_path):
     chain((4,), L.Dense(2)).save(tmp_path / "m.keras")
     code, _, err, out = convert(tmp_path / "m.keras")
     assert code == 2
-    assert "nothing to convert" in err
+    assert "so no conversion is needed" in err
     assert not out.exists()
 
 

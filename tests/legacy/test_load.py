@@ -50,7 +50,7 @@ def files(written, kind):
         for kind in KINDS
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*without the rounding")
+@pytest.mark.filterwarnings("ignore:.*without rounding")
 def test_every_format_answers_as_tf_keras_did(kind, written, recorded, own_layers):
     x, expected = recorded(kind)
     found = files(written, kind)
@@ -136,7 +136,7 @@ def test_loss_and_metrics_come_along_and_the_optimizer_starts_anew(written, reco
 
 @pytest.mark.one_backend
 def test_a_float_model_is_what_remains_of_quantization_aware_training(written):
-    with pytest.warns(km.errors.KerasMemWarning, match="without the rounding"):
+    with pytest.warns(km.errors.KerasMemWarning, match="without rounding"):
         model = km.load_model(written / "quantized.h5")
     names = {type(layer).__name__ for layer in model.layers}
     assert names == {

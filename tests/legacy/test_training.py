@@ -49,5 +49,7 @@ def test_a_layer_of_preprocessing_is_what_it_was():
     lookup = make_layer({"class_name": "IntegerLookup", "config": config}, {})
     assert to_numpy(lookup(np.array([5, 7, 3]))).tolist() == [2, 0, 1]
     config["vocabulary"] = None
-    with pytest.raises(ModelFileError, match="'words'.*adapt learned, is not in its"):
+    with pytest.raises(
+        ModelFileError, match="'words'.*adapted vocabulary is not in its"
+    ):
         make_layer({"class_name": "IntegerLookup", "config": config}, {})

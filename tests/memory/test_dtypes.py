@@ -145,7 +145,7 @@ if keras.backend.backend() != "jax":  # which makes float32 of float64
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ConfigError, match="Give a model, data, or both"):
+    with pytest.raises(ConfigError, match="Expected: a model, data, or both"):
         inspect_dtypes()
     built = keras.Sequential([keras.Input((1,))])
     with pytest.raises(ConfigError, match="Received: dtype='int8'"):

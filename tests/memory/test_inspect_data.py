@@ -32,7 +32,7 @@ def test_arrays_count_in_full_and_once_more_where_fit_copies_them():
     data = (np.zeros((100, 8), "float32"), np.zeros(100, "int64"))
     expected = {"x": 3200, "y": 800}
     if ON_TENSORFLOW:
-        expected["copies that TensorFlow makes"] = 8000
+        expected["copies made by TensorFlow"] = 8000
     assert sizes(data) == expected
     assert inspect_data(data, 10, batches=0).batch_bytes == 400
 
@@ -50,7 +50,7 @@ def test_doubles_are_cast_to_what_keras_trains_in():
     data = np.zeros((1024, 8))
     assert sizes(data)["copy in float32"] == 32 * 1024
     assert advice(data)["x"] == (
-        "Keras trains in float32: casting float64 before saves 32.0 KiB."
+        "Keras trains in float32. Casting float64 beforehand saves 32.0 KiB."
     )
     assert advice(data.astype("float32"))["x"] is None
     assert "copy in float32" not in sizes(data.astype("float32"))
@@ -64,7 +64,7 @@ def test_every_stage_of_a_dataset_is_counted_by_its_elements():
     data = data.cache().shuffle(300).map(lambda a, b: (a, b), num_parallel_calls=3)
     data = data.batch(50).prefetch(4)
     assert sizes(data) == {
-        "tensors made of arrays": 1000 * one,
+        "tensors from arrays": 1000 * one,
         "cache in memory": 1000 * one,
         "shuffle buffer": 300 * one,
         "3 parallel calls": 3 * one,
@@ -84,7 +84,10 @@ def test_a_shuffle_buffer_is_never_larger_than_what_goes_in():
 def test_what_grows_by_itself_gets_advice(tmp_path):
     data = tf.data.Dataset.from_tensor_slices(np.zeros((10, 4), "float32"))
     tuned = advice(data.prefetch(tf.data.AUTOTUNE))
-    assert tuned["prefetch, tuned by TensorFlow"] == "May grow; prefetch(2) bounds it."
+    assert (
+        tuned["prefetch, tuned by TensorFlow"]
+        == "May grow. prefetch(2) limits the buffer."
+    )
     in_file = str(tmp_path / "cache")
     assert sizes(data.cache(in_file))[f"cache in the file {in_file}"] == 0
 
@@ -177,7 +180,7 @@ def test_datasets_inside_of_datasets_are_unknown():
         numbers,
         output_signature=(tf.TensorSpec((2, 4)), tf.TensorSpec((2,))),
     )
-    assert sizes(made)["datasets or batches that a function makes"] is None
+    assert sizes(made)["datasets or batches from a function"] is None
 
 
 @pytest.mark.one_backend
@@ -195,7 +198,7 @@ if keras.backend.backend() == "torch":
         data = TensorDataset(torch.zeros(64, 4), torch.zeros(64))
         assert sizes(DataLoader(data, batch_size=8)) == {
             "tensors, 2 arrays": 64 * 20,
-            "a batch on its way": 160,
+            "one batch in transit": 160,
         }
 
 
@@ -207,23 +210,26 @@ def test_the_table_has_every_stage_and_what_to_bound():
         figures.table()
         == """\
 host memory of the data, estimated:
-  tensors made of arrays       1.95 MiB
-  shuffle buffer               1.17 MiB
-  batch                        20.0 KiB
-  prefetch of 2                40.0 KiB
-  all of these, where known    3.18 MiB
-  one batch                    20.0 KiB
-what to bound:
-  tensors made of arrays: A copy of the arrays; km.memory.stream reads them from disk \
+  tensors from arrays         1.95 MiB
+  shuffle buffer              1.17 MiB
+  batch                       20.0 KiB
+  prefetch of 2               40.0 KiB
+  total of the known sizes    3.18 MiB
+  one batch                   20.0 KiB
+advice:
+  tensors from arrays: A copy of the arrays. km.memory.stream reads arrays from disk \
 instead.
-  shuffle buffer: Holds 600 elements of 2.00 KiB: shuffle before what makes them \
-larger (decode, batch), or fewer of them."""
+  shuffle buffer: Holds 600 elements of 2.00 KiB. Shuffle before operations that \
+enlarge elements (decode, batch), or use a smaller buffer."""
     )
 
 
 @pytest.mark.one_backend
 def test_numbers_that_are_no_arrays_are_refused():
-    with pytest.raises(DataError, match=r"Received: int 1\. Next: numpy.asarray"):
+    with pytest.raises(
+        DataError,
+        match=r"Received: int 1\. Next: convert a list of numbers with numpy.asarray",
+    ):
         inspect_data([1, 2, 3])
 
 

@@ -181,14 +181,17 @@ def only(status):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "nothing to configure. Expected: at least one .* Received: none"),
+        ({}, "Expected: at least one setting.* Received: no settings"),
         ({"growth": True, "preallocate": True}, "growth=True, preallocate=True"),
         ({"growth": False, "preallocate": False}, "opposite values"),
         ({"growth": 1}, r"None, True, False\. Received: growth=1"),
         ({"limit": "8 elephants"}, "size='8 elephants'"),
         ({"limit": 4096}, "at least 1 MiB. Received: limit=4096"),
-        ({"devices": []}, r"numbers of cards .* Received: devices=\[\]"),
-        ({"devices": [-1]}, r"Received: devices=\[-1\]\. To use no card, set CUDA_V"),
+        (
+            {"devices": []},
+            r"a list of at least one GPU index .* Received: devices=\[\]",
+        ),
+        ({"devices": [-1]}, r"Received: devices=\[-1\]\. To use no GPU, set CUDA_V"),
         ({"devices": 0}, "Received: devices=0"),
         ({"devices": [True]}, r"Received: devices=\[True\]"),
         ({"allocator": "malloc"}, "bfc, cuda_malloc_async.*allocator='malloc'"),
@@ -229,13 +232,18 @@ def test_without_a_gpu_it_warns_before_the_start_and_refuses_after_it(backend):
     )
 
     (told,) = got["told"]
-    assert told.startswith("There is no GPU, so there is nothing to configure")
+    assert told.startswith("No GPU was found, so the settings have no effect")
     if backend == "torch":  # whose CUDA devices never start on such a machine
         assert (got["states"], got["no"]) == ([False, False], None)
     else:
         assert got["states"] == [False, True]
-        assert got["no"].startswith(f"The backend '{backend}' has its devices already")
-        assert "Received: devices=(0,), limit=2147483648. Call kerasmem." in got["no"]
+        assert got["no"].startswith(
+            f"The backend '{backend}' has already initialized its devices"
+        )
+        assert (
+            "Received: devices=(0,), limit=2147483648. Next: call kerasmem."
+            in got["no"]
+        )
 
 
 def test_after_the_start_what_is_fixed_is_refused_with_what_to_do(cards, monkeypatch):
@@ -248,7 +256,7 @@ def test_after_the_start_what_is_fixed_is_refused_with_what_to_do(cards, monkeyp
 
 def test_a_card_that_is_not_there_is_refused(cards):
     with pytest.raises(
-        ConfigError, match=r"numbers below 2\. Received: devices=\(0, 2\)"
+        ConfigError, match=r"indices below 2\. Received: devices=\(0, 2\)"
     ):
         memory.configure(devices=[2, 0])
 
@@ -303,9 +311,7 @@ def test_a_second_choice_of_cards_is_as_the_backend_allows(cards, backend):
 def test_growth_and_its_opposite_word(cards, backend):
     assert all(c.growth for c in memory.configure(growth=True).cards)
     if backend == "torch":
-        with pytest.raises(
-            ConfigError, match="no way to take all at the start.*growth=F"
-        ):
+        with pytest.raises(ConfigError, match="cannot preallocate it.*growth=F"):
             memory.configure(preallocate=True)
     else:
         assert not any(c.growth for c in memory.configure(preallocate=True).cards)
@@ -313,9 +319,13 @@ def test_growth_and_its_opposite_word(cards, backend):
 
 def test_the_allocator_of_cuda_is_chosen_where_it_can_be(cards, backend):
     if backend == "torch":
-        with pytest.raises(ConfigError, match="imported. Set PYTORCH_CUDA_ALLOC_CONF="):
+        with pytest.raises(
+            ConfigError, match="at import. Set PYTORCH_CUDA_ALLOC_CONF="
+        ):
             memory.configure(allocator="cuda_malloc_async")
-        with pytest.raises(ConfigError, match="no BFC. Leave out `allocator`"):
+        with pytest.raises(
+            ConfigError, match="no BFC allocator. Leave out `allocator`"
+        ):
             memory.configure(allocator="bfc")
         return
     status = memory.configure(allocator="cuda_malloc_async", growth=False)

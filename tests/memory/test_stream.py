@@ -140,14 +140,14 @@ def test_what_cannot_be_mapped_is_refused(tmp_path, train_file):
     np.savez(tmp_path / "o.npz", x=np.array([{}], dtype=object))
     (tmp_path / "bad.npz").write_bytes(b"no archive")
     (tmp_path / "empty.npz").write_bytes(b"")
-    with pytest.raises(DataError, match="holds Python objects"):
+    with pytest.raises(DataError, match="contains Python objects"):
         stream(tmp_path / "o.npz")
     for name in ("bad", "empty"):
         with pytest.raises(DataError, match="cannot be mapped"):
             stream(tmp_path / f"{name}.npz")
     with pytest.raises(DataError, match="no data file"):
         stream(tmp_path / "missing.npz")
-    with pytest.raises(DataError, match="Only arrays can be streamed"):
+    with pytest.raises(DataError, match="Expected arrays with at least one sample"):
         stream(iter([]))
     with pytest.raises(ConfigError, match="from 1. Received: batch_size=0"):
         stream(train_file, 0)

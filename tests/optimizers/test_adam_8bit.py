@@ -257,7 +257,10 @@ def test_a_variable_that_is_set_to_its_gradient_has_no_slots():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"amsgrad": True}, r"no largest second moments.*Received: amsgrad=True.*Next"),
+        (
+            {"amsgrad": True},
+            r"does not store maximum second moments.*Received: amsgrad=True.*Next",
+        ),
         ({"beta_1": 1.0}, r"at least 0 and less than 1. Received: beta_1=1.0"),
         ({"beta_2": -0.1}, r"Received: beta_2=-0.1"),
         ({"block_size": 8}, r"from 16. Received: block_size=8"),

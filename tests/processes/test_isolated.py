@@ -66,15 +66,19 @@ def test_as_a_decorator_each_call_runs_elsewhere_and_errors_come_back():
     assert (work.__name__, work.__doc__) == ("work", "Do it.")
     with pytest.raises(KeyError, match="error") as raised:
         work("error")
-    assert "In a process of its own" in raised.value.__notes__[0]
+    assert "In a child process" in raised.value.__notes__[0]
     with pytest.raises(ChildDiedError, match="OfTwoArgumentsError: 3 and 4") as lost:
         work("two arguments")
     assert "in work" in lost.value.stderr
     with pytest.raises(ChildDiedError, match="ValueError: with a lock"):
         work("lock in an error")
-    with pytest.raises(ConfigError, match="The result cannot go to another process"):
+    with pytest.raises(
+        ConfigError, match="The result cannot be sent to another process"
+    ):
         work("cannot be read")
-    with pytest.raises(ConfigError, match="The result cannot go to another process"):
+    with pytest.raises(
+        ConfigError, match="The result cannot be sent to another process"
+    ):
         work("lock")
     with pytest.raises(ChildDiedError, match="signal 9"):
         work("die")
@@ -82,7 +86,7 @@ def test_as_a_decorator_each_call_runs_elsewhere_and_errors_come_back():
 
 @pytest.mark.one_backend
 def test_an_argument_that_cannot_go_is_named_before_a_process_is_begun():
-    with pytest.raises(ConfigError, match="cannot go to another process"):
+    with pytest.raises(ConfigError, match="cannot be sent to another process"):
         km.memory.isolated(len, threading.Lock())
 
 

@@ -88,5 +88,7 @@ def test_a_job_that_cannot_be_pickled_is_refused():
     loss.__name__ = "locked"
     loss.__module__ = "__main__"
     model.compile("sgd", loss)
-    with pytest.raises(km.errors.KerasMemError, match="cannot go to another process"):
+    with pytest.raises(
+        km.errors.KerasMemError, match="cannot be sent to another process"
+    ):
         km.estimate_memory(model, 2, method="traced")

@@ -83,7 +83,7 @@ def test_every_figure_stands_in_the_table(full):
 
 
 def test_every_weight_is_listed_and_counted(full):
-    assert "1 changed, 1 left alone" in full
+    assert "1 changed, 1 unchanged" in full
     assert "a/<wbr>kernel" in full
     assert "skipped: a bias" in full
 
@@ -95,7 +95,7 @@ def test_a_weight_that_two_techniques_met_counts_once():
         for weight in ("a/kernel", "a/bias", "a/Bias")
     ]
     page = render_page(Page("A run", MODELS, tuple(found), (), (), {}))
-    assert "1 changed, 2 left alone" in page
+    assert "1 changed, 2 unchanged" in page
 
 
 def test_text_from_outside_is_escaped(full):

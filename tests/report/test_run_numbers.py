@@ -136,18 +136,18 @@ def test_it_is_told_where_a_later_fit_begins_and_norms_are_compared_within_it():
     assert later_fits(replace(run, gradients=())) == [3]
     figures = {figure.label: figure for figure in headline(run)}
     begin, *_, last = (record.norm for record in run.gradients[2:])
-    assert figures["Fits, one after the other"].value == "2"
-    assert figures["Fits, one after the other"].detail.endswith("with epoch 3")
+    assert figures["Consecutive fits"].value == "2"
+    assert figures["Consecutive fits"].detail.endswith("with epoch 3")
     assert figures["Gradient norm, last"].value == f"{last:.3g}"
     assert figures["Gradient norm, last"].detail == f"first of this fit {begin:.3g}"
-    assert "A fit begins with epoch 3" in run_page_html(run)
+    assert "Later fits start with epoch 3" in run_page_html(run)
 
 
 def test_a_fit_that_goes_on_from_an_epoch_is_no_later_one():
     memory = memory_records(5)
     run = Run(memory=memory, gradients=gradient_records(5, 2))
     assert later_fits(run) == []
-    assert "A fit begins" not in run_page_html(run)
+    assert "Later fits start" not in run_page_html(run)
     again = Run(memory=(*memory, *memory[3:]))
     assert later_fits(again) == [6]
     assert [number for number, _ in numbered(again.memory)] == [*range(1, 8)]
@@ -202,7 +202,7 @@ def test_calls_of_predict_and_evaluate_have_panels_by_their_numbers():
 def test_a_first_step_far_above_is_told_and_does_not_flatten_the_rest():
     gpu, _ = memory_panels(memory_records(3))
     assert "first step" not in {line.name for line in gpu.lines}
-    assert gpu.notes[0] == "Far above, and not drawn: first step, 1.27 GiB."
+    assert gpu.notes[0] == "Not drawn because of its size: first step, 1.27 GiB."
 
 
 def test_every_device_of_every_process_has_a_panel():
@@ -224,7 +224,7 @@ def test_devices_on_one_allocator_share_a_panel():
     shared = (first, replace(second, shares_with="CPU:0"))
     panels = memory_panels([MemoryRecord(0, None, shared, None)])
     assert [panel.title for panel in panels] == ["Device memory, CPU:0"]
-    assert "CPU:1 and it share one allocator." in panels[0].notes
+    assert "Shares one allocator with CPU:1." in panels[0].notes
 
 
 def test_the_loss_has_a_panel_from_whichever_monitor_was_told():
@@ -369,5 +369,5 @@ def test_windows_that_do_not_fit_are_left_out_and_counted():
     )
     kept, note = chosen([small, large, small])
     assert kept == [large]
-    assert note == "Shown are the 1 of 3 windows with the highest peaks."
+    assert note == "Showing the 1 of 3 windows with the highest peaks."
     assert chosen([small, small])[1] == ""

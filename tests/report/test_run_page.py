@@ -120,7 +120,7 @@ def test_an_allocator_is_told_in_words_its_own_name_in_small(name, source, words
 
 
 def test_a_run_without_findings_says_so():
-    assert "noticed nothing out of the ordinary" in run_page_html(Run())
+    assert "No findings." in run_page_html(Run())
 
 
 def test_every_chart_has_its_numbers_in_a_table(page):
@@ -238,10 +238,11 @@ def test_what_was_not_watched_is_left_out():
 
 def test_what_is_missing_of_a_timeline_is_told():
     (timeline, *_) = small_run().timelines
-    assert "left out events" not in run_page_html(Run(timelines=(timeline,)))
+    assert "events are not shown" not in run_page_html(Run(timelines=(timeline,)))
     gapped = replace(timeline, lost_events=1234)
-    assert "the profiler left out events, so 1,234 that it told of" in run_page_html(
-        Run(timelines=(gapped,))
+    assert (
+        "1,234 events are not shown because of a gap in the profiler"
+        in run_page_html(Run(timelines=(gapped,)))
     )
 
 

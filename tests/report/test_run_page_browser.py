@@ -265,7 +265,7 @@ def test_the_keyboard_reaches_everything_in_the_order_of_the_page(page):
         )
     places = [
         next(i for i, text in enumerate(reached) if text.startswith(name))
-        for name in ("To the content", "Dark theme", "Table: devices", "Category",
+        for name in ("Skip to content", "Dark theme", "Table: devices", "Category",
                      "Zoom out", "Bytes in use", "layer", "Layers", "Gradient flow")
     ]  # fmt: skip
     assert places == sorted(places)
@@ -301,7 +301,7 @@ def test_on_a_phone_nothing_is_cut_and_a_finger_is_told_what_it_can_do(browser, 
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.evaluate(CUT) == []
         words = page.locator(".keys").inner_text()
-        assert words.startswith("A tap pins a moment")
+        assert words.startswith("Tap to pin a moment")
         assert "Wheel" not in words
         _, x, y, width, height = plot(page)
         page.touchscreen.tap(x + 1.5 / 9 * width, y + 0.95 * height)
@@ -332,7 +332,7 @@ def test_a_heatmap_of_four_epochs_fills_its_width(page):
 
 def test_words_of_bytes_are_explained_where_they_stand(page):
     text = page.locator(".readout").inner_text()
-    for word in ("Requested is", "given what", "rounding the difference"):
+    for word in ("Requested: bytes", "Given: bytes", "Rounding: the difference"):
         assert word in text
 
 

@@ -29,12 +29,12 @@ def test_the_page_says_why_and_what_would_help():
     text = text_of(section())
     assert "Epoch 1, step 4, batch of 1,024 in 2 micro-batches of 512" in text
     assert (
-        "GPU:0 had too little memory: 2.00 MiB were asked for in one piece "
+        "GPU:0 had too little memory: an allocation of 2.00 MiB failed "
         "(tower_1/dense_1/MatMul, layer tower/dense, forward) when 63.0 MiB of "
         "64.0 MiB were in use."
     ) in text
     assert "4 micro-batches of 256 should fit: their peak is estimated at 58.0" in text
-    assert "Largest free piece 1.00 MiB" in text
+    assert "Largest free block 1.00 MiB" in text
     assert "In use at the peak: 80.0 MiB (estimated, analytic)" in text
     layers = "By layer: tower/dense 70.0 MiB, tower/head 6.00 MiB, (no layer) 4.00 MiB."
     assert layers in text
@@ -77,7 +77,7 @@ def test_the_first_ones_are_shown_and_the_rest_is_said():
     kept, note = shown(many)
     assert len(kept) == MOST_SHOWN
     assert note == (
-        "Shown are the first 12 of 30; all of them are in post_mortems.jsonl."
+        "Showing the first 12 of 30; all of them are in post_mortems.jsonl."
     )
 
 

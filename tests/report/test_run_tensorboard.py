@@ -89,5 +89,5 @@ def test_every_process_has_its_folder(tmp_path):
 def test_a_place_that_cannot_be_a_folder_is_one_clear_error(tmp_path):
     taken = tmp_path / "taken"
     taken.write_text("mine")
-    with pytest.raises(OutputError, match="There can be no folder .*taken"):
+    with pytest.raises(OutputError, match="Cannot create the folder .*taken"):
         write_tensorboard(Run(memory=memory_records(1)), taken)

@@ -40,7 +40,7 @@ def test_the_table_has_every_trial_and_the_one_that_was_taken():
         console.print(search_table(REPORT))
     text = capture.get()
     title = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(text.split()))
-    assert "Search for file_bytes up to 2.00 KiB, a drop up to 0.01; judged" in title
+    assert "Search for file_bytes up to 2.00 KiB, a drop up to 0.01; evaluated" in title
     rows = [line for line in text.splitlines() if "±" in line]
     assert len(rows) == 3
     assert "1.50 KiB" in rows[2]
@@ -57,7 +57,7 @@ def test_the_page_has_the_trials_their_plot_and_what_was_left_out():
     assert '<tr class="strong"><th scope="row" class="text">prune, int8</th>' in html
     assert "left out: nothing &lt;b&gt; to remove" in html
     assert ">Drop of accuracy by share of the limit</h3>" in html
-    assert "3 trials, 2 on the Pareto front. Taken: prune, int8, 0.75 of" in html
+    assert "3 trials, 2 on the Pareto front. Selected: prune, int8, 0.75 of" in html
 
 
 def test_the_browser_gets_every_trial_as_a_point():
@@ -73,4 +73,4 @@ def test_the_browser_gets_every_trial_as_a_point():
 
 def test_a_page_without_a_search_tells_of_none():
     html = render_page(Page("A model", {"before": ModelFigures(8192, 2000, 500, 480)}))
-    assert "What was tried" not in html
+    assert '<h2 id="search">' not in html

@@ -141,5 +141,5 @@ def test_what_cannot_be_drawn_is_one_clear_error(tmp_path):
         monitor.plot()
     with pytest.raises(ConfigError, match="There is no timeline"):
         km.callbacks.MemoryTimeline().plot()
-    with pytest.raises(OutputError, match="A picture ends in one of"):
+    with pytest.raises(OutputError, match="Expected a suffix of"):
         timeline_plot([countable_timeline()]).save(tmp_path / "a.doc")

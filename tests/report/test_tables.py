@@ -152,9 +152,9 @@ def test_weights_that_were_left_alone_are_counted_by_their_reasons():
         for n in range(18)
     ]
     told = " ".join(printed(left_alone_table(bare)).split())
-    assert "│ stays float │ 18 layers without │ - │" in told
+    assert "│ stays float │ 18 layers without weights │ - │" in told
     few = printed(left_alone_table(found, most=1))
-    assert "2 other reasons    │       2 │  20 B" in few
+    assert "2 other reasons      │       2 │  20 B" in few
     large = WeightChange("a", "large", "quantize", False, "has no form", 999, 999)
     rows = printed(left_alone_table([*found, large])).splitlines()
     assert "has no form" in rows[3]

@@ -72,7 +72,7 @@ def test_an_estimated_peak_is_called_so_wherever_it_stands():
     assert table(estimated).count("3.00 MiB est.") == 2
     text = spread_line(estimated)
     assert "The peaks are estimated (method 'traced'), not measured: jax does" in text
-    assert "That of jit off is by another method ('analytic'), and is not" in text
+    assert "The peak of jit off is from another method ('analytic') and is not" in text
     unknown = replace(RUN, peak_bytes=None, peak_low_bytes=None, peak_source=None)
     assert "│ unknown │ 20.0 ms" in table(replace(FOUND, variants=(unknown,)))
     assert "estimated" not in spread_line(FOUND) + table(FOUND)
@@ -82,7 +82,7 @@ def test_an_estimated_peak_is_called_so_wherever_it_stands():
 def test_two_runs_far_apart_tell_of_a_busy_machine(noise, busy):
     text = spread_line(replace(FOUND, noise=noise))
     assert f"the times differ by {100 * noise:.1f} %." in text
-    assert ("run it again when it is idle" in text) == busy
+    assert ("Repeat the measurement on an idle machine" in text) == busy
     assert "twice" not in spread_line(replace(FOUND, noise=None))
 
 

@@ -8,34 +8,40 @@ from tests.zoo.row import OF_KERAS, WORKS
 
 _HEAD = """# Models
 
-The kinds of models that kerasmem is tested with, and what works with each. A refusal
-is an error of kerasmem, and the reason is its text. The table below is of TensorFlow.
+Kinds of models that kerasmem is tested with, on TensorFlow. The second table lists the
+combinations that raise an error of kerasmem, with the reason.
 {others}
     KERAS_BACKEND=tensorflow python -m tests.zoo run zoo.jsonl
     python -m tests.zoo table zoo.jsonl > docs/models.md
 
-Kinds: {kinds}.
-
-| what | works | refused |
+| Feature | Works | Error |
 |---|--:|--:|
+"""
+
+_KINDS = """
+## Kinds
+
+{kinds}
 """
 
 _ERRORS = """
 ## Outputs after rounding
 
-The relative error (L2) of the outputs is at most 3 % for int8 and 30 % for int4. The
-ten largest errors of rounded activations, allowed are 15 %:
+The largest relative errors (L2) of outputs with rounded activations; 15 % is the limit.
+With rounded weights the limits are 3 % (int8) and 30 % (int4).
 
-| kind | scheme | error |
+| Kind | Scheme | Error |
 |---|---|--:|
 """
 
 _REFUSALS = """
-## Refusals
+## Errors
 
-| kind | refused | reason |
+| Kind | Feature | Reason |
 |---|---|---|
 """
+
+_MOST_WORDS = 20
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -46,9 +52,9 @@ def table(results: list[dict[str, Any]]) -> str:
     cells = Counter(row["verb"] for row in rows)
     lines = [f"| {v} | {works[v]} | {cells[v] - works[v]} |" for v in verbs]
     lines.append(f"| all | {works.total()} | {cells.total() - works.total()} |")
-    kinds = "; ".join(dict.fromkeys(row["kind"] for row in rows))
-    head = _HEAD.format(kinds=kinds, others=_other_backends(results))
-    return head + "\n".join(lines) + "\n" + _errors(rows) + _refusals(rows)
+    kinds = "\n".join(f"- {kind}" for kind in dict.fromkeys(r["kind"] for r in rows))
+    head = _HEAD.format(others=_other_backends(results)) + "\n".join(lines) + "\n"
+    return head + _KINDS.format(kinds=kinds) + _errors(rows) + _refusals(rows)
 
 
 def _other_backends(results: list[dict[str, Any]]) -> str:
@@ -91,10 +97,11 @@ def _refusals(rows: list[dict[str, Any]]) -> str:
 
 
 def _reason(text: str) -> str:
-    """Returns the text without numbers of a run, codes of a terminal, and folders."""
+    """Returns the first sentence without numbers, terminal codes and folders."""
     text = re.sub(r"\x1b\[\d+m", "", text).removeprefix("kerasmem: error: ")
     text = re.sub(r"(?<=[a-z])_\d+\b", "", text)
     text = re.sub(r"(?<![\w.])/[^'\" ]*/", "", text)
+    text = " ".join(re.split(r"(?<=[.]) ", text)[0].split()[:_MOST_WORDS])
     for sign in "|<{]":  # signs of Markdown, HTML, templates and links
         text = text.replace(sign, f"&#{ord(sign)};")
     return text

@@ -1,4 +1,4 @@
-"""JAX."""
+"""The JAX adapter."""
 
 from kerasmem.backends import Backend
 from kerasmem.backends.jax.device import JaxDevice
@@ -12,7 +12,7 @@ from kerasmem.backends.jax.variables import JaxVariables
 class JaxBackend(
     JaxDevice, JaxVariables, JaxStepping, JaxGradients, JaxRecompute, Backend
 ):
-    """What kerasmem asks of JAX."""
+    """The JAX adapter."""
 
     name = "jax"
 

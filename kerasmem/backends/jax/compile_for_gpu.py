@@ -1,9 +1,9 @@
-"""Compiles a step for a GPU that is not there. A script, which imports JAX alone.
+"""A script that compiles a step for a GPU that is not present. Imports only JAX.
 
-`jax.experimental.topologies` gives a device that exists as a description; to compile
-for it runs XLA's whole GPU compiler on the CPU: layouts, fusions, schedule, and the
-assignment of buffers, which is what is wanted. The plug-in of JAX for CUDA brings that
-compiler, and needs no driver, no cuDNN and no cuBLAS for it.
+`jax.experimental.topologies` provides a device from a description. Compiling for that
+device runs XLA's GPU compiler on the CPU, including layouts, fusions, schedule and
+buffer assignment. The compiler is part of JAX's CUDA plug-in and needs no driver, cuDNN
+or cuBLAS.
 """
 
 import json
@@ -16,13 +16,11 @@ from jax.experimental import topologies
 
 
 def main(folder: Path) -> None:
-    """Compile the program in a folder, and write down how large its parts are.
+    """Compile the program in a folder and write its sizes to `answer.json`.
 
-    Args:
-        folder: it has `order.json` with the name of the program's file, its kind
-            (`"hlo"`: a serialized `HloModuleProto`, `"stablehlo"`: MLIR bytecode), the
-            text of the target's description and the number of devices. The plan itself
-            XLA writes where its flag `--xla_dump_to` says.
+    `order.json` has the file name of the program, its kind, the target description and
+    the number of devices. The kind is `"hlo"` (a serialized `HloModuleProto`) or
+    `"stablehlo"` (MLIR bytecode). XLA writes the plan to the folder of `--xla_dump_to`.
     """
     order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
     topology = topologies.get_topology_desc(
@@ -43,8 +41,8 @@ def main(folder: Path) -> None:
 
 
 def _compiled(program: bytes, kind: str, devices: list[Any]) -> Any:
-    # Private: JAX has a public way to compile for a description only for functions of
-    # its own, and TensorFlow's programs come without one.
+    # Private: JAX's public API compiles only JAX functions for a description, not
+    # TensorFlow programs.
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import (
@@ -73,9 +71,9 @@ def _compiled(program: bytes, kind: str, devices: list[Any]) -> Any:
 
 
 def _remove_copies(module: Any) -> None:
-    """Let the readers of a copy read what was copied: StableHLO knows no `mhlo.copy`.
+    """Replace copies by their operands, because StableHLO has no `mhlo.copy`.
 
-    TensorFlow copies what is the result of a step, to lay it out as it came.
+    TensorFlow copies the results of a step to restore their layout.
     """
     waiting, copies = [module.operation], []
     while waiting:

@@ -1,4 +1,4 @@
-"""JAX's devices: their memory, and how it takes them."""
+"""JAX devices: memory and settings."""
 
 import os
 from collections.abc import Mapping
@@ -33,19 +33,19 @@ _NAMES = {"default": BFC, "cuda_async": CUDA_MALLOC_ASYNC}
 
 
 class JaxSettings(DeviceSettings):
-    """The settings of `jax.config`, and of the environment that XLA reads."""
+    """Settings in `jax.config` and in the environment variables of XLA."""
 
     def started(self) -> bool:
-        """Return whether JAX has its devices already."""
-        # Private: every public question for the devices starts them.
+        """Return whether JAX has initialized its devices."""
+        # Private: every public query of the devices initializes them.
         return xla_bridge.backends_are_initialized()
 
     def cards(self, shown: int) -> int:
-        """Return all the cards there are, if JAX can use a card at all."""
+        """Return `shown` if JAX supports CUDA, else 0."""
         return shown if _uses_cuda() else 0
 
     def visible(self, shown: int) -> tuple[int, ...]:
-        """Return the numbers of the cards that JAX uses or will use."""
+        """Return the indices of the cards in use."""
         if self.started():
             devices = (d for d in jax.local_devices() if d.platform == "gpu")
             return tuple(sorted(device.local_hardware_id for device in devices))
@@ -61,11 +61,7 @@ class JaxSettings(DeviceSettings):
         return _NAMES.get(name, name)
 
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Put the settings in force.
-
-        Raises:
-            ConfigError: if the size of a card is unknown, of which JAX takes a part.
-        """
+        """Apply the settings. A limit needs cards of known size."""
         if wanted.limit_bytes is not None:
             _set_limit(wanted.limit_bytes, totals)
         if wanted.allocator is not None:
@@ -77,7 +73,7 @@ class JaxSettings(DeviceSettings):
             jax.config.update(_DEVICES, ",".join(map(str, wanted.devices)))
 
     def in_force(self, card: int, total_bytes: int | None) -> InForce:
-        """Return what holds for a card."""
+        """Return the current settings of a card."""
         allocator = self.allocator()
         limit = _limit(card, total_bytes, is_started=self.started())
         return InForce(
@@ -88,39 +84,39 @@ class JaxSettings(DeviceSettings):
 
 
 class JaxOptions(StepOptions):
-    """What can be chosen of a step in JAX."""
+    """Options of a JAX training step."""
 
     def device_count(self, cards: int) -> int:
-        """Return the number of devices to train on, which a CPU may have several of."""
+        """Return the number of training devices. A CPU can have several."""
         return cards or len(keras.distribution.list_devices())
 
 
 class JaxDevice(DeviceBackend):
-    """The devices of JAX."""
+    """JAX devices."""
 
     limits_itself = False
     step_options = JaxOptions
     settings = JaxSettings
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
-        """Return a reading per local device; a CPU device gives none."""
+        """Return a reading per local device, except CPUs."""
         figures = [(d, d.memory_stats()) for d in jax.local_devices()]
         return tuple(_reading(device, stats) for device, stats in figures if stats)
 
     def free_caches(self) -> None:
-        """Drop compiled programs; a function is compiled again when it is called."""
+        """Delete compiled programs, which are compiled again on demand."""
         jax.clear_caches()
 
     def reset_device_peak(self) -> bool:
-        """Return False: JAX keeps one peak for the whole process."""
+        """Return False, because JAX has one peak per process."""
         return False
 
     def why_no_device_memory(self) -> str:
-        """Return one plain sentence for a user who gets no device figures."""
-        return "JAX counts no memory on a CPU device, so there is no device series."
+        """Return the reason for missing device values."""
+        return "JAX does not count memory on a CPU, so device values are missing."
 
     def cuda_ordinals(self) -> dict[str, int]:
-        """Return CUDA's number of the card below each local device."""
+        """Return the CUDA index of the card of each local device."""
         return {
             _name(device): device.local_hardware_id
             for device in jax.local_devices()
@@ -128,7 +124,7 @@ class JaxDevice(DeviceBackend):
         }
 
     def processes(self, model: Model) -> tuple[int, int]:
-        """Return the index of this process and the number that train together."""
+        """Return the index of this process and the number of training processes."""
         return jax.process_index(), jax.process_count()
 
 
@@ -142,7 +138,7 @@ def _reading(device: Any, stats: dict[str, int]) -> DeviceReading:
         current_bytes=stats["bytes_in_use"],
         peak_bytes=stats["peak_bytes_in_use"],
         peak_was_reset=False,
-        # Zero where the allocator has the entry but does not fill it.
+        # Some allocators have the entry but leave it zero.
         reserved_bytes=stats.get("pool_bytes") or None,
         largest_free_bytes=stats.get("largest_free_block_bytes") or None,
     )
@@ -162,7 +158,7 @@ def _limit(card: int, total_bytes: int | None, *, is_started: bool) -> int | Non
 
 
 def _uses_cuda() -> bool:
-    config: Any = jax.config  # its attributes are made when JAX is imported
+    config: Any = jax.config  # its attributes are created at import
     platforms = config.jax_platforms or "cuda"
     own_platforms = {"cuda", "gpu"} & set(platforms.split(","))
     plugins = entry_points(group="jax_plugins")
@@ -170,17 +166,17 @@ def _uses_cuda() -> bool:
 
 
 def _visible_devices() -> str:
-    # Private: the flag can be set in public, but not read.
+    # Private: the flag has a public setter but no public getter.
     return xla_bridge.CUDA_VISIBLE_DEVICES.value
 
 
 def _set_limit(limit_bytes: int, totals: Mapping[int, int]) -> None:
     if not totals:
         raise ConfigError(
-            "JAX takes a part of a card, and NVIDIA's driver does not tell how large "
-            f"the cards are. Received: limit={limit_bytes}. Set {_FRACTION} in "
-            "the environment instead, a number from 0 to 1."
+            "JAX needs the limit as a fraction, but the driver does not report the "
+            f"card sizes. Received: limit={limit_bytes}. Set {_FRACTION} in the "
+            "environment instead, a number from 0 to 1."
         )
-    # One number holds for all cards, so the largest has the limit, a smaller one less.
+    # One fraction applies to all cards, so smaller cards get a lower limit.
     os.environ[_FRACTION] = repr(limit_bytes / max(totals.values()))
-    os.environ.pop(_OLD_FRACTION, None)  # XLA refuses both
+    os.environ.pop(_OLD_FRACTION, None)  # XLA rejects both at once

@@ -1,4 +1,4 @@
-"""XLA's plan for the memory of the training step that JAX compiled."""
+"""XLA's memory plan of the compiled JAX training step."""
 
 import inspect
 import re
@@ -14,13 +14,10 @@ from kerasmem.types import Model
 
 
 class JaxProfiler:
-    """A `MemoryProfiler` of one step: JAX tells nothing of its allocator's events.
+    """A `MemoryProfiler` that returns XLA's plan of one step.
 
-    It notes the shapes that a step was called with. In the end the step is compiled
-    for them, which JAX has done before and remembers, and nothing is run again.
-
-    Args:
-        followed: the model.
+    JAX has no allocator events. The profiler stores the shapes of the step's arguments
+    and compiles the step for them at the end, which uses JAX's cache.
     """
 
     names = "xla"
@@ -31,30 +28,26 @@ class JaxProfiler:
         self._shapes: Any = None
 
     def start(self) -> None:
-        """Begin.
-
-        Raises:
-            ProfilerUnavailableError: if the training step is not compiled.
-        """
+        """Start, or raise `ProfilerUnavailableError` if the step is not compiled."""
         original = self._followed.model.train_function
         step = _compiled_step(original)
         if step is None:
             raise ProfilerUnavailableError(
-                "JAX tells what is in memory only for a compiled step, so there is no "
-                "timeline. Compile the model with jit_compile=True, which is Keras's "
-                "default, and without run_eagerly."
+                "JAX reports memory only for a compiled step, so there is no timeline. "
+                "Compile the model with jit_compile=True (Keras's default) and without "
+                "run_eagerly."
             )
 
         self._original = original
-        # No issue known: Keras 3.15 gives no callback the batch or the state of a step.
+        # No issue known: Keras 3.15 passes no batch and no step state to callbacks.
         self._followed.model.train_function = self._step
 
     def stop(self) -> Profile:
-        """End, put the step back, and return the plan of the step."""
+        """Stop, restore the step and return its plan."""
         original, self._original = self._original, None
         if original is None:
             return Profile([])
-        # Somebody else may have put another one there in the meantime.
+        # Other code may have replaced the function in the meantime.
         if self._followed.model.train_function == self._step:
             self._followed.model.train_function = original
         if self._shapes is None:
@@ -76,7 +69,7 @@ class JaxProfiler:
         return self._original(state, batches)
 
     def _noting(self, state: Any, batches: Any) -> Iterator[Any]:
-        shapes = jax.tree.map(_shape, state)  # now: the step takes the state away
+        shapes = jax.tree.map(_shape, state)  # before the step donates the state
         for batch in batches:
             if self._shapes is None:
                 self._shapes = (shapes, jax.tree.map(_shape, batch))
@@ -95,7 +88,7 @@ class JaxProfiler:
         return variable_of
 
 
-# The name of an argument of `train_step(state, data)`.
+# Name of an argument of `train_step(state, data)`.
 _STATE = re.compile(r"state\[(\d+)\]\[(\d+)\]")
 
 
@@ -109,7 +102,7 @@ def _state_of(model: Model) -> tuple[list[Any], ...]:
 
 
 def _compiled_step(train_function: Any) -> Any:
-    # Private: Keras keeps it only inside the function that takes the next batch.
+    # Private: only the closure of the train function contains the compiled step.
     inside = inspect.getclosurevars(train_function).nonlocals.get("step_function")
     return inside if isinstance(inside, jax.stages.Wrapped) else None
 

@@ -1,4 +1,4 @@
-"""Functions that JAX computes a second time for their gradient."""
+"""Rematerialization in JAX."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from kerasmem.types import Tensors
 
 
 class JaxRecompute(RecomputeBackend):
-    """Functions that JAX computes a second time for their gradient."""
+    """Rematerialization in JAX."""
 
     def recomputed(
         self,
@@ -30,7 +30,7 @@ class JaxRecompute(RecomputeBackend):
         *,
         compiled: bool = False,
     ) -> Function:
-        """Return `function` with a backward pass that keeps only the arguments."""
+        """Return `function` with a backward pass that saves only the arguments."""
         if store is None and not _forgets_barriers():
             return jax.checkpoint(function)
         return _with_own_gradient(function, store)
@@ -38,8 +38,8 @@ class JaxRecompute(RecomputeBackend):
     def linear(
         self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
-        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
-        if not isinstance(inputs, jax.Array):  # such as a sparse one
+        """Return `forward(inputs, *held)`, saving only `held` for the gradient."""
+        if not isinstance(inputs, jax.Array):  # for example a sparse array
             return forward(inputs, *held)
 
         def backward(held: Sequence[Any], dy: Any) -> tuple[Any, ...]:
@@ -59,13 +59,13 @@ class JaxRecompute(RecomputeBackend):
         return jax.lax.platform_dependent(cpu=lambda: looped(_loop), default=whole)
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
-        """Return `taken(value)`, in a trace by a foregone choice that needs `other`."""
-        # First: the choice reads all that it is given.
+        """Return `taken(value)`, delayed in a trace until `other` is computed."""
+        # First, because the condition reads its whole operand.
         value = taken(value)
         if not isinstance(other, Tracer) or not other.size:
             return value
-        # XLA drops its own barrier before it schedules for a CPU. It does not see that
-        # a truth value is never 2.
+        # XLA removes its barriers before scheduling for a CPU. It does not infer that a
+        # boolean is never 2, so this condition remains.
         truth = jax.numpy.ravel(other)[0] != 0
         return jax.numpy.where(truth.astype("int8") == 2, 0, value).astype(value.dtype)
 
@@ -75,7 +75,7 @@ _PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
 
 @contextmanager
 def traced_for(platform: str | None) -> Iterator[None]:
-    """Return a scope in which steps are traced for a platform; None for that here."""
+    """Return a context that traces steps for a platform, by default the current one."""
     token = _PLATFORM.set(platform)
     try:
         yield
@@ -84,8 +84,8 @@ def traced_for(platform: str | None) -> Iterator[None]:
 
 
 def _forgets_barriers() -> bool:
-    # XLA for CPUs takes barriers out before it looks for what is computed twice, and
-    # then keeps the first result after all: `jax.checkpoint` saves nothing there.
+    # XLA for CPUs removes barriers before common subexpression elimination and then
+    # keeps the first result, so `jax.checkpoint` saves nothing.
     return (_PLATFORM.get() or jax.default_backend()) == "cpu"
 
 
@@ -93,7 +93,7 @@ def _with_own_gradient(function: Function, store: ArgumentStore | None) -> Funct
     def forward(*tensors: Any) -> tuple[Any, Any]:
         parts, restore = save_arguments(store, tensors)
         outputs, parts = _packed_first(function(*tensors), parts, tensors)
-        # The rule for unpacking goes with what it unpacks, as what JAX calls static.
+        # The restore function is a static part of the saved pytree.
         return outputs, jax.tree_util.Partial(restore, *parts)
 
     def backward(saved: Any, upstream: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -109,9 +109,9 @@ def _with_own_gradient(function: Function, store: ArgumentStore | None) -> Funct
 def _packed_first(
     outputs: tuple[Any, ...], parts: tuple[Any, ...], tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return outputs and parts, where no output is there before all is packed.
+    """Return outputs and parts, with all outputs delayed until the parts are packed.
 
-    Else packing could be put off, and what is to be packed would stay for so long.
+    Otherwise XLA could delay packing and keep the unpacked tensors.
     """
     as_they_are = {id(x) for x in tensors}
     new_parts = [x for x in parts if id(x) not in as_they_are]
@@ -121,7 +121,7 @@ def _packed_first(
 
 
 def _after(parts: tuple[Any, ...], upstream: tuple[Any, ...]) -> tuple[Any, Any]:
-    # The gradient of an output that is no float has a type that XLA does not know.
+    # Gradients of integer outputs have the dtype float0, which XLA does not support.
     real = [dy for dy in upstream if dy.dtype != jax.dtypes.float0]
     parts, real = jax.lax.optimization_barrier((parts, real))
     if real and _forgets_barriers():

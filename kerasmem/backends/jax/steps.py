@@ -1,4 +1,4 @@
-"""JAX: a step is a pure function of the state."""
+"""JAX training steps as pure functions of the state."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _METRICS = "metrics_variables"
 
 @dataclass(frozen=True)
 class HostState:
-    """The arrays of a state, where each lay, and the optimizer's variables by then."""
+    """Arrays and shardings of a state, and the optimizer variables at that time."""
 
     arrays: tuple[list[np.ndarray], ...]
     shardings: tuple[list[Any], ...]
@@ -35,12 +35,7 @@ class HostState:
 
 
 class JaxSteps(Steps):
-    """Steps of a model that are pure functions of its state.
-
-    Args:
-        model: the compiled model.
-        kind: `"train"` or `"test"`, as Keras names its functions.
-    """
+    """Steps of a model as pure functions of its state."""
 
     def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model, kind)
@@ -48,24 +43,24 @@ class JaxSteps(Steps):
         self._parts = (*_LAYERS, *slots, _METRICS)
 
     def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Iterator[Any]]:
-        """Return state and batches of what Keras gave its function."""
+        """Return state and batches from the arguments of Keras's function."""
         state, batches = arguments
         return state, batches
 
     def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
-        """Return logs and state after `function` had one batch."""
+        """Run `function` on one batch and return logs and state."""
         return function(state, iter([batch]))
 
     def pack(self, logs: Logs, state: Any) -> Any:
-        """Return what Keras expects of its function."""
+        """Return the result of Keras's function."""
         return logs, state
 
     def wait(self, logs: Logs, state: Any) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait for the device."""
         jax.block_until_ready((logs, state))
 
     def snapshot(self, state: Any) -> HostState:
-        """Return a copy of the state."""
+        """Copy the state to the host."""
         return HostState(
             tuple([np.array(array) for array in part] for part in state),
             tuple([array.sharding for array in part] for part in state),
@@ -73,7 +68,7 @@ class JaxSteps(Steps):
         )
 
     def restore(self, snapshot: HostState, state: Any) -> Any:
-        """Return the state that `snapshot` is a copy of."""
+        """Return the state of a snapshot on the device."""
         pairs = zip(snapshot.arrays, snapshot.shardings, strict=True)
         arrays_on_device = tuple(
             [jax.device_put(a, s) for a, s in zip(arrays, shardings, strict=True)]
@@ -84,26 +79,25 @@ class JaxSteps(Steps):
         return self.adopt(arrays_on_device, snapshot.optimizer_variables)
 
     def is_intact(self, state: Any) -> bool:
-        """Return whether the state was neither given away nor fails itself."""
+        """Return whether the state is neither donated nor failed."""
         if any(array.is_deleted() for part in state for array in part):
             return False
         try:
-            jax.block_until_ready(state)  # it may be what failed, a step late
-        except Exception:  # noqa: BLE001 - whatever it is, the state is none
+            jax.block_until_ready(state)  # a failure may appear one step late
+        except Exception:  # noqa: BLE001 - any failure makes the state invalid
             return False
         return True
 
     def give_up(self, state: Any) -> None:
-        """Leave the model with `state`, because an error is about to end the fit."""
-        # Private: from here Keras gives the variables their values back when `fit`
-        # ends, and what it has may be what the failed step was given.
+        """Set the state of the model before an error ends the fit."""
+        # Private: at the end of `fit`, Keras assigns these values to the variables. The
+        # current ones may be donated to the failed step.
         self._model._jax_state = dict(zip(self._parts, state, strict=True))
 
     @contextmanager
     def values(self, state: Any) -> Iterator[None]:
-        """Return a scope in which the variables have the values of `state`."""
-        # Private: in `fit` Keras takes the variables their values, so that there are
-        # not two of each.
+        """Return a context in which the variables have the values of `state`."""
+        # Private: during `fit`, Keras removes the variable values to avoid copies.
         variables = [v for part in self._parts for v in self._variables(part)]
         before = [variable._value for variable in variables]
         arrays = [array for part in state or () for array in part]
@@ -116,9 +110,9 @@ class JaxSteps(Steps):
                 variable._value = value
 
     def function_of(self, step: Step) -> Step:
-        """Return what Keras makes of a step: compiled and distributed."""
-        # Not by Keras's own functions: they ask the variables how they are distributed,
-        # and in `fit` these have no values.
+        """Compile and distribute a step as Keras does."""
+        # Not with Keras's functions, which need variable values for the distribution.
+        # In `fit`, variables have none.
         model = self._model
         is_compiled = model.jit_compile and not model.run_eagerly
         functions: list[Step] = [] if is_compiled else [step]
@@ -134,7 +128,7 @@ class JaxSteps(Steps):
         return function
 
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
-        """Return a function of state and batch that calls `count`, compiled."""
+        """Return a compiled function of state and batch that calls `count`."""
         places = [place for place, part in enumerate(self._parts) if part != _OPTIMIZER]
 
         def counted(state: Sequence[Any], batch: Tensors) -> Any:
@@ -149,7 +143,7 @@ class JaxSteps(Steps):
     def replace_update(
         self, sums: Mapping[int, GradientSum], part: Callable[[], BatchPart | None]
     ) -> Callable[[], None]:
-        """Have the optimizer add up gradients in steps that run a part of a batch."""
+        """Make the optimizer accumulate gradients in micro-batch steps."""
         optimizer = self._model.optimizer
         own = [id(variable) for variable in optimizer.variables]
         states = [sums[id(variable)] for variable in self._model.trainable_variables]
@@ -175,12 +169,12 @@ class JaxSteps(Steps):
                 variables[place] = total
             return trainable, variables
 
-        # Not `apply`: an optimizer that scales the loss would check each part for
-        # nonfinite numbers. No issue known: Keras 3.15 has no hook for an update.
+        # Not `apply`: a loss scaling optimizer would check each part for nonfinite
+        # numbers. No issue known: Keras 3.15 has no hook for an update.
         return patch_method(optimizer, "stateless_apply", update)
 
     def adopt(self, state: Any, variables: Sequence[Any]) -> Any:
-        """Return the state for the variables that the optimizer has now."""
+        """Return the state with the current variables of the optimizer."""
         place = self._parts.index(_OPTIMIZER)
         values = dict(zip(map(id, variables), state[place], strict=True))
         optimizer_state = [
@@ -196,25 +190,25 @@ class JaxSteps(Steps):
 
 
 def _taken(variable: Variable) -> Any:
-    # Private: as Keras does it in `fit`, so that there are not two of each.
+    # Private: as in Keras's `fit`, to avoid a second copy.
     value, variable._value = variable._value, None
     return value
 
 
 class JaxStepping(StepBackend):
-    """JAX compiles a step as a pure function of the state."""
+    """JAX training steps, compiled as pure functions of the state."""
 
     steps = JaxSteps
 
     def compiles_with_xla(self, model: Model) -> bool:
-        """Return True: a step that runs eagerly calls compiled operations."""
+        """Return True, because eager steps also call compiled operations."""
         return True
 
     def traces(self, model: Model) -> int | None:
-        """Return how many traces the training step has, None where JAX does not tell.
+        """Return the number of traces of the training step, or None if unknown.
 
-        It does not before the first step, nor for a step that found the 8,192 places
-        of the process full, in which JAX keeps what it has compiled for fast calls.
+        Unknown before the first step. Also unknown if JAX's cache of 8,192 compiled
+        functions was full.
         """
-        # Private, for want of a public count: the entries of the compiled step's cache.
+        # Private: the size of the cache of the compiled step. There is no public count.
         return count_traces(model, "_cache_size") or None

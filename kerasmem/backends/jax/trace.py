@@ -1,4 +1,4 @@
-"""A JAX step for XLA, from shapes only."""
+"""Lowering of a JAX step for XLA from shapes only."""
 
 import io
 from collections.abc import Callable
@@ -15,17 +15,13 @@ from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 
 def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
-    """Return the serialized `HloModuleProto` of a step, not optimized."""
+    """Return the serialized, unoptimized `HloModuleProto` of a step."""
     program = _lowered(followed, batch, step)
     return program.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
 def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
-    """Return the kind and the bytes of a step that is lowered for a GPU.
-
-    Returns:
-        `"stablehlo"`, and MLIR bytecode.
-    """
+    """Return `"stablehlo"` and the MLIR bytecode of a step for a GPU."""
     program = _lowered(followed, batch, step, platform="cuda")
     code = io.BytesIO()
     program.compiler_ir("stablehlo").operation.write_bytecode(code)
@@ -44,7 +40,7 @@ def _lowered(
     model = followed.model
     training = step == "train"
     if training:
-        # Private: what makes the variables of losses and metrics before a first batch.
+        # Private: creates the variables of losses and metrics before the first batch.
         model._symbolic_build(data_batch=batch)
     groups = (
         model.trainable_variables,
@@ -54,7 +50,7 @@ def _lowered(
     state = tuple([_spec(variable.value) for variable in group] for group in groups)
     data = keras.tree.map_structure(_part, batch)
     if training:
-        # As Keras compiles it: over several devices the state comes out as it went in.
+        # As in Keras: with several devices, the state keeps its sharding.
         shards = jax.tree.map(lambda x: x.sharding, state)
         outputs = (None, shards) if _is_distributed() else None
         function = jax.jit(model.train_step, donate_argnums=0, out_shardings=outputs)

@@ -1,4 +1,4 @@
-"""JAX's variables: those that ride in a step, and such that had no value."""
+"""JAX variables: extra step state and lazy values."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,40 +18,40 @@ from kerasmem.types import Optimizer, Variable
 
 
 class JaxLazyValues(LazyValues):
-    """An array of JAX is made of one of NumPy when it is used."""
+    """Lazy values that become JAX arrays on first use."""
 
     def why_not(self) -> str | None:
-        """Return that NNX keeps values in a place of its own, if it does."""
+        """Return a reason if NNX is enabled, because NNX stores values elsewhere."""
         return "NNX" if keras.config.is_nnx_enabled() else None
 
     def outside_of_traces(self) -> AbstractContextManager[Any]:
-        """Return a scope in which nothing is traced."""
+        """Return a context that disables tracing."""
         return jax.ensure_compile_time_eval()
 
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return zeros, which a trace does not make."""
+        """Return zeros, which need no memory in a trace."""
         return jax.numpy.zeros(shape, dtype)
 
 
 class OptimizerState(StepState):
-    """A `StepState` among the optimizer's variables, hidden from checkpoints."""
+    """A `StepState` in the optimizer's variables, hidden from checkpoints."""
 
     def __init__(
         self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> None:
-        # A loss scaling optimizer takes its own variables from before the update,
-        # so the state rides in the optimizer that updates.
+        # A loss scaling optimizer restores its variables from before the update, so the
+        # inner optimizer has the state.
         self._optimizer = innermost(optimizer)
         variable = self._optimizer.add_variable(
             shape=value.shape,
             dtype=str(value.dtype),
-            # Private: as Keras itself lays out what an optimizer keeps of a variable.
+            # Private: Keras uses this layout for optimizer slots.
             layout=getattr(like, "_layout", None),
             name=name,
         )
         variable.assign(value)
         super().__init__(variable, np.array)
-        # No issue known: all that an update of Keras 3.15 is given is saved as well.
+        # No issue known: Keras 3.15 saves all variables that an update can change.
         self._undo = [
             patch_method(owner, method, self._without)
             for owner in {id(o): o for o in (optimizer, self._optimizer)}.values()
@@ -59,7 +59,7 @@ class OptimizerState(StepState):
         ]
 
     def release(self) -> None:
-        """Take the variable out of the optimizer, and the hiding with it."""
+        """Remove the variable from the optimizer and restore its save methods."""
         while self._undo:
             self._undo.pop()()
         _remove(_tracked(self._optimizer), self.variable)
@@ -69,20 +69,20 @@ class OptimizerState(StepState):
         variables = _tracked(self._optimizer)
         place = _place(variables, self.variable)
         if place is None:
-            # Released a moment ago, or left out already: a loss scaling optimizer
-            # saves the one inside of it.
+            # Already released or removed: a loss scaling optimizer also saves its
+            # inner optimizer.
             return original(store)
         _remove(variables, self.variable)
         try:
             return original(store)
         finally:
-            # Not the list of before: an attachment may release states in `original`.
+            # Not the earlier list, because `original` may release other states.
             if self._undo:
                 variables[place:place] = [self.variable]
 
 
 class JaxVariables(VariableBackend):
-    """What JAX makes of variables: a step is handed their values."""
+    """JAX variables, whose values are arguments of the step."""
 
     hands_state_on = True
     lazy_values = JaxLazyValues
@@ -90,18 +90,18 @@ class JaxVariables(VariableBackend):
     def step_state(
         self, optimizer: Optimizer, value: np.ndarray, name: str, like: Any = None
     ) -> StepState:
-        """Return a state among the optimizer's variables."""
+        """Return a state in the optimizer's variables."""
         return OptimizerState(optimizer, value, name, like)
 
     def copies_for_step(self, variables: Iterable[Any]) -> list[Any]:
-        """Return copies: the memory of a step's state is given away."""
+        """Return copies, because the step donates the memory of its state."""
         return [
             keras.Variable(keras.ops.copy(v.value), dtype=v.dtype, trainable=False)
             for v in variables
         ]
 
     def sharing_of(self, strategy: Any | None) -> tuple[int, int]:
-        """Return the devices of the distribution that is set, and its batch axis."""
+        """Return the numbers of devices and batch parts of the distribution."""
         distribution = keras.distribution.distribution()
         if distribution is None:
             return 1, 1
@@ -110,19 +110,18 @@ class JaxVariables(VariableBackend):
         return math.prod(mesh.shape), lengths[distribution.batch_dim_name]
 
     def layout_of(self, variable: Variable) -> Any | None:
-        """Return the sharding of a variable under the distribution that is set."""
+        """Return the sharding of a variable in the current distribution."""
         distribution = keras.distribution.distribution()
         if distribution is None:
             return None
         layout = distribution.get_variable_layout(variable)
-        # A layout of JAX's own is one already.
+        # JAX layouts have no `backend_layout`.
         return getattr(layout, "backend_layout", layout)
 
     def distribution_config(self) -> dict[str, Any] | None:
-        """Return the distribution that is set as plain data, None for none.
+        """Return the current distribution as a config, or None.
 
-        Raises:
-            ConfigError: if it is of a class of the user's own.
+        Raises `ConfigError` for a user-defined class.
         """
         distribution = keras.distribution.distribution()
         if distribution is None:
@@ -130,11 +129,11 @@ class JaxVariables(VariableBackend):
         name = type(distribution).__name__
         if getattr(keras.distribution, name, None) is not type(distribution):
             raise ConfigError(
-                "Another process cannot make this distribution anew. Expected: "
+                "Another process cannot recreate this distribution. Expected: "
                 f"DataParallel or ModelParallel. Received: a {name}."
             )
         mesh = distribution.device_mesh
-        # Private: Keras has no public way to the map.
+        # Private: Keras has no public access to the map.
         layouts = getattr(distribution, "_layout_map", {})
         return {
             "class": name,
@@ -147,7 +146,7 @@ class JaxVariables(VariableBackend):
     def distributed(
         self, config: Mapping[str, Any] | None
     ) -> AbstractContextManager[Any]:
-        """Return the scope of a distribution over as many devices of this process."""
+        """Return the context of a distribution from its config."""
         if config is None:
             return nullcontext()
         distribution = keras.distribution
@@ -164,12 +163,12 @@ class JaxVariables(VariableBackend):
 
 
 def _tracked(optimizer: Optimizer) -> list[Any]:
-    # Private: `optimizer.variables` is a copy, and there is no public way to take a
-    # variable out again or to leave one out of a checkpoint.
+    # Private: `optimizer.variables` is a copy. No public API removes a variable or
+    # excludes one from a checkpoint.
     return optimizer._variables
 
 
-# By identity: `list.index` and `list.remove` would compare the values of JAX arrays.
+# By identity, because `list.index` and `list.remove` compare array values.
 def _place(variables: list[Any], variable: Variable) -> int | None:
     return next((i for i, other in enumerate(variables) if other is variable), None)
 

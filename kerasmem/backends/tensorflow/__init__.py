@@ -1,4 +1,4 @@
-"""TensorFlow."""
+"""The TensorFlow adapter."""
 
 from kerasmem.backends import Backend
 from kerasmem.backends.profile import Followed, MemoryProfiler
@@ -18,7 +18,7 @@ class TensorFlowBackend(
     TensorFlowRecompute,
     Backend,
 ):
-    """What kerasmem asks of TensorFlow."""
+    """The TensorFlow adapter."""
 
     name = "tensorflow"
     adds_along_any_axis = True
@@ -27,7 +27,7 @@ class TensorFlowBackend(
     fuses_fake_quantization = True
 
     def memory_profiler(self, followed: Followed) -> MemoryProfiler:
-        """Return what records every allocation and free."""
+        """Return a profiler that records all allocations."""
         return TensorFlowProfiler(followed, self.device_memory)
 
 

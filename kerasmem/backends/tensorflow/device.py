@@ -1,4 +1,4 @@
-"""TensorFlow's devices: their memory, what it refuses, and how it takes them."""
+"""TensorFlow devices: memory, failed allocations and settings."""
 
 import functools
 import os
@@ -39,19 +39,19 @@ _ASYNC_POOL = "TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC"
 
 
 class TensorFlowSettings(DeviceSettings):
-    """The settings of `tf.config`, and of the environment that TensorFlow reads."""
+    """Settings in `tf.config` and in the environment variables of TensorFlow."""
 
     def started(self) -> bool:
-        """Return whether TensorFlow has its devices already."""
-        # Private: what is public tells of it only by failing to change something.
+        """Return whether TensorFlow has initialized its devices."""
+        # Private: public functions reveal this only by failing to change a setting.
         return context.context()._context_handle is not None
 
     def cards(self, shown: int) -> int:
-        """Return how many GPUs there are."""
+        """Return the number of GPUs."""
         return len(_gpus())
 
     def visible(self, shown: int) -> tuple[int, ...]:
-        """Return the numbers of the GPUs that TensorFlow sees."""
+        """Return the indices of the visible GPUs."""
         visible = tf.config.get_visible_devices("GPU")
         return tuple(n for n, gpu in enumerate(_gpus()) if gpu in visible)
 
@@ -60,7 +60,7 @@ class TensorFlowSettings(DeviceSettings):
         return os.environ.get(_ALLOCATOR) or BFC
 
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Put the settings in force."""
+        """Apply the settings."""
         if wanted.allocator is not None:
             _set_allocator(wanted.allocator)
         if wanted.growth is not None:
@@ -73,7 +73,7 @@ class TensorFlowSettings(DeviceSettings):
                 _set_limit(gpu, wanted.limit_bytes)
 
     def in_force(self, card: int, total_bytes: int | None) -> InForce:
-        """Return what holds for a GPU."""
+        """Return the current settings of a GPU."""
         gpu = _gpus()[card]
         parts = tf.config.get_logical_device_configuration(gpu) or ()
         limits = [part.memory_limit for part in parts if part.memory_limit is not None]
@@ -101,12 +101,12 @@ def _set_allocator(allocator: str) -> None:
 
 
 def _set_growth(*, growth: bool, allocator: str) -> None:
-    # By the environment: `set_memory_growth` refuses a GPU that has a limit.
+    # In the environment, because `set_memory_growth` rejects a GPU with a limit.
     os.environ[_GROWTH] = "true" if growth else "false"
     if growth:
         os.environ.pop(_ASYNC_POOL, None)
     elif allocator == CUDA_MALLOC_ASYNC:
-        os.environ[_ASYNC_POOL] = "-1"  # as much as BFC would take
+        os.environ[_ASYNC_POOL] = "-1"  # the size that BFC would use
 
 
 def _set_limit(gpu: Any, limit_bytes: int) -> None:
@@ -115,7 +115,7 @@ def _set_limit(gpu: Any, limit_bytes: int) -> None:
 
 
 class TensorFlowOptions(StepOptions):
-    """What can be chosen of a step in TensorFlow."""
+    """Options of a TensorFlow training step."""
 
     graph_passes = {  # noqa: RUF012 - never changed
         "layout optimizer": "layout_optimizer",
@@ -123,83 +123,82 @@ class TensorFlowOptions(StepOptions):
     }
 
     def leave_out(self, graph_pass: str) -> None:
-        """Leave a pass out of what this process makes of its graphs."""
+        """Disable a graph pass in this process."""
         name = self.graph_passes[graph_pass]
         tf.config.optimizer.set_experimental_options({name: False})
 
     def data_parallel(self) -> AbstractContextManager[Any]:
-        """Return the scope in which a model is made that trains on every device."""
+        """Return a context for building a data-parallel model on all devices."""
         kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
         names = [device.name for device in tf.config.list_logical_devices(kind)]
         return tf.distribute.MirroredStrategy(names).scope()
 
     def repeated(self, batch: Tensors) -> Any:
-        """Return a dataset of the same batch.
+        """Return an endless dataset of one batch.
 
-        Keras would copy what a generator gives ahead of its use, and the allocator
-        would count the copies.
+        For a generator, Keras would prefetch copies, which the allocator would count.
         """
         return tf.data.Dataset.from_tensors(batch).repeat()
 
 
 class TensorFlowDevice(DeviceBackend):
-    """The devices of TensorFlow."""
+    """TensorFlow devices."""
 
     copies_arrays = True
     step_options = TensorFlowOptions
     settings = TensorFlowSettings
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
-        """Return a reading per GPU, or of the CPU allocator where there is none."""
+        """Return a reading per GPU, or of the CPU allocator without GPUs."""
         return tuple(_reading(device) for device in _counted_devices())
 
     def free_caches(self) -> None:
-        """Have the registry of gradients hold its graphs weakly."""
+        """Hold graphs only weakly in the gradient registry."""
         gradient_registry.release_graphs()
 
     def release_graphs(self) -> None:
-        """Have the registry of gradients hold its graphs weakly."""
+        """Hold graphs only weakly in the gradient registry."""
         gradient_registry.release_graphs()
 
     def orphaned_graphs(self, objects: Iterable[Any]) -> dict[int, int]:
-        """Return the graphs that only the registry of gradients holds."""
+        """Return the graphs that only the gradient registry refers to."""
         return gradient_registry.orphaned_graphs(objects)
 
     def reset_device_peak(self) -> bool:
-        """Set every peak to what is in use now; False if no device is counted."""
+        """Reset all peaks to the current use. Return False if no device is counted."""
         for device in _counted_devices():
             tf.config.experimental.reset_memory_stats(device)
         return bool(_counted_devices())
 
     def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
-        """Call `observer()` before anybody starts a new peak; return the undo."""
+        """Call `observer()` before any peak reset, and return the undo function."""
         return call_before(tf.config.experimental, "reset_memory_stats", observer)
 
     def why_no_device_memory(self) -> str:
-        """Return one plain sentence for a user who gets no device figures."""
+        """Return the reason for missing device values."""
         return (
-            "TensorFlow's CPU allocator counts nothing in this process, so there is "
-            "no device series; set TF_CPU_ALLOCATOR_USE_BFC=1 before TensorFlow is "
-            "imported to have it count."
+            "TensorFlow's CPU allocator does not count memory in this process, so "
+            "device values are missing. Set TF_CPU_ALLOCATOR_USE_BFC=1 before "
+            "TensorFlow is imported."
         )
 
     def input_bytes(self) -> int | None:
-        """Return what the CPU allocator has in use while a GPU trains."""
+        """Return the CPU allocator's bytes in use while a GPU trains."""
         if not tf.config.list_logical_devices("GPU"):
             return None
         try:
             return tf.config.experimental.get_memory_info("CPU:0")["current"]
-        except ValueError:  # TensorFlow's way to say that this allocator does not count
+        except ValueError:  # the CPU allocator does not count
             return None
 
     @contextmanager
     def refusals(self) -> Iterator[RefusalLog]:
-        """Give a log of what is refused while the scope is open.
+        """Return a context that logs failed allocations.
 
-        Where the environment variable `TF_BFC_MEMORY_DUMP` names the beginning of a
-        path, each refused request becomes a file with every chunk of the pool. It is
-        read at that moment, so it need not be set before TensorFlow starts, and it
-        costs nothing until then. Where the user has set it, nothing is noted.
+        If the environment variable `TF_BFC_MEMORY_DUMP` has a path prefix, TensorFlow
+        writes a file with all chunks for each failed allocation. It reads the variable
+        at that time, so there is no cost without a failure. If the user has set the
+        variable, nothing is logged.
         """
         if os.environ.get(_DUMP_PREFIX):
             yield RefusalLog()
@@ -212,13 +211,13 @@ class TensorFlowDevice(DeviceBackend):
                 os.environ.pop(_DUMP_PREFIX, None)
 
     def cpu_limit_bytes(self) -> int | None:
-        """Return the most bytes that the CPU allocator hands out, None without one."""
+        """Return the limit of the CPU allocator in bytes, or None."""
         if os.environ.get(_USES_BFC, "").lower() not in {"1", "true"}:
             return None
         return int(os.environ.get(_CPU_LIMIT) or _USUAL_LIMIT) * MIB
 
     def cuda_ordinals(self) -> dict[str, int]:
-        """Return CUDA's number of the card below each logical GPU."""
+        """Return the CUDA index of the card of each logical GPU."""
         visible = tf.config.get_visible_devices("GPU")
         ordinals = [
             int(card.name.rpartition(":")[2])
@@ -228,7 +227,7 @@ class TensorFlowDevice(DeviceBackend):
         return dict(zip(_names("GPU"), ordinals, strict=True))
 
     def processes(self, model: Model) -> tuple[int, int]:
-        """Return the index of this process and the number that train together."""
+        """Return the index of this process and the number of training processes."""
         strategy = model.distribute_strategy
         resolver = (
             strategy.cluster_resolver
@@ -269,16 +268,15 @@ def _reading(device: str) -> DeviceReading:
         peak_bytes=figures["peak"],
         peak_was_reset=True,
         complete=not on_cpu or _counts_small_requests(),
-        # All logical CPU devices of a process have one allocator, and each of them
-        # answers with the figures of all.
+        # All logical CPU devices share one allocator and return its values.
         shares_with="CPU:0" if on_cpu and device != "CPU:0" else None,
     )
 
 
 @functools.cache
 def _counts_small_requests() -> bool:
-    # Tried out, because the environment variable that switches the CPU allocator
-    # counts only if it was set before TensorFlow was imported.
+    # Tested, because the environment variable has an effect only if it was set before
+    # the import of TensorFlow.
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     with tf.device("CPU:0"):
         small = tf.fill([100], 1.0)
@@ -291,7 +289,7 @@ class _Dumps(RefusalLog):
         self._folder = folder
 
     def fullest(self) -> PoolState | None:
-        """Return the state in which most was in use; its files are gone then."""
+        """Return the state with the most bytes in use, and delete its files."""
         files = sorted(self._folder.iterdir())
         states = [state for file in files if (state := _read_dump(file)) is not None]
         for file in files:
@@ -303,7 +301,7 @@ def _read_dump(file: Path) -> PoolState | None:
     dump = bfc_memory_map_pb2.MemoryDump()
     try:
         dump.ParseFromString(file.read_bytes())
-    except DecodeError:  # the disk was full, or it is still being written
+    except DecodeError:  # the disk was full, or the file is incomplete
         return None
     sizes = [(chunk.size, chunk.in_use) for chunk in dump.chunk]
     return PoolState(

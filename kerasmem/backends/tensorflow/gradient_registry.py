@@ -1,8 +1,8 @@
-"""TensorFlow's registry of gradients, which keeps graphs that nobody else needs.
+"""Weak references in TensorFlow's gradient registry, so that graphs can be freed.
 
-`tf.custom_gradient` in a graph registers a function that holds the graph, with the
-variables that it reads, under a name of its own, and nothing removes it. Keras's
-optimizers sum gradients over replicas by such a function: one for each trace of a step.
+In a graph, `tf.custom_gradient` registers a function that refers to the graph and its
+variables, and never removes it. Keras optimizers use such a function to sum gradients
+over replicas, so each trace of a step adds one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,14 +23,9 @@ _HELD = "_kerasmem_gradients"
 
 
 def orphaned_graphs(objects: Iterable[Any]) -> dict[int, int]:
-    """Return the graphs that the registry holds and no function that could run.
+    """Return the variable bytes of graphs that only the gradient registry refers to.
 
-    Args:
-        objects: all that the garbage collector knows.
-
-    Returns:
-        Bytes of the variables of each graph by its identity; a variable that two
-        graphs have counts once.
+    Shared variables count once.
     """
     graph_ids = {id(one.graph) for one in objects if type(one) is ConcreteFunction}
     graphs = {id(graph): graph for _, _, graph in _entries()}
@@ -43,15 +38,15 @@ def orphaned_graphs(objects: Iterable[Any]) -> dict[int, int]:
 
 
 def release_graphs() -> None:
-    """Give each registered gradient to its graph, and leave a weak reference.
+    """Move each registered gradient to its graph and leave a weak reference.
 
-    Such a gradient uses tensors of its graph and is of no use without it. A graph that
-    a function holds can be differentiated as before; others the collector may take.
+    The gradient uses tensors of its graph and is useless without it. Graphs of existing
+    functions stay differentiable; other graphs can be garbage collected.
     """
     for entry, gradient, graph in [*_entries()]:
         holder = _outermost(graph)
         setattr(holder, _HELD, [*getattr(holder, _HELD, ()), gradient])
-        # Private: the registry has no way to take out or to replace.
+        # Private: the registry has no method to remove or replace an entry.
         entry["type"] = _Weak(gradient)
 
 
@@ -62,7 +57,7 @@ def _outermost(graph: FuncGraph) -> FuncGraph:
 
 
 class _Weak:
-    """Calls a gradient that its graph holds."""
+    """Calls a gradient function that its graph owns."""
 
     def __init__(self, gradient: Callable[..., Any]) -> None:
         self._gradient = ref(gradient)
@@ -70,7 +65,7 @@ class _Weak:
     def __call__(self, *args: Any) -> Any:
         gradient = self._gradient()
         if gradient is None:
-            raise RuntimeError("The graph of this gradient is gone.")
+            raise RuntimeError("The graph of this gradient no longer exists.")
         return gradient(*args)
 
 

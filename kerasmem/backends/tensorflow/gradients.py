@@ -1,4 +1,4 @@
-"""The gradients of a TensorFlow step."""
+"""Gradients of a TensorFlow training step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ Gradient = tf.Tensor | tf.IndexedSlices
 
 
 def _sum_rows(rows: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    # By sorting, not by tf.unique, which has no XLA kernel: neighbors of one index
-    # fall into one segment, and the segments left over stay zero.
+    # Sorting instead of tf.unique, which has no XLA kernel. Equal neighbors share one
+    # segment, and unused segments stay zero.
     indices = tf.reshape(indices, [-1])
     order = tf.argsort(indices, stable=True)
     sorted_indices = tf.gather(indices, order)
@@ -31,7 +31,7 @@ _COLLECTION = "kerasmem_last_update_on_{}"
 
 
 class TensorFlowGradients(GradientBackend):
-    """The gradients of a TensorFlow step, dense tensors or slices."""
+    """Gradients of a TensorFlow training step, dense or sparse."""
 
     def complete_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any]
@@ -40,7 +40,7 @@ class TensorFlowGradients(GradientBackend):
         return _shaped(_all_reduced(gradients), variables)
 
     def gradient_bytes(self, gradient: Gradient) -> int | tf.Tensor:
-        """Return the size of a gradient in bytes, a tensor for a sparse one."""
+        """Return the size of a gradient in bytes, as a tensor for a sparse one."""
         if not isinstance(gradient, tf.IndexedSlices):
             return super().gradient_bytes(gradient)
         parts = (gradient.values, gradient.indices)
@@ -54,14 +54,14 @@ class TensorFlowGradients(GradientBackend):
     def crossentropy(
         self, logits: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return cross-entropies of rows, their slopes by the logits, and best words.
+        """Return per-row cross-entropies, gradients by the logits, and argmax.
 
         A label out of range is an error on a CPU, and NaN elsewhere.
         """
-        if is_op_determinism_enabled():  # the operation refuses it on a GPU
+        if is_op_determinism_enabled():  # the operation does not support it on a GPU
             return super().crossentropy(logits, labels)
         best = tf.argmax(logits, axis=-1, output_type=tf.int32)
-        # By then nobody else needs the logits, and the slopes take their place.
+        # The logits are not needed afterwards, so the gradients reuse their memory.
         with tf.control_dependencies([best]):
             both = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
                 features=logits, labels=labels
@@ -69,18 +69,18 @@ class TensorFlowGradients(GradientBackend):
         return both.loss, both.backprop, best
 
     def dense(self, gradient: Tensor) -> tf.Tensor:
-        """Return a gradient as a tensor, the rows of a sparse one summed up."""
+        """Return a gradient as a dense tensor, with duplicate rows summed."""
         return tf.convert_to_tensor(gradient)
 
     @contextmanager
     def in_turn(
         self, gradient: Tensor, variable: Variable
     ) -> Iterator[Callable[[Sequence[tf.Tensor]], None]]:
-        """Return a scope whose operations wait for `gradient` and the scope before.
+        """Return a context whose operations run after `gradient` and the last one.
 
-        A graph runs whatever has its inputs. Without this it would make floats of every
-        code when a step begins, and hold them through the whole backward pass. Only
-        updates on the same device wait.
+        Otherwise a graph would dequantize all codes at the start of a step, and keep
+        them through the whole backward pass. Only updates on the same device are
+        delayed.
         """
         if tf.executing_eagerly():
             yield lambda _: None
@@ -88,7 +88,7 @@ class TensorFlowGradients(GradientBackend):
         if isinstance(variable, keras.Variable):
             variable = variable.value
         graph = tf.compat.v1.get_default_graph()
-        # A collection lives and dies with its graph.
+        # A collection has the lifetime of its graph.
         last = graph.get_collection_ref(_COLLECTION.format(variable.device))
         own = [operation for operation in last if operation.graph is graph]
 
@@ -101,7 +101,7 @@ class TensorFlowGradients(GradientBackend):
 
 
 def _shaped(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Return gradients with the shapes of their variables, which a trace may not know.
+    """Return gradients with the static shapes of their variables.
 
     A slice of a table by the length of a sequence has a gradient of unknown shape.
     """
@@ -114,8 +114,8 @@ def _shaped(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def _all_reduced(gradients: Sequence[Any]) -> Sequence[Any]:
-    # Under a strategy each replica has its own part, which Keras sums up only after
-    # clipping. One more reduction a step is the price of the unclipped sum.
+    # Each replica has a part of the gradient, which Keras sums only after clipping. The
+    # unclipped sum needs one more reduction per step.
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
         return gradients

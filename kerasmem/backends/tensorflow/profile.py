@@ -1,4 +1,4 @@
-"""TensorFlow's profiler, for what it says of memory."""
+"""Memory profiles from TensorFlow's profiler."""
 
 import ctypes
 import gc
@@ -34,7 +34,7 @@ _ROUNDING_BYTES = 256
 _POINTER_IN = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-# Of other types (texts, resources) DLPack ends the process.
+# For other types (strings, resources), DLPack aborts the process.
 _PLAIN = frozenset(
     {
         tf.bool, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int8, tf.int16,
@@ -42,25 +42,20 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 _WHAT_TO_SET = (
-    "TensorFlow's CPU allocator tells the profiler nothing in this process, so there "
-    "is no timeline. Set TF_CPU_ALLOCATOR_USE_BFC=1 and TF_ENABLE_ONEDNN_OPTS=0 "
-    "before TensorFlow is imported, or run the script with `kerasmem run --timeline "
+    "TensorFlow's CPU allocator reports no events in this process, so there is no "
+    "timeline. Set TF_CPU_ALLOCATOR_USE_BFC=1 and TF_ENABLE_ONEDNN_OPTS=0 before "
+    "TensorFlow is imported, or run the script with `kerasmem run --timeline "
     "SCRIPT.py`, which sets them."
 )
 
 _NO_PLAN = (
-    "The compiled step in TensorFlow's profile could not be read, so the timeline "
-    "shows it as one block without layers. Received: "
+    "Could not read the compiled step in TensorFlow's profile, so the timeline "
+    "contains the step as one block without layers. Received: "
 )
 
 
 class TensorFlowProfiler:
-    """A `MemoryProfiler`.
-
-    Args:
-        followed: the model.
-        read: returns what each device has in use.
-    """
+    """A `MemoryProfiler` for TensorFlow. `read` returns the memory of the devices."""
 
     names = "tensorflow"
 
@@ -73,18 +68,16 @@ class TensorFlowProfiler:
         self._folder: Any = None
 
     def start(self) -> None:
-        """Begin.
+        """Start, or raise `ProfilerUnavailableError`.
 
-        Raises:
-            ProfilerUnavailableError: if another profile is being taken, or the
-                allocator of the CPU says nothing.
+        Raised if another profile is running, or if the CPU allocator reports no events.
         """
-        # An allocator that does not count every request does not tell of it either.
+        # An allocator that does not count all requests reports no events.
         if not any(device.complete for device in self._read()):
             raise ProfilerUnavailableError(_WHAT_TO_SET)
         self._opening = self._storages()
         folder = tempfile.TemporaryDirectory(prefix="kerasmem-profile-")
-        # Levels: what TensorFlow itself notes, no Python calls, no GPU kernels.
+        # Levels: TensorFlow's own events, no Python calls, no GPU kernels.
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=0
         )
@@ -93,9 +86,9 @@ class TensorFlowProfiler:
         except tf.errors.AlreadyExistsError as error:
             folder.cleanup()
             raise ProfilerUnavailableError(
-                "Another profile is being taken, and TensorFlow takes one at a time, "
-                "so there is no timeline. If the TensorBoard callback takes it, give "
-                "that other batches, or none: TensorBoard(profile_batch=0)."
+                "Another profile is running, and TensorFlow supports one at a time, "
+                "so there is no timeline. If the TensorBoard callback started it, use "
+                "other batches there, or none: TensorBoard(profile_batch=0)."
             ) from error
         except BaseException:
             folder.cleanup()
@@ -103,7 +96,7 @@ class TensorFlowProfiler:
         self._folder = folder
 
     def stop(self) -> Profile:
-        """End, delete the raw profile, and return what happened per allocator."""
+        """Stop, delete the raw profile and return the events per allocator."""
         if self._folder is None:
             return Profile([])
         with self._folder as folder:
@@ -121,7 +114,7 @@ class TensorFlowProfiler:
         sizes = {e.requested_bytes for t in profile.traces for e in t.events}
         try:
             plan = step_plan(programs, self._followed, sizes)
-        except Exception as error:  # noqa: BLE001 - what the profiler saw is enough
+        except Exception as error:  # noqa: BLE001 - the profile is useful without plan
             reason = f"{type(error).__name__}: {error}"
             return replace(profile, problem=_NO_PLAN + reason)
         if plan is None:
@@ -137,7 +130,7 @@ class TensorFlowProfiler:
             storage
             for index, variable in enumerate(self._followed.variables)
             for part in getattr(variable.value, "values", [variable.value])
-            # Reading shares the bytes of the variable, and copies nothing.
+            # `read_value` shares the memory of the variable.
             for storage in _storages(part.read_value(), index)
         ]
         addresses = {storage.address for storage in storages}
@@ -149,7 +142,7 @@ class TensorFlowProfiler:
 
 
 def _tensors_of_python() -> Iterator[Any]:
-    # Nothing else tells what `fit` holds of its data.
+    # No other source lists the tensors that `fit` keeps of its data.
     kind = type(tf.constant(0))
     return (thing for thing in gc.get_objects() if type(thing) is kind)
 
@@ -158,7 +151,7 @@ def _storages(tensor: Tensor, variable: int | None) -> Iterator[Storage]:
     if tensor.dtype in _PLAIN:
         nbytes = tensor.dtype.size * tensor.shape.num_elements()
         if nbytes:
-            # Not `device`: a GPU's int32 tensors lie in the memory of the host.
+            # Not `device`, because int32 tensors of a GPU are in host memory.
             place = _place(tensor.backing_device)
             yield Storage(variable, place, _address(tensor), nbytes)
 
@@ -170,8 +163,8 @@ def _place(device: str) -> str:
 
 
 def _address(tensor: Tensor) -> int:
-    # TensorFlow shows no address but through DLPack, whose first field it is. The
-    # capsule frees what it holds, so no reference is left behind.
+    # TensorFlow exposes addresses only through DLPack, as the first field. The capsule
+    # releases its tensor, so no reference remains.
     capsule = tf.experimental.dlpack.to_dlpack(tensor)
     address = _POINTER_IN(capsule, b"dltensor")
     return ctypes.c_void_p.from_address(address).value or 0
@@ -182,19 +175,14 @@ _PROGRAMS = b"/host:metadata"
 
 @dataclass
 class RawProfile:
-    """What is in a profile.
-
-    Args:
-        events: of each allocator, by its name.
-        programs: every compiled program of the process, serialized `HloProto`s.
-    """
+    """Events by allocator, and all compiled programs as serialized `HloProto`s."""
 
     events: dict[str, list[MemoryEvent]] = field(default_factory=dict)
     programs: list[bytes] = field(default_factory=list)
 
 
 def read_profile(folder: Path) -> RawProfile:
-    """Return what is in the profile that was written into a folder."""
+    """Read the profile in a folder."""
     profile = RawProfile()
     for path in sorted(folder.rglob("*.xplane.pb")):
         for plane in _planes(memoryview(path.read_bytes())):
@@ -221,7 +209,7 @@ def _events(plane: list[tuple[int, Any]]) -> Iterator[tuple[str, MemoryEvent]]:
     for number, content in plane:
         if number != xplane_pb2.XPlane.LINES_FIELD_NUMBER or not event_ids:
             continue
-        # A line (a thread) at a time: as objects it takes many times its bytes.
+        # One line (a thread) at a time, because parsed objects need much more memory.
         line = xplane_pb2.XLine.FromString(bytes(content))
         for event in line.events:
             if event.metadata_id in event_ids:
@@ -266,19 +254,13 @@ def _value(stat: Any, names: Mapping[int, str]) -> Any:
     return names[value] if kind == "ref_value" else value
 
 
-# A plan has addresses of its own, so it is no device of TensorFlow's.
+# The addresses of a plan belong to no TensorFlow device.
 _PLACE = "XLA"
 
 
 @dataclass(frozen=True)
 class _Program:
-    """A program of the training step.
-
-    Args:
-        module: serialized `HloModuleProto`.
-        buffers: where its buffers lie.
-        trace: the trace of the step that was compiled.
-    """
+    """A program of the training step, its buffers and its trace."""
 
     module: bytes
     buffers: Buffers
@@ -288,13 +270,10 @@ class _Program:
 def step_plan(
     programs: Sequence[bytes], followed: Followed, requested: Collection[int]
 ) -> StepPlan | None:
-    """Return the plan of the training step, None if XLA did not compile it.
+    """Return the plan of the training step, or None without XLA.
 
-    Args:
-        programs: the serialized `HloProto`s of a profile.
-        followed: the model.
-        requested: sizes of the blocks that were asked for while the profile was taken.
-            A step is compiled for every size of batch; the one that ran is among them.
+    There is a program per batch size. The executed one is identified by the sizes of
+    the `requested` blocks.
     """
     own_programs = list(_programs_of_step(programs, followed.model))
     if not own_programs:
@@ -320,16 +299,16 @@ def _programs_of_step(programs: Sequence[bytes], model: Model) -> Iterator[_Prog
 
 
 def _traces(model: Model) -> list[Any]:
-    # Private: a compiled function shows its traces only to one who has the batch.
+    # Private: the public API returns a trace only for given arguments.
     name = "_list_all_concrete_functions"
     functions = compiled_functions(model.train_function, name)
     return [trace for function in functions for trace in getattr(function, name)()]
 
 
 def _variables_by_parameter(trace: Any, variables: Sequence[Any]) -> dict[int, int]:
-    """Return the numbers of the variables by the numbers of the program's arguments.
+    """Return variable indices by parameter number of the program.
 
-    The last arguments are the variables that the step uses, as it came upon them.
+    The last parameters are the captured variables, in order of capture.
     """
     numbers = {
         id(part.handle): number

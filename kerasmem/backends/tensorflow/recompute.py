@@ -1,4 +1,4 @@
-"""Functions that TensorFlow computes a second time for their gradient."""
+"""Rematerialization in TensorFlow."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ _MOVES = (
     *("Cast", "ExpandDims", "Identity", "MirrorPad", "Pad", "PadV2"),
     *("Reshape", "SpaceToBatchND", "Squeeze", "Transpose"),
 )
-"""Operations that may become one with the operation that takes what they give."""
+"""Operations that may be fused with the consumer of their output."""
 
 
 class TensorFlowRecompute(RecomputeBackend):
-    """Functions that TensorFlow computes a second time for their gradient."""
+    """Rematerialization in TensorFlow."""
 
     def recomputed(
         self,
@@ -33,12 +33,12 @@ class TensorFlowRecompute(RecomputeBackend):
         *,
         compiled: bool = False,
     ) -> Function:
-        """Return `function` with a backward pass that keeps only the arguments."""
+        """Return `function` with a backward pass that saves only the arguments."""
         late = _after_in_xla if compiled else _after
 
         @tf.custom_gradient
         def run(*tensors: Any) -> Any:
-            # Past this the tape of the caller watches nothing, so it keeps nothing.
+            # The caller's tape records nothing after this and therefore saves nothing.
             tensors = tuple(tf.stop_gradient(x) for x in tensors)
             parts, restore = save_arguments(store, tensors)
 
@@ -54,20 +54,20 @@ class TensorFlowRecompute(RecomputeBackend):
     def linear(
         self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
-        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
-        if not isinstance(inputs, tf.Tensor):  # such as a sparse one
+        """Return `forward(inputs, *held)`, saving only `held` for the gradient."""
+        if not isinstance(inputs, tf.Tensor):  # for example a sparse tensor
             return forward(inputs, *held)
 
         @tf.custom_gradient
         def run(inputs: Tensors, *held: Any) -> Any:
             def gradient(dy: Any) -> tuple[Any, ...]:
                 dy = _dense(dy)
-                # Whether XLA compiles the step is not known here.
+                # Both kinds of dependencies, because the use of XLA is unknown here.
                 late, _ = _after_in_xla(_after(held, [dy])[0], [dy])
                 return transposed(dy, *late), *(None for _ in held)
 
-            # In a graph nothing flows past this in any case, but where a vectorized
-            # map has lost it.
+            # In a graph, the custom gradient already stops other gradients. If a
+            # vectorized map drops the custom gradient, the others are still needed.
             if not tf.is_symbolic_tensor(inputs):
                 inputs = tf.stop_gradient(inputs)
             return forward(inputs, *held), gradient
@@ -75,12 +75,12 @@ class TensorFlowRecompute(RecomputeBackend):
         return _released(run(inputs, *held))
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
-        """Return `taken(value)`, in a graph with `value` held back for `other`."""
-        # Keras runs a grouped convolution as a graph of its own, of eager tensors.
+        """Return `taken(value)`, delayed in a graph until `other` is computed."""
+        # Keras runs a grouped convolution of eager tensors as a separate graph.
         if not tf.is_symbolic_tensor(other):
             return taken(value)
-        # oneDNN makes one operation of a convolution and the padding before it: what
-        # the convolution takes must not wait for the padding.
+        # oneDNN fuses a convolution with the padding before it, so inputs of the
+        # convolution must not depend on the padding.
         while other.op.type in _MOVES:
             other = other.op.inputs[0]
         with tf.control_dependencies([other]):
@@ -95,9 +95,9 @@ def _released(outputs: Tensors) -> Any:
 
 
 def _with(parts: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the outputs, none of which is there before all that is kept.
+    """Return outputs that depend on all saved parts.
 
-    Else packing could be put off, and what is to be packed would stay for so long.
+    Otherwise packing could be delayed, and the unpacked tensors kept.
     """
     with tf.control_dependencies(list(parts)):
         return tuple(tf.identity(y) for y in outputs)
@@ -109,7 +109,7 @@ def _gradients(
     sources = [x for x in arguments if x.dtype.is_floating]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(sources)
-        # Whatever in it hangs on no argument has to wait too.
+        # Operations without an argument as input must be delayed too.
         with tf.control_dependencies(list(arguments[:1])):
             outputs = function(*arguments)
     pairs = [
@@ -127,17 +127,17 @@ def _gradients(
 
 
 def _dense(gradient: Tensor) -> Any:
-    # A custom gradient takes the values of slices for the whole.
+    # A custom gradient would treat the values of slices as the whole gradient.
     if isinstance(gradient, tf.IndexedSlices):
         return tf.convert_to_tensor(gradient)
     return gradient
 
 
 def _together(gradients: Sequence[Any]) -> list[Any]:
-    """Return the gradients, none of which is there before all are.
+    """Return gradients that become available together.
 
-    Else the next segment could begin, and fill the memory, while this one's tensors
-    still wait for the gradients of its weights.
+    Otherwise the next segment could start while tensors of this one are still in memory
+    for the gradients of its weights.
     """
     there = [dx for dx in gradients if dx is not None]
     with tf.control_dependencies(there):

@@ -1,4 +1,4 @@
-"""TensorFlow: a step is a graph that changes the variables."""
+"""TensorFlow training steps as graphs that update the variables."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,36 +30,31 @@ def _rows(array: Any, begin: int, end: int) -> Any:
 
 
 class TensorFlowSteps(InPlaceSteps):
-    """Steps of a model, on each replica of its strategy.
-
-    Args:
-        model: the compiled model.
-        kind: `"train"` or `"test"`, as Keras names its functions.
-    """
+    """Steps of a model on each replica of its strategy."""
 
     take_rows = staticmethod(_rows)
 
     def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model, kind)
         self._strategy = model.distribute_strategy
-        # TensorFlow 2.21 frees the variables that a failed XLA step was given, and
-        # ends the process when they are written. They still can be read, for a while.
+        # TensorFlow 2.21 frees the variables of a failed XLA step and aborts the
+        # process when they are written. Reads still work for a while.
         self.survives_failure = model.jit_compile is not True
 
     def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
-        """Return logs after `function` had one batch."""
+        """Run `function` on one batch and return logs and state."""
         return function(iter([batch])), state
 
     def wait(self, logs: Logs, state: Any) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait for the device."""
         for value in keras.tree.flatten(logs):
             np.asarray(value)
 
     def counting(self, count: Count) -> Callable[[Any, Any], Any]:
-        """Return a function of state and batch that calls `count`, compiled."""
+        """Return a compiled function of state and batch that calls `count`."""
         function = partial(count, [])
         if not self._model.run_eagerly:
-            # As Keras runs a step: nothing is read as source code.
+            # No autograph, as in Keras's steps.
             function = tf.function(function, reduce_retracing=True, autograph=False)
         return lambda _, batch: self._strategy.run(function, args=(batch,))
 
@@ -68,8 +63,8 @@ class TensorFlowSteps(InPlaceSteps):
         return self._strategy.num_replicas_in_sync
 
     def on_replicas(self, values: Any) -> list[Any]:
-        """Return the share of each replica of a batch, or of results."""
-        # As Keras itself does with what a dataset gives for None.
+        """Return the local part of a batch or result on each replica."""
+        # As in Keras, for None entries of a dataset.
         values = keras.tree.map_structure(
             lambda x: None if isinstance(x, tf.experimental.Optional) else x, values
         )
@@ -94,12 +89,12 @@ class TensorFlowSteps(InPlaceSteps):
         variable.assign(value)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return the scope of the model's strategy."""
+        """Return the context of the model's strategy."""
         return self._strategy.scope()
 
     def function_of(self, step: Step) -> Step:
-        """Return what Keras makes of a step: compiled and distributed."""
-        # Private: the public functions take the model's own step alone.
+        """Compile and distribute a step as Keras does."""
+        # Private: the public functions accept only the step of the model.
         return self._model._make_function(step)
 
     def _add(
@@ -113,7 +108,7 @@ class TensorFlowSteps(InPlaceSteps):
                 if more is not None:
                     total.variable.assign_add(more)
         return [
-            # The optimizer adds up over the replicas once more.
+            # The optimizer sums over the replicas again.
             (total.value if more is None else total.value + more) / self._replicas
             if total.is_reached and part.is_last
             else None
@@ -150,14 +145,14 @@ def _by_replica(value: Any) -> Sequence[Any]:
 
 
 class TensorFlowStepping(StepBackend):
-    """TensorFlow compiles a step as a graph that changes the variables."""
+    """TensorFlow training steps, compiled as graphs that update the variables."""
 
     steps = TensorFlowSteps
 
     def weighs_batches_alike(self, model: Model) -> bool:
-        """Return whether steps run as graphs, which know no number of samples."""
+        """Return True for graph steps, which do not know the number of samples."""
         return not model.run_eagerly
 
     def traces(self, model: Model) -> int | None:
-        """Return how many traces the training step has, None before the first."""
+        """Return the trace count of the training step, None before the first step."""
         return count_traces(model, "experimental_get_tracing_count")

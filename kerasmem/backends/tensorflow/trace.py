@@ -1,4 +1,4 @@
-"""A TensorFlow step as the graph that a GPU or this CPU would execute."""
+"""Graphs of TensorFlow steps, as executed on a GPU or on this CPU."""
 
 import os
 import re
@@ -23,23 +23,20 @@ from kerasmem.errors import ConfigError
 from kerasmem.types import Model, Tensor, Tensors
 
 _ATTRIBUTES = ("equation", "data_format", "rnn_mode")
-_ON_THE_HOST = 16  # int32 tensors of so few entries, such as shapes, stay there
+_ON_THE_HOST = 16  # maximum number of entries of int32 tensors in host memory
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
-# What TensorFlow's optimizer asks of a GPU: tensor cores or not.
+# GPU properties that TensorFlow's optimizer reads, for example for tensor cores.
 _GPU_ENVIRONMENT = {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"}
 
 
 def step_graph(
     followed: Followed, batch: Tensors, *, step: Step, on_gpu: bool
 ) -> Graph:
-    """Return the optimized graph of a step; nothing is computed.
+    """Return the optimized graph of a step without running the step.
 
-    Args:
-        followed: the model, compiled if it is trained, its optimizer built.
-        batch: what the step gets, a nest with a `keras.KerasTensor` per tensor.
-        step: the one that is meant.
-        on_gpu: whether the graph is that of a GPU; there need not be one.
+    A model for training must be compiled, with a built optimizer. `batch` is a nest of
+    `keras.KerasTensor`. With `on_gpu`, no GPU needs to be present.
     """
     specs = tf.nest.map_structure(
         lambda x: tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), batch
@@ -54,9 +51,9 @@ def step_graph(
 
 
 def compiles_on_gpu(layers: Iterable[Any]) -> bool:
-    """Return whether XLA could compile all `layers` if a GPU were there."""
+    """Return whether XLA could compile all `layers` on a GPU."""
     with _gpu_listed():
-        # A recurrent layer decides when it is made: XLA has no kernel of cuDNN's.
+        # Recurrent layers decide at construction, because XLA has no cuDNN kernels.
         return all(
             type(layer).from_config(layer.get_config()).supports_jit
             if isinstance(layer, keras.layers.RNN)
@@ -73,8 +70,8 @@ def _gpu_listed() -> Iterator[None]:
     def with_gpu(device_type: str | None = None) -> list[Any]:
         return [*list_devices(device_type), *([gpu] if device_type != "CPU" else [])]
 
-    # No issue known: layers of Keras 3.15 have no argument for the kernels of a device
-    # that is not there.
+    # No issue known: layers of Keras 3.15 have no argument for the kernels of an absent
+    # device.
     tf.config.list_logical_devices = with_gpu
     try:
         yield
@@ -85,11 +82,11 @@ def _gpu_listed() -> Iterator[None]:
 def _optimized(traced: Any, *, on_gpu: bool) -> graph_pb2.GraphDef:
     """Return the graph after TensorFlow's graph optimizer (Grappler).
 
-    It changes layouts, folds constants and reorders factors, and with that what is
-    kept for the backward pass.
+    It changes layouts, folds constants and reorders factors, and therefore changes the
+    saved activations.
     """
-    # Private: TensorFlow runs its optimizer by itself, for the devices that it has,
-    # and shows the result to nobody. Only here can it be told of another device.
+    # Private: TensorFlow optimizes only for existing devices and does not return the
+    # result.
     from tensorflow.python.grappler import cluster, tf_optimizer
 
     config = config_pb2.ConfigProto()
@@ -128,7 +125,7 @@ def _meta_graph(traced: Any, device: str) -> meta_graph_pb2.MetaGraphDef:
         if node.name in handles:
             _make_variable(node, handles[node.name])
         node.device = device
-    # The optimizer leaves alone what is named here, and drops what it does not need.
+    # The optimizer keeps the named nodes and removes unused ones.
     names = [tensor.op.name for tensor in (*traced.outputs, *traced.inputs)]
     names += [operation.name for operation in traced.graph.control_outputs]
     meta.collection_def["train_op"].node_list.value.extend(dict.fromkeys(names))
@@ -167,8 +164,8 @@ def _graph(
 def _in_order(nodes: list[Any], positions: dict[str, int]) -> list[Any]:
     """Return the nodes in the order of the traced graph.
 
-    What the optimizer added comes behind the last of what it takes: it keeps the order
-    in which the readers of a tensor were made, and that is the order they run in.
+    Nodes from the optimizer follow their last input. The execution order of the
+    consumers of a tensor is their order of creation.
     """
     place: dict[str, float] = {}
     for node in nodes:
@@ -214,29 +211,24 @@ _TEMPORARY = re.compile(r"size (\d+), preallocated-temp")
 
 
 def step_module(followed: Followed, batch: Tensors, *, step: Step) -> bytes:
-    """Return the serialized `HloModuleProto` of a step, not optimized."""
+    """Return the serialized, unoptimized `HloModuleProto` of a step."""
     return _ir(followed, batch, step)(stage="hlo_serialized")
 
 
 def gpu_program(followed: Followed, batch: Tensors, *, step: Step) -> tuple[str, bytes]:
-    """Return the kind and the bytes of a step as XLA gets it, whatever the device.
-
-    Returns:
-        `"hlo"`, and a serialized `HloModuleProto`.
-    """
+    """Return `"hlo"` and the serialized `HloModuleProto` of a step on any device."""
     return "hlo", step_module(followed, batch, step=step)
 
 
 def compiled_bytes(followed: Followed, batch: Tensors, *, step: Step) -> int:
     """Return the temporary bytes that XLA plans for a step on this machine.
 
-    Raises:
-        ConfigError: if XLA was not told at its start to write down its plan.
+    Raises `ConfigError` if `XLA_FLAGS` does not enable dumps.
     """
     folder = _DUMP.search(os.environ.get("XLA_FLAGS", ""))
     if folder is None:
         raise ConfigError(
-            "XLA tells its plan only to a process that asked for it at its start. "
+            "XLA writes its plan only if XLA_FLAGS was set before the process started. "
             "Expected: XLA_FLAGS='--xla_dump_to=FOLDER --xla_dump_hlo_as_text'. "
             f"Received: XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}."
         )
@@ -263,7 +255,7 @@ def _step_of(model: Model, step: Step) -> Callable[[Any], Any]:
 def _ir(followed: Followed, batch: Tensors, step: Step) -> Any:
     function = _step_of(followed.model, step)
 
-    # What is asked for the program takes tensors, and no nests of them.
+    # The compiler IR function accepts tensors, but no nests.
     def flat_step(*tensors: Any) -> Any:
         return function(tf.nest.pack_sequence_as(batch, tensors))
 

@@ -1,4 +1,4 @@
-"""Torch."""
+"""The torch adapter."""
 
 from kerasmem.backends import Backend
 from kerasmem.backends.torch.device import TorchDevice
@@ -12,7 +12,7 @@ from kerasmem.backends.torch.variables import TorchVariables
 class TorchBackend(
     TorchDevice, TorchVariables, TorchStepping, TorchGradients, TorchRecompute, Backend
 ):
-    """What kerasmem asks of torch."""
+    """The torch adapter."""
 
     name = "torch"
 

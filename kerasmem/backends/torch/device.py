@@ -1,4 +1,4 @@
-"""Torch's devices: their memory, and how it takes them."""
+"""Torch devices: memory and settings."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,20 +24,20 @@ _NAMES = {"cudaMallocAsync": CUDA_MALLOC_ASYNC}
 
 
 class TorchSettings(DeviceSettings):
-    """The settings of `torch.cuda`, and of the environment that CUDA reads."""
+    """Settings in `torch.cuda` and in the environment variables of CUDA."""
 
     fixed_by_start = frozenset({"devices"})
 
     def started(self) -> bool:
-        """Return whether torch has its CUDA devices already."""
+        """Return whether torch has initialized CUDA."""
         return torch.cuda.is_initialized()
 
     def cards(self, shown: int) -> int:
-        """Return how many CUDA devices there are."""
+        """Return the number of CUDA devices."""
         return torch.cuda.device_count()
 
     def visible(self, shown: int) -> tuple[int, ...]:
-        """Return the numbers of the CUDA devices."""
+        """Return the indices of the CUDA devices."""
         return tuple(range(torch.cuda.device_count()))
 
     def allocator(self) -> str:
@@ -46,15 +46,15 @@ class TorchSettings(DeviceSettings):
         return _NAMES.get(name, name)
 
     def refusal(self, wanted: Settings) -> str | None:
-        """Return why torch cannot do this, None if it can."""
+        """Return the reason why settings are unsupported, or None."""
         if wanted.growth is False:
             return (
-                "torch takes memory as it needs it and has no way to take all at the "
-                "start. Leave out `growth` and `preallocate`."
+                "torch allocates memory on demand and cannot preallocate it. Leave out "
+                "`growth` and `preallocate`."
             )
         if wanted.allocator == BFC:
             return (
-                "torch has a caching allocator of its own and no BFC. Leave out "
+                "torch has its own caching allocator and no BFC allocator. Leave out "
                 "`allocator`."
             )
         if (
@@ -62,18 +62,14 @@ class TorchSettings(DeviceSettings):
             and self.allocator() != CUDA_MALLOC_ASYNC
         ):
             return (
-                "torch chose its allocator while it was imported. Set "
+                "torch selects its allocator at import. Set "
                 "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync in the environment, "
                 "before Python starts."
             )
         return None
 
     def apply(self, wanted: Settings, totals: Mapping[int, int]) -> None:
-        """Put the settings in force.
-
-        Raises:
-            ConfigError: if CUDA has fixed the devices before.
-        """
+        """Apply the settings, or raise `ConfigError` if CUDA has fixed the devices."""
         if wanted.devices is not None:
             _show_only(wanted.devices)
         if wanted.limit_bytes is not None:
@@ -82,30 +78,30 @@ class TorchSettings(DeviceSettings):
                 torch.cuda.set_per_process_memory_fraction(part, card)
 
     def in_force(self, card: int, total_bytes: int | None) -> InForce:
-        """Return what holds for a CUDA device."""
+        """Return the current settings of a CUDA device."""
         part = 1.0
-        if self.started():  # asking would start it
+        if self.started():  # the query would initialize CUDA
             part = torch.cuda.get_per_process_memory_fraction(card)
         limit = round(part * _total(card)) if part < 1 else None
         return InForce(limit_bytes=limit, growth=True, allocator=self.allocator())
 
 
 class TorchDevice(DeviceBackend):
-    """The devices of torch."""
+    """Torch devices."""
 
     pools_memory = False
     settings = TorchSettings
 
     def device_memory(self) -> tuple[DeviceReading, ...]:
-        """Return a reading per CUDA device; other devices give none."""
+        """Return a reading per CUDA device."""
         return tuple(_reading(index) for index in range(torch.cuda.device_count()))
 
     def free_caches(self) -> None:
-        """Give segments without a tensor in them back to the card."""
+        """Return unused segments to the card."""
         torch.cuda.empty_cache()
 
     def reset_device_peak(self) -> bool:
-        """Set every peak to what is in use now; False if no device is counted."""
+        """Reset all peaks to the current use. Return False if no device is counted."""
         if not torch.cuda.is_initialized():
             return False
         for index in range(torch.cuda.device_count()):
@@ -113,30 +109,30 @@ class TorchDevice(DeviceBackend):
         return True
 
     def observe_peak_resets(self, observer: Callable[[], None]) -> Callable[[], None]:
-        """Call `observer()` before anybody starts a new peak; return the undo."""
+        """Call `observer()` before any peak reset, and return the undo function."""
         undo = ExitStack()
-        # One function by two names, of which torch's own callers look up the second,
-        # and the one for devices of any kind.
+        # torch.cuda and torch.cuda.memory export one function, and torch itself uses
+        # the second name. torch.accelerator has another function for all devices.
         for module in (torch.cuda, torch.cuda.memory, torch.accelerator):
             undo.callback(call_before(module, "reset_peak_memory_stats", observer))
         return undo.close
 
     def why_no_device_memory(self) -> str:
-        """Return one plain sentence for a user who gets no device figures."""
-        return "torch counts no memory on a CPU device, so there is no device series."
+        """Return the reason for missing device values."""
+        return "torch does not count memory on a CPU, so device values are missing."
 
     def input_bytes(self) -> int | None:
-        """Return the pinned bytes in use, from which batches go to a CUDA device."""
+        """Return the pinned bytes in use for copies to a CUDA device."""
         if not torch.cuda.is_initialized():
             return None
         return torch.cuda.host_memory_stats().get("active_bytes.current")
 
     def cuda_ordinals(self) -> dict[str, int]:
-        """Return CUDA's number of the card below each device."""
+        """Return the CUDA index of the card of each device."""
         return {_name(index): index for index in range(torch.cuda.device_count())}
 
     def processes(self, model: Model) -> tuple[int, int]:
-        """Return the index of this process and the number that train together."""
+        """Return the index of this process and the number of training processes."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return (
@@ -156,7 +152,7 @@ def _reading(index: int) -> DeviceReading:
         current_bytes=stats.get("allocated_bytes.all.current", 0),
         peak_bytes=stats.get("allocated_bytes.all.peak", 0),
         peak_was_reset=True,
-        # The largest free block takes a walk over the whole pool: too dear a reading.
+        # Without the largest free block, because the search in the whole pool is slow.
         reserved_bytes=stats.get("reserved_bytes.all.current"),
     )
 
@@ -172,8 +168,8 @@ def _show_only(devices: tuple[int, ...]) -> None:
     names = before.split(",") if before is not None else None
     setting = ",".join(names[n].strip() if names else str(n) for n in devices)
     os.environ[_VISIBLE] = setting
-    # CUDA reads it once. Keras may have asked for the devices while it was imported,
-    # and whether it has is seen only from what comes of it.
+    # CUDA reads the variable once. Whether Keras has already initialized the devices is
+    # only visible in the resulting number.
     torch.cuda.init()
     if torch.cuda.device_count() == len(devices):
         return
@@ -182,7 +178,7 @@ def _show_only(devices: tuple[int, ...]) -> None:
     else:
         os.environ[_VISIBLE] = before
     raise ConfigError(
-        "Keras asked CUDA for its devices while it was imported, and since then they "
-        f"are fixed. Received: devices={list(devices)}. Set {_VISIBLE}={setting} in "
-        "the environment, before Python starts."
+        "CUDA devices are fixed, because Keras initialized them at import. "
+        f"Received: devices={list(devices)}. Set {_VISIBLE}={setting} in the "
+        "environment, before Python starts."
     )

@@ -1,4 +1,4 @@
-"""The gradients of a torch step."""
+"""Gradients of a torch training step."""
 
 import torch
 
@@ -6,12 +6,12 @@ from kerasmem.backends.gradients import GradientBackend
 
 
 class TorchGradients(GradientBackend):
-    """The gradients of a torch step, all of them dense."""
+    """Gradients of a torch training step, all of them dense."""
 
     def crossentropy(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return cross-entropies of rows, slopes by the logits, and best words."""
+        """Return per-row cross-entropies, gradients by the logits, and argmax."""
         best = torch.argmax(logits, dim=-1).to(torch.int32)
         places = labels.long()[:, None]
         slopes = torch.log_softmax(logits.detach(), dim=-1)

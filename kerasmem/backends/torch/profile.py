@@ -1,4 +1,4 @@
-"""Torch's profiler, for what it says of memory."""
+"""Memory profiles from torch's profiler."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,11 +27,7 @@ _CUDA_ROUNDING_BYTES = 512
 
 
 class TorchProfiler:
-    """A `MemoryProfiler`.
-
-    Args:
-        followed: the model.
-    """
+    """A `MemoryProfiler` for torch."""
 
     names = "given"
 
@@ -43,11 +39,7 @@ class TorchProfiler:
         self._unfollow: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Begin.
-
-        Raises:
-            ProfilerUnavailableError: if another profile is being taken.
-        """
+        """Start, or raise `ProfilerUnavailableError` if another profile is running."""
         profile = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
@@ -55,20 +47,20 @@ class TorchProfiler:
             profile.start()
         except RuntimeError as error:
             raise ProfilerUnavailableError(
-                "Another profile is being taken, and torch takes one at a time, so "
-                "there is no timeline. Take them in different runs."
+                "Another profile is running, and torch supports one at a time, so "
+                "there is no timeline. Use separate runs."
             ) from error
         self._profile, self._opening = profile, self._storages()
-        # Somebody else's recording tells the same, and is left on.
+        # A recording by other code has the same data and must stay enabled.
         if torch.cuda.is_initialized() and not torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(stacks="python", context=None)
             self._records = True
-        # What a compiled step does cannot be followed from Python.
+        # Python hooks do not run inside a compiled step.
         if not self._followed.model.jit_compile:
             self._unfollow = follow(self._followed, _mark)
 
     def stop(self) -> Profile:
-        """End, take off every hook, and return what happened per device."""
+        """Stop, remove all hooks and return the events per device."""
         profile, self._profile = self._profile, None
         if profile is None:
             return Profile([])
@@ -117,13 +109,9 @@ class TorchProfiler:
 
 
 def _counted(events: list[MemoryEvent], held: dict[int, int]) -> list[MemoryEvent]:
-    """Return the events with all in their count that is known to have been there.
+    """Add the bytes of earlier allocations to the counts of CPU events.
 
-    On a CPU torch counts only what it allocated since a profile was first taken.
-
-    Args:
-        events: of a CPU.
-        held: bytes of the variables by address.
+    On a CPU, torch counts only allocations since the first profile.
     """
     before = dict(held)
     addresses: set[int] = set()
@@ -146,7 +134,7 @@ def _mark(phase: str, layer: str | None) -> None:
 
 
 def _events(profile: Any) -> Iterator[tuple[str, MemoryEvent]]:
-    # Private: the public events of a profile leave the addresses out.
+    # Private: the public events of a profile have no addresses.
     roots = profile.profiler.kineto_results.experimental_event_tree()
     nodes = sorted(_walk(roots), key=lambda pair: pair[0].start_time_ns)
     phase, layer = "input", None
@@ -186,11 +174,11 @@ def _event(
 
 
 Say = Callable[[str, str | None], None]
-"""Called as `say(phase, layer)` whenever one of them changes."""
+"""Called as `say(phase, layer)` when the phase or the layer changes."""
 
 
 def follow(followed: Followed, say: Say) -> Callable[[], None]:
-    """Have `say` called from now on; return the undo."""
+    """Call `say` from now on, and return the undo function."""
     model, scopes = followed.model, _Scopes(say)
     with ExitStack() as hooks:
         paths = {id(layer): path or None for layer, path in followed.layers}
@@ -204,7 +192,7 @@ def follow(followed: Followed, say: Say) -> Callable[[], None]:
 
 
 class _Backward(TorchFunctionMode):
-    """Has `say` called where a step begins its backward phase."""
+    """Calls `say` at the start of the backward pass."""
 
     def __init__(self, say: Say) -> None:
         super().__init__()
@@ -225,12 +213,13 @@ class _Scopes:
         self._hooked: set[int] = set()
 
     def run(self, paths: Mapping[int, str | None], call: LayerCall) -> LayerCall:
-        """Run a layer; `paths` has its path by its `id`."""
+        """Run a layer. `paths` contains layer paths by `id`."""
         path = paths[id(call.layer)]
         outside = self._layers[-1] if self._layers else None
         if not self._layers:
             self._hooked.clear()  # a new step
-        # Once its gradient is there, the layer around this one goes on.
+        # After the gradient of the inputs, the backward pass of the outer layer
+        # continues.
         self._hook((call.args, call.kwargs), outside)
         self._layers.append(path)
         self._say("forward", path)
@@ -251,8 +240,8 @@ class _Scopes:
 
     def _hook(self, nest: Any, layer: str | None) -> None:
         for tensor, node in _with_gradient(nest):
-            # The innermost layer comes first, and is the one to be told. Private:
-            # tensors of one operation share nothing else that can be kept.
+            # The innermost layer comes first and has priority. Private: tensors of one
+            # operation have no other common identifier.
             number = node._sequence_nr()
             if number not in self._hooked:
                 self._hooked.add(number)

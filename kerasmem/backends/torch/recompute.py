@@ -1,4 +1,4 @@
-"""Functions that torch computes a second time for their gradient."""
+"""Rematerialization in torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from kerasmem.types import Tensor, Tensors
 
 
 class TorchRecompute(RecomputeBackend):
-    """Functions that torch computes a second time for their gradient."""
+    """Rematerialization in torch."""
 
     def recomputed(
         self,
@@ -30,21 +30,21 @@ class TorchRecompute(RecomputeBackend):
         *,
         compiled: bool = False,
     ) -> Function:
-        """Return `function` with a backward pass that keeps only the arguments."""
+        """Return `function` with a backward pass that saves only the arguments."""
         if store is None:
-            # Stops as soon as it has what the gradient reads.
+            # Recomputation stops after the last tensor that the gradient needs.
             return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
         return lambda *tensors: _Recomputed.apply(function, store, *tensors)
 
     def linear(
         self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
-        """Return `forward(inputs, *held)`, whose backward pass keeps only `held`."""
+        """Return `forward(inputs, *held)`, saving only `held` for the gradient."""
         return _Linear.apply(forward, transposed, inputs, *held)
 
 
 class _Linear(torch.autograd.Function):
-    """A linear function that makes what it multiplies with again for its gradient."""
+    """A linear function that recomputes its second factor for the gradient."""
 
     generate_vmap_rule = True
 
@@ -54,7 +54,7 @@ class _Linear(torch.autograd.Function):
     ) -> Any:
         del transposed
         result = forward(inputs, *held)
-        # A view that comes out of here could not be written over by whoever takes it.
+        # A view as output could not be modified in place by later operations.
         return result.clone() if result._is_view() else result
 
     @staticmethod
@@ -71,13 +71,13 @@ class _Linear(torch.autograd.Function):
 
 
 class _Recomputed(torch.autograd.Function):
-    """A function with arguments that are kept in a store."""
+    """A function whose arguments are saved in an `ArgumentStore`."""
 
     @staticmethod
     def forward(
         ctx: Any, function: Function, store: ArgumentStore, *tensors: Any
     ) -> Any:
-        # Keras's dropout without a seed draws from torch's own generators.
+        # Keras's dropout without a seed uses torch's generators.
         ctx.random = torch.get_rng_state(), *get_device_states(*tensors)
         outputs = tuple(function(*tensors))
         parts, ctx.restored = save_arguments(store, tensors)

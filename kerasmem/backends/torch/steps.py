@@ -1,4 +1,4 @@
-"""Torch: a step runs as it is written, and changes the variables."""
+"""Torch training steps, executed eagerly."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,23 +13,23 @@ from kerasmem.types import Dataset, Logs, Model, Tensors, Variable
 
 
 class TorchSteps(InPlaceSteps):
-    """Steps of a model that torch runs."""
+    """Steps of a model in torch."""
 
     def run(self, function: Step, state: Any, batch: Tensors) -> tuple[Any, Any]:
-        """Return logs and state after `function` had one batch."""
+        """Run `function` on one batch and return logs and state."""
         return function([splitting.copy_weights(batch)]), state
 
     def split(self, batch: Tensors, parts: int) -> list[Any]:
-        """Return a batch in parts, with copies of the sample weights as in `run`."""
+        """Split a batch, with copies of the sample weights as in `run`."""
         return super().split(splitting.copy_weights(batch), parts)
 
     def wait(self, logs: Logs, state: Any) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait for the device."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def function_of(self, step: Step) -> Step:
-        """Return the step as Keras calls it; it is not compiled."""
+        """Return an uncompiled step with Keras's signature."""
 
         def function(data: Dataset) -> Any:
             return step(data[0])
@@ -46,7 +46,7 @@ class TorchSteps(InPlaceSteps):
         return counted
 
     def free(self) -> None:
-        """Give back to the device what nothing holds any more."""
+        """Free unreferenced device memory."""
         for variable in self._model.trainable_variables:
             variable.value.grad = None
         super().free()
@@ -54,7 +54,7 @@ class TorchSteps(InPlaceSteps):
             torch.cuda.empty_cache()
 
     def _to_host(self, variable: Variable) -> torch.Tensor:
-        # Not just `.cpu()`, which copies nothing that is there already.
+        # `.cpu()` would not copy a tensor on the CPU.
         return variable.value.detach().to("cpu", copy=True)
 
     def _put_back(self, variable: Variable, value: torch.Tensor) -> None:
@@ -82,10 +82,10 @@ class TorchSteps(InPlaceSteps):
 
 
 class TorchOps:
-    """Functions of torch under the names of `keras.ops`, for what runs in every step.
+    """Torch functions with the names of `keras.ops`, for use in every step.
 
-    A call of `keras.ops` takes some ten microseconds on torch, longer than what it does
-    to a few figures.
+    On torch, a call of `keras.ops` takes about ten microseconds, longer than the
+    operation on a few values.
     """
 
     abs = torch.abs
@@ -103,24 +103,24 @@ class TorchOps:
 
     @staticmethod
     def cast(x: torch.Tensor, dtype: str) -> torch.Tensor:
-        """Return the tensor in another type, such as `"float32"`."""
+        """Return the tensor with another dtype, such as `"float32"`."""
         return x.to(getattr(torch, dtype))
 
     @staticmethod
     def concatenate(xs: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-        """Return the tensors one behind the other."""
+        """Concatenate tensors."""
         return torch.cat(tuple(xs), dim=axis)
 
     @staticmethod
     def split(
         x: torch.Tensor, indices_or_sections: Sequence[int], axis: int = 0
     ) -> Sequence[torch.Tensor]:
-        """Return the parts of a tensor, cut before each of the indices."""
+        """Split a tensor before each of the indices."""
         return torch.tensor_split(x, tuple(indices_or_sections), dim=axis)
 
     @staticmethod
     def stack(x: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-        """Return the tensors side by side along a new axis."""
+        """Stack tensors along a new axis."""
         return torch.stack(tuple(x), dim=axis)
 
     @staticmethod
@@ -130,26 +130,26 @@ class TorchOps:
 
     @staticmethod
     def take(x: torch.Tensor, indices: Sequence[int], axis: int) -> torch.Tensor:
-        """Return the entries, or rows, with these indices."""
+        """Return the entries or rows at the indices."""
         return torch.index_select(x, axis, torch.tensor(indices, device=x.device))
 
 
 class TorchStepping(StepBackend):
-    """Torch runs a step as it is written."""
+    """Torch training steps, executed eagerly."""
 
     runs_eagerly = True
     ops = TorchOps
     steps = TorchSteps
 
     def traces(self, model: Model) -> int | None:
-        """Return None: torch runs the step itself, or counts its traces nowhere."""
+        """Return None, because torch has no count of traces."""
         return None
 
     def uncompiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with an end put before it to what Dynamo compiles."""
+        """Exclude the function from compilation by Dynamo."""
         disable: Any = torch.compiler.disable
         return disable(function)
 
     def inference(self) -> AbstractContextManager[Any]:
-        """Return a scope in which no backward pass is recorded."""
+        """Return a context that records no backward pass."""
         return torch.no_grad()

@@ -1,4 +1,4 @@
-"""A torch step with tensors that have shapes but no data."""
+"""Memory events of a torch step on tensors without data."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,27 +13,22 @@ from kerasmem.backends.profile import Followed, MemoryEvent, Storage
 from kerasmem.backends.torch.profile import follow
 from kerasmem.types import Model, Tensor
 
-_ROUNDING_BYTES = 512  # Torch's allocator for CUDA gives multiples of this.
+_ROUNDING_BYTES = 512  # rounding of torch's CUDA allocator
 
 _VALUE_OF = torch.ops.aten._local_scalar_dense.default
 
 
 class Life(TorchDispatchMode):
-    """A scope in which the life of all tensors' memory is noted.
+    """A context that records the allocations of all tensors in `events`.
 
-    Args:
-        fake: whether what is made in the scope has shapes and no data: models of any
-            size, their gradients, their optimizer's slots. Where a number is asked
-            for (a seed, say), it is 1.
-
-    Attributes:
-        events: every allocation and free so far.
+    With `fake`, tensors have shapes but no data, so that models of any size fit. A
+    number that is read, such as a seed, is 1.
     """
 
     def __init__(self, *, fake: bool) -> None:
         super().__init__()
         self.events: list[MemoryEvent] = []
-        # Private: torch offers fake tensors only to its own compiler.
+        # Private: torch has fake tensors only for its compiler.
         self._fake = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
         self._known: dict[int, int] = {}
         self._in_use = 0
@@ -51,11 +46,11 @@ class Life(TorchDispatchMode):
             self._fake.__exit__(*error)
 
     def follow(self, followed: Followed) -> Callable[[], None]:
-        """Note from now on which layer is at work; return the undo."""
+        """Record the active layer from now on, and return the undo function."""
         return follow(followed, self._say)
 
     def storages(self, variables: Sequence[Any], device: str) -> list[Storage]:
-        """Return where variables lie, as the events call it."""
+        """Return the locations of variables, with the addresses of the events."""
         return [
             Storage(number, device, address, variable.value.nbytes)
             for number, variable in enumerate(variables)
@@ -63,19 +58,19 @@ class Life(TorchDispatchMode):
         ]
 
     def address(self, tensor: Tensor) -> int | None:
-        """Return where a tensor lies, as the events call it; None if it is empty."""
+        """Return the address of a tensor as in the events, None if empty."""
         return self._known.get(tensor.untyped_storage()._cdata)
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor of a batch."""
+        """Return an input tensor of zeros."""
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
     def train_step(self, model: Model, batch: tuple[Any, ...]) -> None:
-        """Let one step of training happen."""
+        """Run one training step."""
         model.train_step(batch)
 
     def predict_step(self, model: Model, batch: tuple[Any, ...]) -> None:
-        """Let one step of `predict` happen."""
+        """Run one step of `predict`."""
         with torch.no_grad():
             model.predict_step(batch)
 

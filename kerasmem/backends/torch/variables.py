@@ -1,4 +1,4 @@
-"""Torch's variables: those of a step, and such that had no value."""
+"""Torch variables: extra step state and lazy values."""
 
 from typing import Any
 
@@ -13,29 +13,29 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class TorchLazyValues(LazyValues):
-    """A tensor of torch lies where an array does, over the file itself.
+    """Lazy values as torch tensors over the file.
 
-    Every layer keeps a table of the parameters inside of it, so that the parameter has
-    to be there first, of one number, and to stay the same one.
+    Every layer has a table of its parameters. The parameter must therefore exist from
+    the start, as a broadcast scalar, and stay the same object.
     """
 
     adopts = True
 
     def placeholder(self, variable: Variable) -> Any:
-        """Return one number, which is seen in all places."""
+        """Return a broadcast scalar."""
         dtype = getattr(torch, variable._dtype)
         return torch.zeros((), dtype=dtype).expand(variable._shape)
 
     def described(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Return a tensor without memory; the placeholder mostly takes its part."""
+        """Return a meta tensor. The placeholder is used instead in most cases."""
         return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
     def fill(self, variable: Variable, value: Any) -> None:
-        """Let the parameter have the value."""
+        """Assign the value to the parameter."""
         vars(variable)["_value"].data = self.lend(variable, value).data
 
     def lend(self, variable: Variable, array: Any) -> Any:
-        """Return another parameter, over the file; it outlives what is lent next."""
+        """Return another parameter over the file, which stays valid later."""
         tensor = _shared(array) if isinstance(array, np.ndarray) else array.detach()
         own = vars(variable)["_value"]
         tensor = tensor.to(own.device, own.dtype)
@@ -43,7 +43,7 @@ class TorchLazyValues(LazyValues):
 
 
 class TorchVariables(VariableBackend):
-    """What torch makes of variables."""
+    """Torch variables."""
 
     lazy_values = TorchLazyValues
 
@@ -54,16 +54,16 @@ class TorchVariables(VariableBackend):
         return StepState(hidden_variable(value, name), _to_numpy)
 
     def masked(self, value: Any, mask: Tensor) -> Any:
-        """Overwrite `value` with zeros where `mask` is False, and return it."""
-        # In place: a new tensor that the variable then copies takes several times as
-        # long. By bits, because a product keeps NaN and makes -0.0.
+        """Set `value` to zero where `mask` is False, in place, and return `value`."""
+        # In place, because a copy takes several times as long. Bitwise, because a
+        # product keeps NaN and returns -0.0.
         bits = value.detach().view(_INTEGERS[value.element_size()])
         bits.bitwise_and_(mask.view(torch.int8).neg())
         return value
 
 
 def _shared(array: np.ndarray) -> torch.Tensor:
-    if array.dtype.name == "bfloat16":  # torch knows it, but not as NumPy's
+    if array.dtype.name == "bfloat16":  # `from_numpy` does not support the dtype
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

@@ -1,1 +1,1 @@
-"""What XLA compiles: its programs and the plan of their memory, read from HLO."""
+"""XLA programs and their memory plans, parsed from HLO."""

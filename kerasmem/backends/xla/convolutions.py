@@ -1,4 +1,4 @@
-"""What the axes of a convolution are, read from HLO."""
+"""Axes of convolutions in HLO."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,10 @@ from kerasmem.backends.protobuf import Message
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionAxes:
-    """The axes of a convolution's image, kernel and result, as numbers from 0.
+    """Axis indices of the image, kernel and result of a convolution.
 
-    A gradient is described by the convolution that it is the gradient of.
-
-    Args:
-        image_space: those of the image along which the kernel moves.
-        kernel_into: that of the kernel's channels that are read.
-        kernel_out: that of the kernel's channels that are made.
-        strides: of the kernel, for each axis of `image_space`.
-        groups: so many groups of channels are convolved each for itself.
+    A gradient has the axes of its forward convolution. `kernel_into` and `kernel_out`
+    are the axes of the input and output channels.
     """
 
     image_space: tuple[int, ...]
@@ -27,7 +21,7 @@ class ConvolutionAxes:
 
 
 def read_axes(instruction: Message) -> ConvolutionAxes | None:
-    """Return the axes of a convolution, None of any other `HloInstructionProto`."""
+    """Return the axes of a convolution, None for any other `HloInstructionProto`."""
     if not instruction.all(16):
         return None
     axes = Message(instruction.last(16))

@@ -1,7 +1,7 @@
-"""A compiled XLA program and its buffers, read from XLA's own protocol buffers.
+"""Compiled XLA programs and buffers, parsed from protocol buffers.
 
-The numbers are those of `hlo.proto` and `xla_data.proto`. TensorFlow brings classes for
-them, but importing it takes a JAX process seconds and much memory.
+Field numbers are from `hlo.proto` and `xla_data.proto`. The classes in TensorFlow would
+cost a JAX process seconds and much memory.
 """
 
 import itertools
@@ -23,22 +23,12 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction.
+    """An HLO instruction.
 
-    Args:
-        number: its identifier.
-        opcode: such as `"fusion"`.
-        name: the framework's name of the operation; where XLA has added the
-            instruction that of what is inside of it or of its operand, at last XLA's
-            own.
-        label: XLA's own name.
-        operands: identifiers of the instructions whose values it takes.
-        called: identifiers of the computations that it runs.
-        shapes: shape and dtype by index into its value, which may be a tuple.
-        parameter: number of the argument that it is, 0 if it is none.
-        element: which one it takes of a tuple, 0 if it takes none.
-        target: the function that a custom call calls, such as `"__cublas$gemm"`.
-        axes: what the axes of a convolution are, None if it is none.
+    Instructions added by XLA have the `name` of an inner instruction or operand, or
+    XLA's name (`label`). `shapes` has shape and dtype by index into the value, which
+    may be a tuple. `element` is the index of a tuple element that is read. `target` is
+    the function of a custom call, such as `"__cublas$gemm"`.
     """
 
     number: int
@@ -56,13 +46,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class HloProgram:
-    """A scheduled program.
-
-    Args:
-        entry: identifier of the computation that it begins with.
-        computations: their instructions in order, by identifier.
-        roots: identifier of the instruction that is the result, for each of them.
-    """
+    """A scheduled program: entry, instructions and result by computation identifier."""
 
     entry: int
     computations: dict[int, list[Instruction]]
@@ -80,15 +64,9 @@ class BufferPlace:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A piece of memory that buffers share.
+    """A block of memory that buffers share at different times.
 
-    Args:
-        size: in bytes.
-        is_local: whether it is on the stack of a thread.
-        is_argument: whether the caller brings it.
-        is_result: whether the caller gets it.
-        places: what lies in it, at one time or another.
-        is_constant: whether it comes with the program.
+    The caller provides arguments and gets results. Local memory is on a thread's stack.
     """
 
     size: int
@@ -100,7 +78,7 @@ class Allocation:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the step takes it from the allocator and gives it back."""
+        """Whether the step allocates and frees the memory."""
         other = self.is_argument or self.is_result or self.is_constant
         return not (other or self.is_local)
 
@@ -109,9 +87,8 @@ class Allocation:
 class Buffers:
     """XLA's buffer assignment.
 
-    Args:
-        defined: instruction and index into its value, by identifier of a buffer.
-        allocations: all of them.
+    `defined` maps a buffer to its instruction and an index into the instruction's
+    value.
     """
 
     defined: dict[int, tuple[int, tuple[int, ...]]]
@@ -119,12 +96,12 @@ class Buffers:
 
     @property
     def scratch_bytes(self) -> int:
-        """Size of the block that the program asks the allocator for."""
+        """Size of the block that the program requests from the allocator."""
         return max((a.size for a in self.allocations if a.is_temporary), default=0)
 
 
 def read_program(module: bytes) -> HloProgram:
-    """Return a serialized `HloModuleProto`."""
+    """Parse a serialized `HloModuleProto`."""
     content = Message(module)
     instructions: dict[int, dict[int, Instruction]] = {}
     roots: dict[int, int] = {}
@@ -164,7 +141,7 @@ def _named(
 
 
 def read_buffers(assignment: bytes) -> Buffers:
-    """Return a serialized `BufferAssignmentProto`."""
+    """Parse a serialized `BufferAssignmentProto`."""
     content = Message(assignment)
     definitions = {}
     for buffer in map(Message, content.all(1)):
@@ -229,16 +206,7 @@ _WIDTHS = {"bool": 1, "bfloat16": 2, "complex64": 8, "complex128": 16}
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an instruction computes.
-
-    Args:
-        opcode: such as `"dot"`.
-        name: the framework's name of the operation.
-        operands: indices of the values it takes.
-        shape: its shape; of a tuple that of its first member.
-        itemsize: bytes of an entry.
-        nbytes: bytes of all of it.
-    """
+    """The value of an instruction. `shape` is for the first element of a tuple."""
 
     opcode: str
     name: str
@@ -250,19 +218,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Flat:
-    """A program without calls.
-
-    Args:
-        values: in the order of the program.
-        results: indices of the values that the caller gets.
-    """
+    """A program with inlined calls: values in program order and returned values."""
 
     values: Sequence[Value]
     results: Sequence[int]
 
 
 def read_flat(module: bytes) -> Flat:
-    """Return a serialized `HloModuleProto` with its calls opened."""
+    """Parse a serialized `HloModuleProto` and inline its calls."""
     return _Flattening(module).result()
 
 
@@ -295,7 +258,7 @@ class _Flattening:
         if one.opcode == "tuple":
             return operands
         if one.opcode in _BARRIERS:
-            return operands[0]  # what goes in comes out, each for itself
+            return operands[0]  # a barrier returns its operands unchanged
         if one.opcode == "get-tuple-element" and isinstance(operands[0], list):
             return operands[0][one.element]
         self._values.append(_value(one, tuple(_leaves(operands))))
@@ -324,7 +287,7 @@ def _value(one: Instruction, operands: tuple[int, ...]) -> Value:
 
 
 def array_size(shape: str, dtype: str) -> tuple[tuple[int, ...], int]:
-    """Return the shape of an array, and the bytes of an entry.
+    """Return the shape and the bytes per entry of an array.
 
     Example:
         >>> array_size("[64,10]", "float32")

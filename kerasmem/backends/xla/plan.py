@@ -1,4 +1,4 @@
-"""XLA's plan for the memory of a compiled step, as if an allocator had done it."""
+"""XLA's memory plan of a compiled step as allocator events."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from kerasmem.backends.xla.hlo import (
     read_program,
 )
 
-# Their value is the value of an operand, or has it inside.
+# Their value is an operand or contains one.
 _FORWARDING = frozenset(
     {
         "add-dependency",
@@ -32,15 +32,10 @@ _FORWARDING = frozenset(
 
 @dataclass(frozen=True)
 class Planned:
-    """A buffer that the plan puts somewhere for a while.
+    """A buffer in the plan. Addresses are counted over consecutive allocations.
 
-    Args:
-        address: its first byte, the allocations one behind the other.
-        size: its bytes.
-        instruction: that makes it.
-        index: into the instruction's value.
-        begin: number of the instruction that makes it, -1 for an argument.
-        end: number of the instruction that uses it last, None if it stays.
+    `begin` is the position of the defining instruction, -1 for an argument. `end` is
+    the position of the last use, None for a result.
     """
 
     address: int
@@ -53,13 +48,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class CompiledPlan:
-    """The plan of a step.
-
-    Args:
-        events: what comes and goes, in the order of the instructions.
-        arguments: what is there before: weights, slots, the batch.
-        reserved_bytes: all memory of the step, arguments and results included.
-    """
+    """The plan of a step: events, buffers before the step, and total bytes."""
 
     events: list[MemoryEvent]
     arguments: list[Planned]
@@ -67,7 +56,7 @@ class CompiledPlan:
 
 
 def plan(program: HloProgram, buffers: Buffers) -> CompiledPlan:
-    """Return when which buffer of a compiled program is in use."""
+    """Return the lifetimes of the buffers of a compiled program."""
     reserved_bytes = 0
     planned_buffers: list[Planned] = []
     lifetimes = _Lifetimes(program)
@@ -87,12 +76,7 @@ def plan(program: HloProgram, buffers: Buffers) -> CompiledPlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The plan of a compiled step, as a profiler tells of it.
-
-    Args:
-        trace: what comes and goes while the step runs, as XLA planned it.
-        arguments: where what is there before lies: the variables, the batch.
-    """
+    """The plan of a compiled step in the form of a profile."""
 
     trace: AllocatorTrace
     arguments: list[Storage]
@@ -106,12 +90,7 @@ def step_plan(
 ) -> StepPlan:
     """Return the plan of a compiled step.
 
-    Args:
-        module: serialized `HloModuleProto`.
-        buffers: where its buffers lie.
-        device: name of the device.
-        variable_of: returns the number of the variable that an argument is, None for
-            the batch.
+    `variable_of` returns the variable index of an argument, None for the batch.
     """
     planned_step = plan(read_program(module), buffers)
     arguments = [
@@ -159,7 +138,7 @@ class _Lifetimes:
         for operand in instruction.operands:
             self._users[operand].append(instruction)
         if instruction.opcode == "fusion":
-            return  # its inside has no buffers
+            return  # buffers inside a fusion do not exist
         for computation in instruction.called:
             for inner in self._program.computations[computation]:
                 self._add(inner, position)
@@ -181,7 +160,7 @@ class _Lifetimes:
 
 
 class _Memory:
-    """What is in use while the plan is followed."""
+    """Buffers in use at a position of the plan."""
 
     def __init__(self, arguments: list[Planned], reserved: int) -> None:
         self._live = {id(one): one for one in arguments}
@@ -189,7 +168,7 @@ class _Memory:
         self._reserved = reserved
 
     def make(self, new: Planned) -> Iterator[MemoryEvent]:
-        # What lay there is used up by the instruction that writes over it.
+        # An overwritten buffer ends with the instruction that overwrites it.
         for old in [one for one in self._live.values() if _overlap(one, new)]:
             yield from self.drop(old, new.begin)
         self._live[id(new)] = new
@@ -244,13 +223,7 @@ def _overlap(one: Planned, other: Planned) -> bool:
 
 @dataclass(frozen=True)
 class PlannedBlock:
-    """The memory that a step takes and gives back, and who is where in it.
-
-    Args:
-        nbytes: its bytes.
-        buffers: what lies in it, with addresses from 0.
-        length: number of instructions of the program.
-    """
+    """The temporary memory of a step and its buffers, with addresses from 0."""
 
     nbytes: int
     buffers: list[Planned]
@@ -259,8 +232,8 @@ class PlannedBlock:
     def live(self, position: int) -> list[tuple[Planned, int]]:
         """Return the buffers in use at an instruction, with their bytes.
 
-        What two of them share, such as a result written over an operand, counts for
-        the first.
+        Shared bytes, such as a result in the memory of an operand, count once, for the
+        first buffer.
         """
         bytes_by_buffer, end = [], 0
         live = (
@@ -280,7 +253,7 @@ class PlannedBlock:
         return sum(own for _, own in self.live(position))
 
     def fullest(self) -> int:
-        """Return the number of the first instruction at which most is in use."""
+        """Return the first position with the maximum memory in use."""
         begins = sorted({one.begin for one in self.buffers})
         return max(begins, key=self.occupied, default=0)
 

@@ -1,4 +1,4 @@
-"""The choice of which channels disappear."""
+"""Configuration of structured pruning."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
@@ -12,15 +12,16 @@ CRITERIA = (
     *("taylor", "activation", "random"),
 )
 SCOPES = ("layer", "global", "isomorphic")
-_RATIO = Real("the share of channels that goes,", least=0, below=1)
+_RATIO = Real("the fraction of channels to remove,", least=0, below=1)
 
 
 @dataclass(frozen=True)
 class PruneChannels(Technique):
-    """Structured pruning: remove the channels, units and heads that matter least.
+    """Structured pruning: removes the least important channels, units and heads.
 
-    The result is a plain Keras model with smaller layers and a fresh optimizer. The
-    outputs are compared with those of the original without these channels.
+    The result is a plain Keras model with smaller layers and a new optimizer. Its
+    outputs are compared with those from the original model with the same channels set
+    to zero.
 
     Sources: Li, Kadav, Durdanovic, Samet and Graf, "Pruning Filters for Efficient
     ConvNets", 2017 (L1); He, Liu, Wang, Hu and Yang, "Filter Pruning via Geometric
@@ -31,31 +32,37 @@ class PruneChannels(Technique):
     Wang, "Isomorphic Pruning for Vision Models", 2024.
 
     Args:
-        ratio: share that goes, in [0, 1).
-        of: what `ratio` is a share of: `"channels"`, or as many channels as it takes
-            to save this share of all `"parameters"` or `"multiplications"`, of the
-            bytes of `"memory"` that activations of one sample take in inference, by an
-            estimate, or of the `"latency"` of a batch, measured.
-        criterion: how channels are ranked: `"l2"` and `"l1"` by the weights that make
-            them, `"group"` by all weights that touch them, `"batch_norm"` by their
-            scale, `"fpgm"` by the distance to the others, `"taylor"` by gradient x
-            weight (takes a loss, and `data` with labels), `"activation"` by what they
-            hand on (takes `data`), or `"random"`.
-        scope: `"layer"` removes this share from every layer; `"global"` ranks all
-            channels together, more go where they matter less; `"isomorphic"` ranks
-            together what is built alike, such as the inner layers of all blocks.
-        rounds: number of rounds in which they go, each the same share of what is left,
-            1 to 1,000; `km.compress` fine-tunes after each.
-        round_to: what stays of a layer is a multiple of this, from 1.
-        min_channels: at least so many channels of a layer stay, from 1.
-        ignore: regular expressions; what a weight makes whose path holds one stays.
-        ratios: other ratios for some layers, as pairs of a regular expression for
-            paths of weights and a ratio; the first that matches counts.
-        verify: False to leave out the check, which runs both models once.
-        seed: for the random criterion.
+        ratio: Float in [0, 1). Fraction to remove of the quantity `of`.
+        of: Quantity that `ratio` refers to: `"channels"`, `"parameters"`,
+            `"multiplications"`, `"memory"` (estimated activation bytes of one sample in
+            inference) or `"latency"` (measured time of a batch). Defaults to
+            `"channels"`.
+        criterion: Importance score of channels. `"l2"` and `"l1"`: norm of the weights
+            that compute the channel. `"group"`: norm of all weights connected to the
+            channel. `"batch_norm"`: batch normalization scale. `"fpgm"`: distance to
+            the other channels. `"taylor"`: gradient times weight; needs a loss and
+            labelled `data`. `"activation"`: mean absolute output; needs `data`.
+            `"random"` is the baseline. Defaults to `"l2"`.
+        scope: `"layer"` removes the same fraction from every layer. `"global"` ranks
+            all channels together. `"isomorphic"` ranks layers with the same structure
+            together, such as the inner layers of all blocks. Defaults to `"layer"`.
+        rounds: Integer in [1, 1000]. Number of pruning rounds, each with the same
+            fraction of the remaining channels. `km.compress` fine-tunes after each
+            round. Defaults to 1.
+        round_to: Integer, at least 1. The number of remaining channels of a layer is a
+            multiple of this number, unless all are kept. Defaults to 1.
+        min_channels: Integer, at least 1. Minimum number of channels to keep per layer.
+            Defaults to 1.
+        ignore: Regular expressions. Output channels of weights whose path matches are
+            kept.
+        ratios: Pairs of a regular expression and a ratio. Override `ratio` for weights
+            whose path matches; the first match counts.
+        verify: Whether to compare the outputs of both models. Runs each model once.
+            Defaults to `True`.
+        seed: Integer. Random seed of the criterion `"random"`. Defaults to 0.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> PruneChannels(0.5, round_to=8).to_json()["round_to"]

@@ -1,4 +1,4 @@
-"""Labelling a model, choosing channels, making the smaller model, checking it."""
+"""Structured pruning of a model: labels, selection, rebuild and verification."""
 
 import warnings
 from collections import Counter
@@ -38,28 +38,24 @@ from kerasmem.types import Dataset, Model
 
 
 def with_graph(model: Model) -> Any:
-    """Return the model, or a Functional model of its layers if it is subclassed.
-
-    Raises:
-        ModelError: if its `call` cannot be followed.
-    """
+    """Returns the model, or a Functional model traced from its `call`."""
     check_built(model)
     if listed_graph(model) is not None:
         return model
     graph = own_graph(model)
     if graph is None:
         functional = _followed(model)
-    else:  # built in its constructor, whose arguments alone are in its config
+    else:  # a Functional subclass, with a config of constructor arguments only
         functional = keras.Model(graph.input, graph.output, name=model.name)
     if {id(v) for v in functional.variables} != {id(v) for v in model.variables}:
-        raise _no_graph(model, "it has weights that its layers do not know of")
+        raise _no_graph(model, "it has weights outside of its layers")
     return functional
 
 
 def _followed(model: Model) -> Any:
     shape = (model.get_build_config() or {}).get("input_shape")
     if shape is None:
-        raise _no_graph(model, "its input shape is not known")
+        raise _no_graph(model, "its input shape is unknown")
     try:
         inputs = _inputs(shape, getattr(model, "input_dtype", None) or "float32")
         return keras.Model(inputs, model.call(inputs), name=model.name)
@@ -77,8 +73,8 @@ def _inputs(shape: Any, dtype: str) -> Any:
 
 def _no_graph(model: Model, why: str) -> ModelError:
     return ModelError(
-        f"The channels of the subclassed model {model.name!r} cannot be followed: its "
-        "`call` must be made of layers and keras.ops. "
+        f"The `call` of the subclassed model {model.name!r} cannot be traced. "
+        "Expected: a `call` made only of layers and keras.ops. "
         f"Received: {' '.join(why.split())[:200]}."
     )
 
@@ -88,12 +84,12 @@ class Pruned:
     """A model with fewer channels.
 
     Args:
-        model: the smaller model, compiled as the original was.
-        changes: every weight of the original: changed, or left alone and why.
-        error: largest difference from the original with the same channels silenced,
-            relative to its largest output; None if that was not measured.
-        unknown: operations that nothing is known of, by name, with why: everything
-            next to them stays as it is.
+        model: The smaller model, compiled as the original.
+        changes: One change per weight of the original model.
+        error: Largest output difference from the original model with the same channels
+            silenced, relative to the largest output; None if not measured.
+        unknown: Unsupported operations by name, with the reason. Adjacent channels are
+            kept.
     """
 
     model: Any
@@ -105,15 +101,9 @@ class Pruned:
 def prune_in_rounds(
     model: Model, config: PruneChannels, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model with fewer channels, and every weight of every round.
+    """Removes channels in rounds. Returns the new model and all changes.
 
-    After each round but the last, which its chain follows up, it is fine-tuned if the
-    context asks for it. Every round makes a new model, whoever owns the first.
-
-    Raises:
-        ConfigError: if data is missing that the criterion takes.
-        ModelError: if nothing can be removed, or not as much as is asked for, or the
-            check fails.
+    Fine-tunes after each round except the last if the context has epochs.
     """
     sizes: dict[int, int] = {}
     changes: list[WeightChange] = []
@@ -133,19 +123,14 @@ def prune_channels(
     data: Dataset = None,
     this_round: Round | None = None,
 ) -> Pruned:
-    """Return a model with fewer channels; the one handed in is not touched.
+    """Builds a model with fewer channels. The original model is not changed.
 
     Args:
-        model: a built model.
-        config: which channels go.
-        data: samples to check the result with, None for random numbers; some configs
-            look at samples, or at labels too.
-        this_round: the round that this is, of several.
-
-    Raises:
-        ModelError: if nothing can be removed, or not as much as is asked for, or the
-            check fails.
-        ConfigError: if a pattern matches no weight, or data is missing.
+        model: A built model.
+        config: Pruning configuration.
+        data: Samples for the check, and for criteria that need data. Defaults to random
+            numbers.
+        this_round: Current round. Defaults to a single round.
     """
     this_round = this_round or Round()
     units = units_of(model, config, data)
@@ -154,7 +139,7 @@ def prune_channels(
     ranking = Ranking(paths, labels, groups, scores, config, this_round)
     subset = kept_channels(graph, labels, ranking, config, this_round, data)
     if getattr(model, "preprocessor", None) is not None:
-        data = None  # such as texts, which a call of the model does not take
+        data = None  # inputs of the preprocessor, such as strings
     smaller, pairs, subset = _written(graph, labels, units, subset, data)
     verify = config.verify or units is not None
     error = difference(graph, smaller, subset, data) if verify else None
@@ -201,13 +186,12 @@ def _warn_that_whole(config: PruneChannels, largest: int, note: str = "") -> Non
     largest_ratio = max([config.ratio, *(ratio for _, ratio in config.ratios)])
     if largest_ratio:
         why = note or (
-            "its share of channels rounds to none in every group of channels that go "
-            f"together, of which the largest has {largest}, or others that "
-            "must lose as many stay"
+            "the ratio rounds to 0 channels in every group, or tied groups must keep "
+            f"their channels. The largest group has {largest} channels"
         )
         warnings.warn(
-            f"PruneChannels removed nothing: {why}. Next: a larger ratio, "
-            "of='parameters', or less of ignore, min_channels and round_to. Received: "
+            f"PruneChannels removed nothing: {why}. Next: increase the ratio, use "
+            "of='parameters', or reduce ignore, min_channels or round_to. Received: "
             f"ratio={config.ratio!r}.",
             KerasMemWarning,
             stacklevel=2,
@@ -247,10 +231,9 @@ def _first_reasons(model: Model, labelled: LabelledModel, groups: Groups) -> str
         return "Received: no layer with channels."
     kinds = ", ".join(f"{name} ({count})" for name, count in whole.items())
     return (
-        "Expected: layers that kerasmem sees into, such as Dense and Conv2D. Received: "
-        f"layers of classes that it takes as a whole: {kinds}. Next: remove channels "
-        "before km.Quantize and km.Factorize; of other classes remove weights, with "
-        "km.Prune."
+        "Expected: layers with known channels, such as Dense and Conv2D. Received: "
+        f"layers of other classes: {kinds}. Next: remove channels before km.Quantize "
+        "and km.Factorize, or remove weights of other layers with km.Prune."
     )
 
 
@@ -272,7 +255,7 @@ def _changes(
     new = {id(before): after for before, after in pairs}
     why: dict[int, str] = {}
     notes: dict[int, str] = {}
-    # What a weight makes comes before what it consumes.
+    # Reasons for the output channels of a weight take precedence over its inputs.
     for use in sorted(labelled.labels.uses, key=lambda use: use.role == IN):
         reason = _reason(use.labels, groups)
         if reason:
@@ -291,7 +274,7 @@ def _change(
     if old != new:
         detail = "; ".join([f"{old} to {new}", *([note] if note else [])])
     else:
-        detail = note or why.get(id(weight.variable), "has no channels that go")
+        detail = note or why.get(id(weight.variable), "has no channels to remove")
     return account(
         weight,
         "prune_channels",

@@ -1,4 +1,4 @@
-"""As many channels as it takes to save a share of what a model costs."""
+"""Chooses the number of channels for a target fraction of a model's cost."""
 
 import math
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from kerasmem.stats.bisection import bisect
 from kerasmem.types import Dataset, Model
 
 CostShare = Callable[[ChannelSubset], float]
-"""Returns the share of a cost that is left."""
+"""Function that returns the remaining fraction of a cost."""
 
 
 def parameters_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
-    """Return what counts the entries of all weights."""
+    """Returns a function for the remaining fraction of parameters."""
     del labelled, data
     weights, whole = model.weights, model.count_params()
     return lambda subset: sum(map(math.prod, map(subset.weight_shape, weights))) / whole
@@ -31,19 +31,16 @@ def parameters_left(model: Model, labelled: LabelledModel, data: Dataset) -> Cos
 def multiplications_left(
     model: Model, labelled: LabelledModel, data: Dataset
 ) -> CostShare:
-    """Return what counts the multiplications with kernels."""
+    """Returns a function for the remaining fraction of multiplications with kernels."""
     del model, data
     whole = multiplications(labelled, all_channels(labelled))
     return lambda subset: multiplications(labelled, subset) / whole
 
 
 def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
-    """Return what estimates the most bytes of layer outputs alive at once.
+    """Returns a function for the remaining fraction of peak activation memory.
 
-    Of one sample, in inference; see `kerasmem.graph.activations`.
-
-    Raises:
-        ConfigError: if the model has axes of unknown length.
+    Estimates the peak for one sample in inference. See `kerasmem.graph.activations`.
     """
     del data
     trace_of_model = trace(model, 1)
@@ -55,8 +52,8 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
     if trace_of_model is None or whole is None:
         raise ConfigError(
             f"The activations of the model {model.name!r} have axes of unknown length, "
-            "so their bytes are not known. Give its Input a shape, or another `of`. "
-            "Received: of='memory'."
+            "so their size is unknown. Next: set the shape of its Input, or use "
+            "another `of`. Received: of='memory'."
         )
     sizes = sizes_of(trace_of_model)
 
@@ -64,7 +61,7 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
         smaller = dict(sizes)
         for call in trace_of_model.calls:
             labels_of = labelled.calls.get(id(call.nodes[-1])) if call.nodes else None
-            outputs = labels_of.outputs if labels_of else []  # no labels: a cast
+            outputs = labels_of.outputs if labels_of else []  # a cast has no labels
             for tensor, labels in zip(call.outputs, outputs, strict=False):
                 size = sizes[id(tensor)] or 0
                 for old, new in zip(labels.shape, subset.shape(labels), strict=True):
@@ -76,12 +73,9 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
 
 
 def latency_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
-    """Return what measures the time of a forward pass, of models that are really made.
+    """Returns a function for the remaining fraction of the latency of a forward pass.
 
-    The smaller model and a copy of the whole one take turns.
-
-    Raises:
-        ConfigError: if the model has axes of unknown length and there is no data.
+    Builds every candidate. Alternates runs of the candidate and a copy of the original.
     """
     whole = Rebuild(Narrow(labelled, all_channels(labelled))).run(model)
 
@@ -91,8 +85,8 @@ def latency_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSh
         if not (before and after):
             raise ConfigError(
                 f"The inputs of the model {model.name!r} have axes of unknown length, "
-                "so its latency cannot be measured. Give samples as data=. Received: "
-                "of='latency', data=None."
+                "so its latency cannot be measured. Next: pass samples as data=. "
+                "Received: of='latency', data=None."
             )
         return after["latency_ms"] / before["latency_ms"]
 
@@ -120,12 +114,7 @@ def kept_channels(
     this_round: Round,
     data: Dataset,
 ) -> ChannelSubset:
-    """Return the channels that stay.
-
-    Raises:
-        ConfigError: if what the config counts cannot be counted in this model.
-        ModelError: if not even the fewest channels save as much as is asked for.
-    """
+    """Returns the remaining channels."""
     if config.of == "channels":
         return ranking.select_as_configured()
     cost_share = MEASURES[config.of](model, labelled, data)
@@ -139,16 +128,10 @@ def fewest(
     wanted: float,
     of: str,
 ) -> Any:
-    """Return the most channels, by bisection, whose `cost_share` is `wanted`.
+    """Returns the most channels with a `cost_share` of at most `wanted`, by bisection.
 
-    Args:
-        select: returns the channels that stay if a share of them goes.
-        cost_share: returns the share of a cost that these leave.
-        wanted: the share that is to stay, in (0, 1].
-        of: what is counted, for the text of the error.
-
-    Raises:
-        ModelError: if not even the fewest channels save as much as is asked for.
+    `select` maps a fraction to remove to the remaining channels. `of` is the name of
+    the cost.
     """
     share = bisect(
         lambda share: cost_share(select(share)) <= wanted,
@@ -162,10 +145,9 @@ def fewest(
     least = cost_share(least_left)
     if least > wanted:
         raise ModelError(
-            f"Removing as many channels as can go leaves {_percent(least)} of "
-            f"the {of}: channels of inputs and outputs stay, and what is next to "
-            f"them. Received: PruneChannels of {of}, of which {_percent(wanted)} "
-            "are to stay."
+            f"Removing all removable channels leaves {_percent(least)} of the {of}. "
+            "Channels of inputs and outputs, and channels connected to them, are kept. "
+            f"Received: PruneChannels of {of}, with {_percent(wanted)} to keep."
         )
     return least_left
 

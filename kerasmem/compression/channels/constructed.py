@@ -1,8 +1,8 @@
-"""A model of a class that builds itself, with fewer heads and hidden units.
+"""Removes heads and hidden units from models built from constructor arguments.
 
-What is made is of the same class, with other arguments and slices of the weights. How
-units lie is found out by trying: the right layout is the one under which the smaller
-model computes what the original does without them.
+The new model has the same class, smaller width arguments and slices of the weights. The
+layout of the units is found by trial. With the right one, the smaller model computes
+the same as the original model with these units set to zero.
 """
 
 import math
@@ -20,21 +20,16 @@ from kerasmem.graph.values import to_numpy
 from kerasmem.types import Dataset, Model
 
 EXACT = 1e-5
-"""Largest difference of outputs, relative to the largest, under the right layout."""
+"""Largest relative difference of outputs under the right layout."""
 
 
 class Trial:
-    """A model with fewer units, which may turn out to be the wrong ones.
-
-    Args:
-        original: the model that it is made of.
-        units: its units.
-        removed: the classes that go.
+    """A model with fewer units, under a layout to be tested.
 
     Attributes:
-        model: the smaller model.
-        pairs: its weights, behind those of the original.
-        subset: what stays of the weights.
+        model: The smaller model.
+        pairs: Weights of the original model and of the smaller model, in pairs.
+        subset: Remaining weight entries.
     """
 
     def __init__(self, original: Model, units: Units, removed: np.ndarray) -> None:
@@ -44,23 +39,19 @@ class Trial:
         self.model, self.pairs = made_with(original, changes, self._values)
 
     def fill(self, layouts: Layouts) -> None:
-        """Let the units go that these layouts mean: to make a model takes longer."""
+        """Sets the weights for other layouts. Building another model takes longer."""
         self.subset = self._units.subset(self.subset.removed, layouts)
         for weight, value in self._values(self.pairs):
             weight.assign(value)
 
     def error(self, data: Dataset) -> float:
-        """Return how far it is from the original with the other units silenced.
-
-        Raises:
-            ModelError: if the original cannot be run.
-        """
+        """Returns the largest relative output difference from the silenced original."""
         error, *_ = compared(self._original, self.model, self.subset, data)
         if math.isnan(error):
             raise ModelError(
-                f"Whether the model {self._original.name!r} can lose heads and hidden "
-                "units cannot be checked: it does not run on random numbers. Give "
-                "samples as data=."
+                f"Cannot check whether the model {self._original.name!r} can lose "
+                "heads and hidden units, because it does not run on random numbers. "
+                "Next: pass samples as data=."
             )
         return error
 
@@ -72,18 +63,10 @@ class Trial:
 def remove_units(
     model: Model, units: Units, removed: np.ndarray, data: Dataset
 ) -> Trial:
-    """Return a model without some units; the original is not touched.
+    """Builds a model without some units. The original model is not changed.
 
-    Units that change what others do stay; why is noted in the reasons of the groups.
-
-    Args:
-        model: a built model.
-        units: its units.
-        removed: the classes that are to go.
-        data: samples to check the result with; None for random numbers.
-
-    Raises:
-        ModelError: if the original does not run.
+    Keeps units whose removal changes the output of other units. The reason is added to
+    `units.groups.reasons`. Without data, the check uses random numbers.
     """
     trial = Trial(model, units, removed)
     if not removed.size or trial.error(data) <= EXACT:
@@ -119,8 +102,8 @@ def _layout(
     except ModelError:
         names = ", ".join(place[-1] for place in width.values)
         why = (
-            f"{names}: a unit that goes changes what others do, by {errors[best]:.1e} "
-            "of the largest output"
+            f"{names}: removing a unit changes other units by {errors[best]:.1e} of "
+            "the largest output"
         )
         units.groups.reasons.update(dict.fromkeys(removed.tolist(), why))
         return None

@@ -1,4 +1,4 @@
-"""A penalty in training that makes whole channels small, so that they can go.
+"""Training penalty that shrinks whole channels before their removal.
 
 Sources: Wen, Wu, Wang, Chen and Li, "Learning Structured Sparsity in Deep Neural
 Networks", 2016 (group lasso); Liu, Li, Shen, Huang, Yan and Zhang, "Learning Efficient
@@ -23,21 +23,18 @@ from kerasmem.types import Model
 PENALTIES = ("group_lasso", "batch_norm")
 
 _SMALL = 1e-12
-"""Added under the root, which has no slope at zero."""
+"""Added under the square root, which has no gradient at zero."""
 
 
 class ChannelPenalty:
-    """The sum over all channels that could be removed of how large they are.
+    """Sum of the norms of all removable channels.
 
-    Channels that go together, in however many layers, count as one.
+    Channels that must be removed together count as one channel.
 
     Args:
-        model: a built model.
-        kind: `"group_lasso"`: the L2 norm of all entries that make a channel;
-            `"batch_norm"`: the size of its scale.
-
-    Raises:
-        ModelError: if nothing could be removed, or no channel has a scale.
+        model: A built model.
+        kind: `"group_lasso"` for the L2 norm of the weights that compute a channel, or
+            `"batch_norm"` for the absolute value of its scale.
     """
 
     def __init__(self, model: Model, kind: str) -> None:
@@ -56,12 +53,12 @@ class ChannelPenalty:
         self._parts = [part for part in self._parts if id(part[0]) in trainable_ids]
         if not self._parts:
             raise ModelError(
-                f"No channel of the model {model.name!r} that could be removed has "
-                f"weights to make small. Received: penalty={kind!r}."
+                f"The model {model.name!r} has no removable channels with weights to "
+                f"penalize. Received: penalty={kind!r}."
             )
 
     def __call__(self) -> Any:
-        """Return the penalty, a float32 scalar tensor, where variables stand now."""
+        """Returns the current penalty, a float32 scalar tensor."""
         total: Any = 0.0
         for variable, places in self._parts:
             value = keras.ops.cast(keras.ops.convert_to_tensor(variable), "float32")
@@ -75,9 +72,9 @@ class ChannelPenalty:
         return keras.ops.sum(keras.ops.sqrt(sizes + _SMALL) if self._is_norm else sizes)
 
     def added_to_loss(self, strength: float) -> Callable[[], None]:
-        """Add `strength` times the penalty to the model's loss; return the undo."""
-        # Keras adds what the regularizer of a variable returns, on every backend and
-        # in every precision; one variable stands for all.
+        """Adds `strength` times the penalty to the model's loss. Returns the undo."""
+        # Keras adds the regularizer of a variable to the loss, on every backend and in
+        # every precision. The regularizer of one variable returns the whole penalty.
         variable = self._parts[0][0]
         before = variable.regularizer
 

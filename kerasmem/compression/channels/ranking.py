@@ -1,12 +1,12 @@
-"""Which channels matter least, and in which order they go, also in several rounds.
+"""Ranks channels by importance and selects the channels to remove.
 
 Sources: Li, Kadav, Durdanovic, Samet and Graf, "Pruning Filters for Efficient
 ConvNets", 2017 (L1); He, Liu, Wang, Hu and Yang, "Filter Pruning via Geometric Median
 for Deep Convolutional Neural Networks Acceleration", 2019 (FPGM); Liu, Li, Shen, Huang,
 Yan and Zhang, "Learning Efficient Convolutional Networks through Network Slimming",
 2017 (the scale of BatchNormalization); Molchanov, Tyree, Karras, Aila and Kautz,
-"Pruning Convolutional Neural Networks for Resource Efficient Inference", 2017 (rounds,
-with training in between).
+"Pruning Convolutional Neural Networks for Resource Efficient Inference", 2017 (rounds
+with fine-tuning).
 """
 
 import math
@@ -26,15 +26,7 @@ from kerasmem.graph.channels.labels import IN, OUT, Use
 
 
 def per_label(entries: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
-    """Return the sum of all entries of each label.
-
-    Args:
-        entries: one number for each entry of a weight.
-        labels: int array that broadcasts against `entries`.
-        count: number of labels there are.
-
-    Returns:
-        One sum per label, 0 for labels that do not occur.
+    """Returns the sum of all entries of each label, 0 for labels that do not occur.
 
     Example:
         >>> entries = np.array([[1.0, 2.0], [3.0, 4.0]])
@@ -47,7 +39,7 @@ def per_label(entries: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray
 
 
 def distances(values: np.ndarray, axis: int) -> np.ndarray:
-    """Return for each slice along `axis` the sum of its distances to all others.
+    """Returns the summed distance of each slice along `axis` to all other slices.
 
     Example:
         >>> distances(np.array([[0.0, 1.0, 3.0]]), 1).tolist()
@@ -61,13 +53,9 @@ def distances(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def removable(size: int, ratio: float, round_to: int, min_channels: int) -> int:
-    """Return how many of `size` equals to remove.
+    """Returns the number of channels to remove from a group of `size` channels.
 
-    Args:
-        size: how many there are.
-        ratio: share to remove, in [0, 1).
-        round_to: what stays is a multiple of this, or everything stays.
-        min_channels: at least so many stay.
+    The number of remaining channels is a multiple of `round_to`, unless all are kept.
 
     Example:
         >>> removable(64, 0.3, 1, 1), removable(64, 0.3, 8, 1), removable(2, 0.9, 1, 2)
@@ -79,17 +67,17 @@ def removable(size: int, ratio: float, round_to: int, min_channels: int) -> int:
 
 
 def smallest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the `count` smallest scores, the first among equals."""
+    """Returns the indices of the `count` smallest scores, the first among equals."""
     return np.argsort(scores, kind="stable")[:count]
 
 
 def shared_out(
     scores: Sequence[np.ndarray], ratio: float, round_to: int, min_channels: int
 ) -> list[int]:
-    """Return how many to remove from each group if all of them are ranked together.
+    """Returns the number of channels to remove per group with a joint ranking.
 
-    Scores are compared after division by the mean of their group. A group gives at
-    most what `min_channels` and `round_to` leave it.
+    Scores are divided by the mean of their group. `min_channels` and `round_to` limit
+    the number per group.
 
     Example:
         >>> shared_out([np.array([1.0, 1.0]), np.array([0.1, 1.9])], 0.25, 1, 1)
@@ -111,13 +99,9 @@ def shared_out(
 
 @dataclass(frozen=True)
 class Round:
-    """One of several rounds, each of which removes the same share of what is left.
+    """One pruning round. Each round removes the same fraction of the rest.
 
-    Args:
-        number: which one it is, from 1.
-        count: how many there are.
-        sizes: how many channels each group had before the first round, by its key; the
-            first one fills it in for the others.
+    The first round sets `sizes`, the number of channels of each group by group key.
     """
 
     number: int = 1
@@ -125,7 +109,7 @@ class Round:
     sizes: dict[int, int] = field(default_factory=dict)
 
     def share(self, ratio: float) -> float:
-        """Return the share of what is left that goes in this round.
+        """Returns the fraction of the remaining channels to remove in this round.
 
         Example:
             >>> round(Round(2, 2).share(0.75), 3)
@@ -134,7 +118,7 @@ class Round:
         return 1 - (1 - ratio) ** (1 / self.count) if self.count > 1 else ratio
 
     def so_far(self, ratio: float) -> float:
-        """Return the share of what there was at first that is gone after this round.
+        """Returns the fraction of the original channels removed after this round.
 
         Example:
             >>> Round(1, 2).so_far(0.75), Round(2, 2).so_far(0.75)
@@ -146,18 +130,9 @@ class Round:
 
 
 class Ranking:
-    """The channels of a model in the order in which they go.
+    """Ranking of the channels of a model.
 
-    Args:
-        paths: the path of each weight of the model, by its variable's `id`.
-        labelled: the labels of the model.
-        groups: what can be removed.
-        scores: how much each class matters.
-        config: how to rank, and what to leave alone.
-        this_round: the round that this is.
-
-    Raises:
-        ConfigError: if a pattern matches no weight.
+    `paths` contains the path of each weight by the `id` of its variable.
     """
 
     def __init__(
@@ -183,7 +158,7 @@ class Ranking:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no channel has gone in the rounds before this one."""
+        """Whether no channel was removed in earlier rounds."""
         first = self._round.sizes
         return all(
             first.get(key, self._size(n)) == self._size(n)
@@ -192,23 +167,23 @@ class Ranking:
 
     @property
     def largest(self) -> int:
-        """The number of channels in the largest group."""
+        """Number of channels in the largest group."""
         return max(map(self._size, range(len(self._scores))))
 
     def _size(self, n: int) -> int:
         return len(self._scores[n]) * self._channels[n]
 
     def select(self, ratio: float) -> ChannelSubset:
-        """Return the channels that stay if this share of them goes in this round.
+        """Returns the remaining channels if a fraction is removed in this round.
 
-        Where Keras would not compute with what stays as with all, more of it stays.
+        Keeps more channels where broadcasting would otherwise change an addition.
         """
         counts, notes = self._counts(ratio), {}
         subset = self._without(counts, notes)
         while calls := added_otherwise(self._labelled, subset):
             shrinking = self._shrinking(calls, counts)
             if not shrinking:
-                counts = [0] * len(counts)  # no group is seen to be the cause: all stay
+                counts = [0] * len(counts)  # the cause is unknown, so keep everything
             for n, name in shrinking.items():
                 counts[n] = max(counts[n] - self._config.round_to, 0)
                 why = WHY.format(name=name)
@@ -230,10 +205,7 @@ class Ranking:
     def _shrinking(
         self, calls: Sequence[LabelledCall], counts: list[int]
     ) -> dict[int, str]:
-        """Return the groups that calls make or add up fewer channels of, with a name.
-
-        Their number of channels is in the shapes of what is added, so there are some.
-        """
+        """Returns the groups that affect the calls, each with the name of a call."""
         names: dict[int, str] = {}
         for call in calls:
             weights = {id(v) for v in getattr(call.operation, "weights", ())}
@@ -251,7 +223,7 @@ class Ranking:
         return names
 
     def select_as_configured(self) -> ChannelSubset:
-        """Return the channels that stay of the config's own ratio."""
+        """Returns the remaining channels for the configured ratio."""
         return self.select(self._round.share(self._config.ratio))
 
     def _together(self, labelled: LabelledModel) -> list[list[int]]:
@@ -277,10 +249,10 @@ class Ranking:
         return counts
 
     def _level(self, n: int) -> np.ndarray:
-        """Return the scores by which a group is ranked among others.
+        """Returns the scores that rank a group among other groups.
 
-        Groups that lose equally many channels are ranked as one: by the mean of their
-        least scores, of their second least, ...
+        Groups with equal channel counts are ranked as one, by the mean of their sorted
+        scores.
         """
         alike = next((numbers for numbers in self._groups.tied if n in numbers), (n,))
         relative = [np.sort(self._scores[m]) / self._scores[m].mean() for m in alike]
@@ -300,7 +272,7 @@ class Ranking:
         share = ratio if own is None else self._round.share(own)
         first = size = self._size(n)
         if config.of == "channels" and self._round.count > 1:
-            # As many as it takes until this share of the first size is gone.
+            # Relative to the original size, so rounding errors do not accumulate.
             share = self._round.so_far(config.ratio if own is None else own)
             first = self._round.sizes.setdefault(self._groups.keys[n], size)
         each = self._channels[n]
@@ -311,21 +283,17 @@ class Ranking:
 
 
 def check_patterns(config: PruneChannels, paths: Sequence[str]) -> None:
-    """Check that every pattern of a config matches one of some paths.
-
-    Raises:
-        ConfigError: if one matches none.
-    """
+    """Checks that every pattern of a config matches a path."""
     for pattern in (*config.ignore, *(p for p, _ in config.ratios)):
         if not any(re.search(pattern, path) for path in paths):
             raise ConfigError(
-                "No weight with channels has a path that matches a pattern of "
-                f"PruneChannels. Received: {pattern!r}."
+                "A pattern of PruneChannels matches no path of a weight with channels. "
+                f"Received: {pattern!r}."
             )
 
 
 def own_ratio(paths: Sequence[str], config: PruneChannels) -> float | None:
-    """Return the ratio of a group of its own, 0 if it stays, None if it has none."""
+    """Returns the ratio configured for a group: 0 if ignored, None by default."""
     if any(re.search(p, path) for p in config.ignore for path in paths):
         return 0.0
     for pattern, ratio in config.ratios:

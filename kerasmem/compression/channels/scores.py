@@ -1,4 +1,4 @@
-"""How much each channel of a model matters, by a criterion."""
+"""Importance scores of channels."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ from kerasmem.graph.values import to_numpy
 from kerasmem.types import Dataset, Model
 
 Entries = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Numbers for entries of a weight, and the classes that they count for."""
+"""Values of weight entries, and the classes of these entries."""
 
 
 def class_scores(
@@ -28,24 +28,16 @@ def class_scores(
     config: PruneChannels,
     data: Dataset = None,
 ) -> np.ndarray:
-    """Return the score of every class; the smallest go first.
+    """Returns the importance score of every class. The lowest are removed first.
 
-    Args:
-        models: the model, compiled for the criterion `"taylor"`, and its graph.
-        labelled: the labels of the graph.
-        classes: the class of every label.
-        config: the criterion, and the seed of the random one.
-        data: samples, for the criteria that look at some.
-
-    Raises:
-        ConfigError: if data is missing.
-        ModelError: if the criterion takes a loss and the model has none.
+    `models` are the model, compiled for the criterion `"taylor"`, and its graph.
+    `labelled` and `classes` refer to the graph.
     """
     (model, graph), uses = models, labelled.labels.uses
     if config.criterion != "activation":
         return weight_scores(model, uses, classes, config, data)
     means = mean_activations(graph, labelled, classes, data)
-    # What never leaves a layer, such as its heads, is ranked by its weights.
+    # Channels inside a layer, such as heads, have no activations to measure.
     weight_means = _added(_of_weights(uses, classes, "l2"), classes)
     return np.where(np.isnan(means), weight_means, means)
 
@@ -57,15 +49,7 @@ def weight_scores(
     config: PruneChannels,
     data: Dataset,
 ) -> np.ndarray:
-    """Return the score of every class by its weights; see `class_scores`.
-
-    Args:
-        model: the model, compiled for the criterion `"taylor"`.
-        uses: the labels of its weights.
-        classes: the class of every label.
-        config: the criterion, and the seed of the random one.
-        data: samples with labels, for the criterion `"taylor"`.
-    """
+    """Returns weight-based scores of every class. See `class_scores`."""
     if config.criterion == "random":
         return np.random.default_rng(config.seed).random(len(classes))
     if config.criterion == "taylor":
@@ -109,7 +93,7 @@ def _of_weights(uses: list[Use], classes: np.ndarray, criterion: str) -> Entries
 
 
 def is_scale(use: Use) -> bool:
-    """Return whether a weight is the scale of a BatchNormalization."""
+    """Returns whether a weight is the scale of a BatchNormalization layer."""
     return use.role == CHANNEL and use.variable.name == "gamma"
 
 
@@ -127,29 +111,18 @@ _SAMPLES = 512
 def mean_activations(
     model: Model, labelled: LabelledModel, classes: np.ndarray, data: Dataset
 ) -> np.ndarray:
-    """Return the mean size of what each class hands to the weights that consume it.
+    """Returns the mean absolute activation of each class that enters a kernel.
 
-    The model is called on the first 512 samples, of batched data on the first batch,
-    as `predict` would. Where several layers consume a class, their means are added up.
-
-    Args:
-        model: the model with a graph that was labelled.
-        labelled: its labels.
-        classes: the class of every label.
-        data: samples in any form that `kerasmem.files.data` lists.
-
-    Returns:
-        One number per class, NaN for what no layer hands on to another.
-
-    Raises:
-        ConfigError: if there are no samples.
+    Runs the model in inference mode on the first 512 samples, or on the first batch of
+    batched data. If several layers consume a class, their means are added. Classes that
+    no layer with a kernel consumes have the value NaN.
     """
     total, has_mean = np.zeros(len(classes)), np.zeros(len(classes), bool)
     calls = {id(call.operation): call for call in _consuming(labelled)}
 
     def add(now: LayerCall) -> None:
         call = calls[id(now.layer)]
-        # Keras adds arguments of its own, such as a mask.
+        # Keras adds keyword arguments, such as a mask.
         own = {n: now.kwargs[n] for n in call.kwargs if n in now.kwargs}
         tensors = keras.tree.flatten((now.args, own))
         tensors = [x for x in tensors if keras.ops.is_tensor(x) and x.shape]

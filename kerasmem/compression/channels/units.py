@@ -1,8 +1,8 @@
-"""Heads and hidden units as labels of channels, for models that their own class builds.
+"""Channel labels of heads and hidden units in models built from constructor arguments.
 
-Of the calls in their blocks nothing has to be known: the widths in the config show in
-which weights units are. Every entry along such an axis has a label. A layout says which
-labels are of one unit, and so what the classes are that the ranking of channels sees.
+The widths in the config show along which weight axes the units lie, so the calls inside
+the blocks need no analysis. Every entry along such an axis has a label. A layout
+assigns labels to units.
 """
 
 from collections.abc import Mapping
@@ -27,16 +27,13 @@ _TAKEN = {
 }
 
 Layouts = Mapping[int, Layout]
-"""How units lie, by the number of their group; the first of `LAYOUTS` if not named."""
+"""Layout of each group by number. Defaults to the first of `LAYOUTS`."""
 
 
 def units_along(size: int, units: int, parts: int = 1) -> np.ndarray:
-    """Return the unit of every entry along an axis.
+    """Returns the unit of every entry along an axis.
 
-    Args:
-        size: length of the axis, a multiple of `units`.
-        units: number of units.
-        parts: runs along the axis in each of which every unit occurs, if it divides.
+    If possible, the axis has `parts` runs that each contain every unit.
 
     Example:
         >>> units_along(6, 3).tolist(), units_along(6, 3, parts=2).tolist()
@@ -48,11 +45,7 @@ def units_along(size: int, units: int, parts: int = 1) -> np.ndarray:
 
 
 def places(scores: np.ndarray, sections: int) -> np.ndarray:
-    """Return the place of each unit in the order of scores, the smallest first.
-
-    Args:
-        scores: the score of each unit.
-        sections: number of equal runs of units, each of which is ordered by itself.
+    """Returns the rank of each unit within its section, smallest score first.
 
     Example:
         >>> places(np.array([3.0, 4.0, 2.0, 1.0]), 2).tolist()
@@ -63,27 +56,17 @@ def places(scores: np.ndarray, sections: int) -> np.ndarray:
 
 
 class Units:
-    """The labels and groups of a model's heads and hidden units.
+    """Labels and groups of a model's heads and hidden units.
 
-    There is one group for each width. A class of it is one unit of every block: of each
-    the one that matters least, of each the next, and so on. So every block loses as
-    many units, and its own.
-
-    Args:
-        model: a built model, compiled for the criterion `"taylor"`.
-        widths: its widths, and why weights of others stay, from `find_widths`.
-        config: the criterion, and the seed of the random one.
-        data: samples with labels, for the criterion `"taylor"`.
+    There is one group per width. A class contains one unit of every block: the units
+    with the lowest scores, then the second lowest, and further ranks. Thus every block
+    loses the same number of units, each chosen within the block.
 
     Attributes:
-        widths: the width of each group.
-        labelled: the labels of weights.
-        groups: the classes of labels, as units lie mostly.
-        scores: the score of each class.
-
-    Raises:
-        ConfigError: if data is missing, or the config takes what a graph tells.
-        ModelError: if the criterion takes a loss and the model has none.
+        widths: Width of each group.
+        labelled: Labels of the weights.
+        groups: Classes of labels under the default layout.
+        scores: Score of each class.
     """
 
     def __init__(
@@ -111,7 +94,7 @@ class Units:
         self.groups = Groups(
             classes,
             members=tuple(map(self.members, range(len(self.widths)))),
-            # Of the names: in the next round there may be other ways.
+            # Hashed by name, because the list of widths can differ in the next round.
             keys=tuple(hash(tuple(width.values)) for width in self.widths),
             reasons=labels.reasons(classes),
             channels=tuple(width.sections for width in self.widths),
@@ -119,7 +102,7 @@ class Units:
         )
 
     def changes(self, removed: np.ndarray) -> dict[Place, int]:
-        """Return the arguments of a model without the units of some classes."""
+        """Returns the changed model arguments after removing some classes."""
         changes: dict[Place, int] = {}
         for number, width in enumerate(self.widths):
             count = int(np.isin(self.members(number), removed).sum())
@@ -128,11 +111,11 @@ class Units:
         return changes
 
     def subset(self, removed: np.ndarray, layouts: Layouts) -> ChannelSubset:
-        """Return what stays of the weights without some classes."""
+        """Returns the remaining weight entries after removing some classes."""
         return ChannelSubset(self._classes(layouts), removed, self.labelled.labels.uses)
 
     def members(self, number: int) -> np.ndarray:
-        """Return the classes of a group: numbers that are labels of it."""
+        """Returns the classes of a group, as label numbers."""
         width = self.widths[number]
         return self._labels[number][0][: width.units // width.sections]
 
@@ -153,11 +136,7 @@ class Units:
 
 
 def units_of(model: Model, config: PruneChannels, data: Dataset) -> Units | None:
-    """Return the units of a model; see `Units`. None if its config has no widths.
-
-    Raises:
-        ModelError: as `find_widths` does.
-    """
+    """Returns the units of a model, or None if the config has no widths."""
     widths = find_widths(model)
     return Units(model, widths, config, data) if widths[0] else None
 
@@ -167,7 +146,7 @@ def _check(config: PruneChannels) -> None:
         value = getattr(config, field)
         if value not in takes:
             raise ConfigError(
-                "Heads and hidden units of a model that its own class builds are as "
-                "many in each block, and are chosen by their weights. Expected: "
+                "Heads and hidden units of a model built from constructor arguments "
+                "are ranked by their weights, separately per block. Expected: "
                 f"{field} in {', '.join(takes)}. Received: {field}={value!r}."
             )

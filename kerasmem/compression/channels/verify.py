@@ -1,7 +1,7 @@
-"""The proof that a smaller model does what it should.
+"""Compares a smaller model with the original model.
 
-What is removed must have had no other effect than through the weights that consumed it:
-the smaller model equals the original with these set to zero.
+Removed channels may only affect the weights that consumed them. Thus the smaller model
+equals the original model with the entries of these weights set to zero.
 """
 
 from collections.abc import Iterator
@@ -19,61 +19,52 @@ from kerasmem.graph.values import to_numpy
 from kerasmem.types import Dataset, Model, Tensor, Tensors, Variable
 
 TOLERANCE = 1e-4
-"""Largest difference of outputs, relative to the largest output."""
+"""Largest allowed output difference, relative to the largest output."""
 
 _NUDGE = 1e-6
-"""Least relative change of weights that tells how chaotic a model is."""
+"""Minimum relative weight change in the test of numerical stability."""
 
 _LENGTHS = (64, 32, 8)
-"""Lengths to try for axes of inputs that the model leaves open."""
+"""Lengths to try for input axes of unknown length."""
 
 
 def difference(
     original: Model, smaller: Any, subset: ChannelSubset, data: Dataset = None
 ) -> float:
-    """Return how far the smaller model is from the original without these channels.
+    """Returns the output difference from the original model without these channels.
 
-    Args:
-        original: the model as it was; it is not changed.
-        smaller: the model without the channels.
-        subset: the channels that stay.
-        data: samples to look at; None for random numbers.
-
-    Returns:
-        The largest difference of an output, relative to the largest output; NaN if the
-        model takes no random numbers and there is no data.
-
-    Raises:
-        ModelError: if it is more than rounding explains.
+    The difference is relative to the largest output. Returns NaN if there is no data
+    and the model does not run on random numbers. Raises `ModelError` if the difference
+    is larger than rounding errors explain.
     """
     error, silenced_outputs, inputs = compared(original, smaller, subset, data)
     if inputs is None or error <= TOLERANCE:
         return error
-    # Some models are chaotic in the precision that they compute in: then a nudge at the
-    # weights is as bad.
+    # Some models are numerically unstable in low precision: a tiny weight change has
+    # the same effect on the outputs.
     nudge = max(_NUDGE, _rounding(original))
     if error <= 10 * _apart(
         silenced_outputs, _silenced(original, subset, inputs, nudge)
     ):
         return error
     raise ModelError(
-        f"The model {original.name!r} without channels is not what it should be: its "
-        f"outputs differ by {error:.1e} of the largest from those of the original with "
-        f"the same channels silenced. Expected at most {TOLERANCE:.0e}. This is a "
-        "defect of kerasmem. Next: name the layers around in `ignore`, and report it."
+        f"The outputs of the model {original.name!r} without channels differ by "
+        f"{error:.1e} of the largest output from the original with the same channels "
+        f"silenced. Expected at most {TOLERANCE:.0e}. This is a defect of kerasmem. "
+        "Next: add the layers around to `ignore`, and report it."
     )
 
 
 def compared(
     original: Model, smaller: Any, subset: ChannelSubset, data: Dataset
 ) -> tuple[float, list[np.ndarray], Any]:
-    """Return the difference, what was expected, and of which inputs: None of none."""
+    """Returns the difference, expected outputs, and inputs (None if no input runs)."""
     for inputs in _inputs(original, data):
         try:
             silenced_outputs = _silenced(original, subset, inputs)
             break
         except Exception:
-            # A length may be more than a table of positions has, or leave no pixels.
+            # A length may exceed a table of positions, or be too small for a pooling.
             if data is not None:
                 raise
     else:
@@ -117,7 +108,7 @@ def _apart(expected: list[np.ndarray], actual: list[np.ndarray]) -> float:
         want, have = (each.astype("float64") for each in pair)
         if want.shape != have.shape:
             return float("inf")
-        # Half precision knows no epsilon of a normalization: silence is NaN in both.
+        # In half precision, an epsilon can vanish: silenced channels are NaN in both.
         differs = (want != have) & ~(np.isnan(want) & np.isnan(have))
         apart = np.nan_to_num(np.abs(want[differs] - have[differs]), nan=np.inf)
         error = float(apart.max(initial=0.0))
@@ -137,7 +128,7 @@ def _inputs(model: Model, data: Dataset) -> Iterator[Any]:
         arrays = few_inputs(model, data, 4)
         yield keras.tree.map_structure(keras.ops.convert_to_tensor, arrays)
     elif not any(x.dtype == "string" for x in model.inputs):
-        structure = own_graph(model).input  # a Sequential has none of its own
+        structure = own_graph(model).input  # `model.input` fails for Sequential
         for length in _LENGTHS:
             random = np.random.default_rng(0)
             yield keras.tree.map_structure(

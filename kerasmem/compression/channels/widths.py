@@ -1,15 +1,15 @@
-"""Heads and hidden units of a model that its own class builds, by its arguments.
+"""Finds heads and hidden units of models built from constructor arguments.
 
-Such a model, a backbone of KerasHub or a task around one, is opaque: its blocks have
-classes of their own. Its config says how wide they are. Which axes of which weights an
-argument is the width of shows a model with twice as much of it, which is made to be
-looked at: these are the axes that are twice as long. An entry along such an axis
-belongs to a unit, such as a head; how, is one of few layouts. The right one is the one
-under which the smaller model computes what the original does without these units.
+A backbone of KerasHub, or a task around one, has its own layer classes, so its calls
+cannot be analyzed. Its config contains the widths. To find the weight axes of a width,
+a model with twice the width is built symbolically: these axes are twice as long. An
+entry along such an axis belongs to a unit, such as a head. A few layouts are possible.
+With the right one, the smaller model computes the same as the original model with these
+units set to zero.
 
 Sources: Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?", 2019;
 Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from
-Multi-Head Checkpoints", 2023 (the groups that share a key and a value).
+Multi-Head Checkpoints", 2023 (query heads that share a key and a value).
 """
 
 import itertools
@@ -43,14 +43,10 @@ _HIDDEN_DIM = "hidden_dim"
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """An axis of a weight along which units lie.
+    """Axis of a weight along which units lie.
 
-    Args:
-        variable: the weight.
-        axis: which of its axes.
-        layers: the layers around the weight, outermost first, by `id`, the one that
-            owns it last.
-        block: which of them is one of the blocks that repeat each other.
+    `layers` contains the `id` of each layer around the weight, outermost first. `block`
+    is the index of the repeated block in `layers`.
     """
 
     variable: Any
@@ -60,21 +56,21 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """Its length."""
+        """Length of the axis."""
         return self.variable.shape[self.axis]
 
 
 @dataclass(frozen=True, eq=False)
 class Width:
-    """Arguments of a config that say how many units each block has.
+    """Config arguments that set the number of units of each block.
 
     Args:
-        values: the arguments, by their place, as they are.
-        units: how many units of a block can go one by one.
-        sections: into how many equal runs of units they fall, each of which loses
-            as many: query heads that share a key and a value.
-        explicit: other arguments that have to be given then.
-        axes: where the units lie.
+        values: Arguments and their current values.
+        units: Number of units per block that can be removed one by one.
+        sections: Number of equal runs of units that each lose the same number, such as
+            the query heads that share a key and a value.
+        explicit: Other arguments that must then be set explicitly.
+        axes: Weight axes along which the units lie.
     """
 
     values: Mapping[Place, int]
@@ -84,32 +80,32 @@ class Width:
     axes: tuple[Axis, ...]
 
     def changes(self, remaining: int) -> dict[Place, int]:
-        """Return the arguments of a model with so many units in each block."""
+        """Returns the arguments of a model with `remaining` units per block."""
         now = {place: n * remaining // self.units for place, n in self.values.items()}
         return {**self.explicit, **now}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How units lie along an axis, and what loses the same ones.
+    """Arrangement of units along an axis, and the scope of one choice of units.
 
     Args:
-        parts: number of runs along the axis, in each of which every unit occurs: two
-            where the products of a gate lie behind each other.
-        reach: what loses the same units: all that is in one `"layer"`, one `"block"`,
-            or the whole `"model"`, as where all blocks share a table of positions.
+        parts: Number of runs along the axis that each contain every unit, such as two
+            for the concatenated products of a gate.
+        reach: Weights that lose the same units: those in one `"layer"`, one `"block"`
+            or the whole `"model"`, as with a shared table of positions.
     """
 
     parts: int
     reach: str
 
     def fits(self, width: Width) -> bool:
-        """Return whether a width can lie like this: else it is another layout."""
+        """Returns whether the layout is possible for a width."""
         several = [axis.size // width.units for axis in width.axes]
         return self.parts == 1 or any(n % self.parts == 0 for n in several)
 
     def key(self, axis: Axis) -> int:
-        """Return what is equal for axes that lose the same units."""
+        """Returns a key that is equal for axes that lose the same units."""
         of = {"model": 0, "block": axis.block, "layer": len(axis.layers) - 2}
         return axis.layers[max(of[self.reach], 0)]
 
@@ -117,27 +113,20 @@ class Layout:
 LAYOUTS = tuple(
     itertools.starmap(Layout, itertools.product((1, 2, 3), ("layer", "block", "model")))
 )
-"""From the usual to the rare, the finest choice of units first."""
+"""Layouts from common to rare, with the finest choice of units first."""
 
 
 Widths = tuple[list[list[Width]], dict[int, str]]
-"""Widths, of each the ways to lose units, and by `id` why other weights stay."""
+"""Alternative widths, and by `id` the reasons why other weights stay unchanged."""
 
 
 def find_widths(model: Model) -> Widths:
-    """Return the widths in a model's config, and why others are none.
+    """Finds the widths in a model's config.
 
-    Args:
-        model: a built model.
-
-    Returns:
-        Widths, of each the ways to lose units: the first one that can is meant. And by
-        the `id` of a weight why what an argument says of it stays. Both are empty for a
-        model whose config lists its layers.
-
-    Raises:
-        ModelError: if the config does not tell all of the model, as of LoRA, or its
-            weights are codes.
+    Returns a list with the alternatives of each width, in order of preference. Also
+    returns a dict from the `id` of a weight to the reason why it stays unchanged. Both
+    are empty if the config lists the layers. Raises `ModelError` for LoRA and quantized
+    weights.
     """
     widths: list[list[Width]] = []
     reasons: dict[int, str] = {}
@@ -154,19 +143,19 @@ def find_widths(model: Model) -> Widths:
     for axis in (axis for ways in widths for width in ways for axis in width.axes):
         if not keras.backend.is_float_dtype(axis.variable.dtype):
             raise ModelError(
-                f"The model {model.name!r} has codes in place of numbers, which do not "
-                "tell which heads and hidden units matter. Next: remove them before "
-                f"km.Quantize, or km.dequantize it. Received: {axis.variable.path!r} "
-                f"of {axis.variable.dtype}."
+                f"The model {model.name!r} has quantized weights, so heads and hidden "
+                "units cannot be ranked. Next: remove them before km.Quantize, or "
+                f"call km.dequantize. Received: {axis.variable.path!r} of "
+                f"{axis.variable.dtype}."
             )
     return widths, reasons
 
 
 Around = tuple[tuple[int, ...], int]
-"""Layers around a weight, outermost first, by `id`, and the place of its block."""
+"""`id` of each layer around a weight, outermost first, and the index of its block."""
 
 Candidate = tuple[dict[Place, int], dict[Place, int], int]
-"""Arguments of one width, others that have to be given then, and its sections."""
+"""Arguments of one width, other arguments to set explicitly, and the sections."""
 
 
 def _candidates(config: Mapping[Place, Any]) -> Iterator[list[Candidate]]:
@@ -213,8 +202,8 @@ def _width(
         longer = [n for n, (a, b) in enumerate(zip(before, after)) if a != b]  # noqa: B905
         if len(longer) > 1 or any(2 * before[n] != after[n] for n in longer):
             why = why or (
-                f"{next(iter(values))[-1]} is no width by itself: with twice as much, "
-                f"{old.path} has the shape {after} in place of {before}"
+                f"{next(iter(values))[-1]} is not an independent width: at twice the "
+                f"value, {old.path} has the shape {after} instead of {before}"
             )
         variables_and_axes += [(old, axis) for axis in longer]
     if why is not None or not variables_and_axes:
@@ -227,9 +216,10 @@ def _width(
 
 
 def _places(model: Model) -> dict[int, Around]:
-    """Return of every weight the layers around it, and which of them is its block.
+    """Returns the layers around every weight, and the index of its block.
 
-    That is the first one of several alike, or else the first one that is no model.
+    The block is the first of several similar layers, or the first layer that is not a
+    model.
     """
     by_variable: dict[int, Around] = {}
 

@@ -1,4 +1,4 @@
-"""The choice of how many values a weight may take."""
+"""Config of weight clustering."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
@@ -7,35 +7,37 @@ from kerasmem.checks import Patterns, Whole
 from kerasmem.compression.technique import Technique
 
 STARTS = ("kmeans++", "linear", "density")
-MOST = 256  # a code is one byte
+MOST = 256  # a code has one byte
 
 
 @dataclass(frozen=True)
 class Cluster(Technique):
-    """Weight clustering: let every weight take one of a few values, found by k-means.
+    """Weight clustering: replaces every weight by one of `n` values found by k-means.
 
-    The file becomes smaller, because few values compress well; RAM and time stay.
-    Kernels and embedding tables are clustered, all but those of depthwise layers.
-    Zeros stay zeros, so cluster after pruning. While `km.compress` fine-tunes, the
-    values move and entries keep to theirs.
+    The file becomes smaller because few values compress well. RAM and latency do not
+    change. Kernels and embedding tables are clustered, except for depthwise layers.
+    Zeros stay zero, so cluster after pruning. Fine-tuning in `km.compress` moves the
+    shared values but keeps the assignment of weights to clusters.
 
     Source: Han, Mao and Dally, "Deep Compression: Compressing Deep Neural Networks with
     Pruning, Trained Quantization and Huffman Coding", 2016.
 
     Args:
-        n: most distinct values, 2 to 256; zero is one of them where there are zeros.
-        start: where k-means begins: `"kmeans++"`, `"linear"` for even steps, which keep
-            large weights, or `"density"` for as many weights between each two.
-        granularity: `"tensor"` for `n` values in a weight, `"channel"` in each of its
-            channels.
-        keep_zeros: False to let zeros become other values.
-        include: regular expressions; a weight of two axes or more whose path holds one
-            is clustered too, or whose layer is of a class of that name.
-        exclude: likewise; such a weight is left alone.
-        seed: of k-means++, from 0.
+        n: Integer in [2, 256]. Maximum number of distinct values, including zero.
+        start: Initialization of k-means: `"kmeans++"`, `"linear"` or `"density"`.
+            `"linear"` uses even steps, which preserve large weights. `"density"` uses
+            quantiles. Defaults to `"kmeans++"`.
+        granularity: `"tensor"` for `n` values per weight, `"channel"` for `n` values
+            per output channel. Defaults to `"tensor"`.
+        keep_zeros: Boolean. Whether zeros stay zero. Defaults to `True`.
+        include: Regular expressions for paths or layer class names of additional
+            weights to cluster. These need at least two axes.
+        exclude: Regular expressions for paths or layer class names of weights to leave
+            unchanged.
+        seed: Non-negative integer. Seed of k-means++. Defaults to 0.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> Cluster(16).to_json()["start"]

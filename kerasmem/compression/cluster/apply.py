@@ -1,4 +1,4 @@
-"""Clustering: the kernels of a model get few different values."""
+"""Applies weight clustering to the kernels of a model."""
 
 from typing import Any
 
@@ -29,11 +29,11 @@ NAME = "cluster"
 def cluster_weights(
     model: Model, config: Cluster, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model whose kernels have few values, and every weight of it.
+    """Clusters the kernels of a model in place.
 
     Raises:
-        ModelError: if the model has nothing to cluster, or a weight is not finite.
-        ConfigError: if a pattern matches no weight.
+        ModelError: If the model has nothing to cluster, or a weight is not finite.
+        ConfigError: If a pattern matches no weight.
     """
     del context
     selection, left_alone = chosen(model, config)
@@ -43,8 +43,8 @@ def cluster_weights(
         values = array_of(weight.variable)
         if not np.isfinite(values).all():
             raise ModelError(
-                f"The weight {weight.path!r} has entries that are NaN or infinite, "
-                "which no value stands for. Train the model anew."
+                f"The weight {weight.path!r} contains NaN or infinite entries, so it "
+                "cannot be clustered. Next: train the model again."
             )
         few = few_values(values, config, channel_axis(weight, config))
         changes.append(
@@ -63,13 +63,9 @@ def cluster_weights(
 
 
 def few_values(values: np.ndarray, config: Cluster, axis: int | None) -> np.ndarray:
-    """Return a weight each entry of which is the nearest of few values.
+    """Rounds the entries of a finite weight to their nearest cluster centers.
 
-    Args:
-        values: the weight, finite.
-        config: how many values, and where k-means begins.
-        axis: the axis of channels that get values of their own, None for the same in
-            the whole weight.
+    `axis` is the channel axis for separate values per channel, or `None`.
     """
     rng = np.random.default_rng(config.seed)
     if axis is None:
@@ -110,11 +106,11 @@ def _count_of(values: np.ndarray) -> int:
 def chosen(
     model: Model, config: Cluster
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
-    """Return the weights that are clustered, and the others, each with the reason.
+    """Returns the weights to cluster, and the other weights with the reasons.
 
     Raises:
-        ModelError: if there is none to cluster.
-        ConfigError: if a pattern matches no weight.
+        ModelError: If there is no weight to cluster.
+        ConfigError: If a pattern matches no weight.
     """
 
     def why_not(weight: Weight) -> str | None:
@@ -132,10 +128,10 @@ def chosen(
 
 
 def channel_axis(weight: Weight, config: Cluster) -> int | None:
-    """Return the axis of the channels that have values of their own, None if none has.
+    """Returns the axis with separate values per channel, or `None`.
 
-    Of a kernel it is the last axis that no output sums over. In an embedding table all
-    words have the same: theirs are too short for some of their own.
+    For a kernel, this is its last output axis. Embedding tables have no separate
+    values, because their rows are too short.
     """
     if config.granularity == "tensor" or is_embedding(weight):
         return None

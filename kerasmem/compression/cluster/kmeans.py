@@ -1,10 +1,9 @@
-"""k-means along a line, where counting once makes every step cheap.
+"""One-dimensional k-means on sorted values.
 
-Values that are sorted fall into runs: a centroid's members lie between the midpoints to
-its neighbors, and their mean is a difference of two sums that are known from the start.
-An iteration takes k binary searches, not a pass over the values. Of many values a
-histogram stands for them, in bins of a 1000th of what they hold: each bin counts as its
-mean, so that few different values stay what they are.
+The members of a centroid are a contiguous range of sorted values, and cumulative sums
+give their mean. An iteration therefore needs k binary searches instead of a pass over
+the values. Large weights are reduced to a histogram with a relative bin width of 0.1 %.
+Each bin counts as the mean of its members, so bins with one distinct value are exact.
 
 S. P. Lloyd: Least squares quantization in PCM, 1982. David Arthur, Sergei
 Vassilvitskii: k-means++: The Advantages of Careful Seeding, 2007.
@@ -15,54 +14,43 @@ from dataclasses import dataclass
 import numpy as np
 
 ITERATIONS = 100
-_SEEDING_SAMPLE = 20_000  # values that k-means++ looks at
-_TRIALS = 4  # centroids that it tries for each that it takes
+_SEEDING_SAMPLE = 20_000  # values that k-means++ samples from
+_TRIALS = 4  # candidates per centroid
 
 _BIN_BITS = 19
-"""Of a float32: its sign, its exponent and ten bits of its mantissa, as float16 has."""
+"""Sign, exponent and ten mantissa bits of a float32, the precision of float16."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Numbers along a line, each with how often it comes.
-
-    Args:
-        values: different numbers, ascending, float64.
-        counts: how often each comes, from 1.
-    """
+    """Sorted distinct float64 numbers with their counts."""
 
     values: np.ndarray
     counts: np.ndarray
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Line":
-        """Return the line of an array of any shape."""
+        """Creates the line of an array of any shape."""
         numbers, counts = np.unique(values, return_counts=True)
         return cls(numbers.astype("float64"), counts)
 
     @property
     def size(self) -> int:
-        """How many numbers there are in all."""
+        """Total number of occurrences."""
         return int(self.counts.sum())
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at places from 0 to `size - 1`."""
+        """Returns the numbers at sorted positions from 0 to `size - 1`."""
         ends = np.cumsum(self.counts)
         return self.values[np.searchsorted(ends, places, side="right")]
 
     def where(self, wanted: np.ndarray) -> "Line":
-        """Return the line without the values whose flag is False."""
+        """Returns the line of the values whose flag is `True`."""
         return Line(self.values[wanted], self.counts[wanted])
 
 
 def line_of_bins(zeros: int, counts: np.ndarray, sums: np.ndarray) -> Line:
-    """Return the line of all numbers, a bin as one number.
-
-    Args:
-        zeros: how many zeros there are.
-        counts: of all other numbers by bin, as `tables_of` counts them.
-        sums: of these.
-    """
+    """Creates a line from the output of `tables_of`, with one number per bin."""
     come = np.flatnonzero(counts)
     values, counts = sums[come] / counts[come], counts[come]
     if zeros:
@@ -73,14 +61,13 @@ def line_of_bins(zeros: int, counts: np.ndarray, sums: np.ndarray) -> Line:
 
 
 def tables_of(values: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return how many zeros there are, and counts and sums of all else by bin.
+    """Returns the number of zeros, and counts and sums of other values per bin.
 
-    Args:
-        values: finite numbers, of any shape.
+    `values` must be finite and can have any shape.
     """
     others = values[values != 0]
     bits = others.astype(np.float32, copy=False).view(np.uint32)
-    # In the order of the numbers: those of negative ones are turned around.
+    # Bins must sort like the numbers, so the bits of negative numbers are inverted.
     sort_keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
     bins = sort_keys >> np.uint32(32 - _BIN_BITS)
     size = 1 << _BIN_BITS
@@ -97,16 +84,9 @@ def centroids(
     *,
     with_zero: bool = False,
 ) -> np.ndarray:
-    """Return the values that stand for all, ascending, float64, at most `count`.
+    """Returns at most `count` cluster centers, ascending, float64.
 
-    Args:
-        line: the numbers, at least one.
-        count: how many may stay, from 1; with zero from 2.
-        start: `"kmeans++"`; `"linear"` for even steps between the smallest and the
-            largest; `"density"` for as many values between each and the next.
-        rng: draws for k-means++.
-        with_zero: whether zero is one of them and stays where it is; some value is
-            zero then.
+    With `with_zero`, zero is a fixed center. The line must then contain zero.
     """
     if len(line.values) <= count:
         return line.values
@@ -122,7 +102,7 @@ def centroids(
         edges = np.searchsorted(line.values, (centers[1:] + centers[:-1]) / 2)
         edges = np.concatenate([[0], edges, [len(line.values)]])
         sizes = np.diff(ends[edges])
-        # A centroid that nothing is nearest to stays where it is.
+        # A centroid without members keeps its position.
         means = np.diff(sums[edges]) / np.maximum(sizes, 1)
         means = np.where((sizes > 0) & ~stays, means, centers)
         if np.array_equal(means, centers):
@@ -132,7 +112,7 @@ def centroids(
 
 
 def nearest(values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Return for every value the place of the nearest of the ascending centroids."""
+    """Returns the index of the nearest centroid for each value."""
     return np.searchsorted((of[1:] + of[:-1]) / 2, values)
 
 
@@ -144,7 +124,7 @@ def _quantiles(line: Line, count: int, _rng: np.random.Generator) -> np.ndarray:
     places = (np.arange(count) + 0.5) * line.size / count
     quantiles = np.unique(line.at(places.astype(int)))
     if len(quantiles) < count:
-        # Many equal values: the other centroids are for what differs from these.
+        # Quantiles coincide for frequent values; use the free centroids for the others.
         others = line.where(~np.isin(line.values, quantiles))
         more = _quantiles(others, min(count - len(quantiles), len(others.values)), _rng)
         quantiles = np.sort(np.concatenate([quantiles, more]))

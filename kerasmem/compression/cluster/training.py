@@ -1,9 +1,10 @@
-"""Keeping entries of one value alike while the model trains, inside the compiled step.
+"""Keeps clustered weights equal during training, inside the compiled step.
 
-After every update each cluster moves to the mean of what its entries became, as if they
-were one weight with the mean of their gradients (Han, Mao, Dally: Deep Compression:
-Compressing Deep Neural Networks with Pruning, Trained Quantization and Huffman Coding,
-2016).
+After each update, every cluster moves to the mean of its updated entries. This is
+equivalent to one shared weight with the mean gradient.
+
+Source: Han, Mao, Dally: Deep Compression: Compressing Deep Neural Networks with
+Pruning, Trained Quantization and Huffman Coding, 2016.
 """
 
 from collections.abc import Iterator
@@ -24,13 +25,7 @@ from kerasmem.types import Model, Optimizer
 
 @contextmanager
 def preserve_clusters(config: Cluster, model: Model, trainer: Model) -> Iterator[None]:
-    """Keep entries of one value alike while `trainer` trains a clustered model.
-
-    Args:
-        config: how it was clustered.
-        model: the clustered model.
-        trainer: the compiled model that `fit` is called on.
-    """
+    """Keeps the entries of each cluster equal while `trainer` trains `model`."""
     selection, _ = chosen(model, config)
     with ExitStack() as scopes:
         scopes.callback(setattr, trainer, "train_function", None)
@@ -46,7 +41,7 @@ def preserve_clusters(config: Cluster, model: Model, trainer: Model) -> Iterator
 
 
 class _Tied:
-    """The constraint of one weight: its entries of one value stay alike."""
+    """Constraint that keeps the entries of each cluster of a weight equal."""
 
     def __init__(
         self, optimizer: Optimizer, weight: Weight, config: Cluster, name: str
@@ -59,9 +54,9 @@ class _Tied:
         self._variable = variable
         self._offsets = offsets
         self._sizes = np.maximum(np.bincount(whole, minlength=len(values)), 1)
-        self._first = np.zeros(len(values), int)  # an entry of each cluster
+        self._first = np.zeros(len(values), int)  # index of one entry per cluster
         self._first[whole[::-1]] = np.arange(len(whole))[::-1]
-        # What is zero stays zero, unless zeros are values like all others.
+        # Zeros must stay zero, unless `keep_zeros` is `False`.
         self._moves = np.logical_or(values != 0, not config.keep_zeros)
         smallest = np.min_scalar_type(max(int(codes.max()), 0))
         self._codes = current().step_state(
@@ -70,12 +65,12 @@ class _Tied:
         self._undo = constrain(variable, self)
 
     def __call__(self, value: Any) -> Any:
-        """Return an updated value of the weight with the mean in every cluster."""
+        """Returns the updated weight with each entry replaced by its cluster mean."""
         codes = ops.cast(self._codes.variable.value, "int32")
         codes += ops.convert_to_tensor(self._offsets, "int32")
         codes = ops.reshape(codes, (-1,))
         flat = ops.cast(ops.reshape(value, (-1,)), "float32")
-        # Sums of what differs from one entry: a float32 could not hold those of all.
+        # Sums of differences to one entry stay accurate in float32.
         one = ops.take(flat, ops.convert_to_tensor(self._first, "int32"))
         away = ops.segment_sum(
             flat - ops.take(one, codes), codes, num_segments=len(self._sizes)
@@ -85,7 +80,7 @@ class _Tied:
         return ops.reshape(ops.take(ops.cast(means, value.dtype), codes), value.shape)
 
     def enforce(self) -> None:
-        """Move clusters to their means once more, where weights were set otherwise."""
+        """Moves all clusters to their means after a direct assignment of the weight."""
         codes = (self._codes.read().astype(int) + self._offsets).ravel()
         value = to_numpy(self._variable)
         sums = np.bincount(codes, value.ravel(), minlength=len(self._sizes))
@@ -93,7 +88,7 @@ class _Tied:
         self._variable.assign(means[codes].reshape(value.shape))
 
     def release(self) -> None:
-        """Let the weight change freely again."""
+        """Removes the constraint."""
         self._undo()
         self._codes.release()
 
@@ -101,15 +96,9 @@ class _Tied:
 def _numbered(
     value: np.ndarray, axis: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which value every entry has.
+    """Returns the index of each entry in its row of values, row offsets, and all rows.
 
-    Args:
-        value: a clustered weight.
-        axis: the axis of channels with values of their own, None for one row of values.
-
-    Returns:
-        For every entry its place in its row; where each row begins, in a form that is
-        added to that; and all rows, one behind the other.
+    The offsets broadcast against the indices.
     """
     if axis is None:
         values, codes = np.unique(value, return_inverse=True)

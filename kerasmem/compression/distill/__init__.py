@@ -1,4 +1,4 @@
-"""Teaching a small model what a large one knows: `km.distill` and `km.Distill`."""
+"""Knowledge distillation: `km.distill` and `km.Distill`."""
 
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -47,25 +47,25 @@ ORIGINAL = "original"
 
 @dataclass(frozen=True)
 class Distill(Technique):
-    """Knowledge distillation as a step: train the compressed model on a teacher.
+    """Knowledge distillation as a compression step.
 
-    It is the step in which a model recovers from pruning: it learns from `data` again,
-    and from the model that it was. What is removed stays removed. Use it in place of
-    `fine_tune_epochs`, or beside it.
+    Trains the compressed model on `data` and on the outputs of a teacher, so that it
+    recovers from pruning. Pruned weights stay zero. Use the step instead of
+    `fine_tune_epochs`, or in addition.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
     2015.
 
     Args:
-        teacher: `"original"` for the model that was handed to `km.compress`, the path
-            of a saved model, or a model.
-        epochs: passes over the data, at least 1.
-        losses: what is learned of the teacher: one or several losses of
-            `km.distillation`, as objects, names or plain data; None for `Logits` alone.
-        hard_weight: share of the labels in the loss, in [0, 1].
+        teacher: `"original"` for the input model of `km.compress`, the path of a saved
+            model, or a `keras.Model`. Defaults to `"original"`.
+        epochs: Positive integer. Number of training epochs. Defaults to 1.
+        losses: One or several losses of `km.distillation`, as objects, names or dicts.
+            Defaults to `Logits`.
+        hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
 
     Raises:
-        ConfigError: if a value cannot be used.
+        ConfigError: If a value is invalid.
 
     Example:
         >>> Distill(epochs=3).to_json()["teacher"]
@@ -93,9 +93,9 @@ class Distill(Technique):
         self._set("losses", losses)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `recipe.from_json` reads it back.
+        """Returns the config as plain data, which `recipe.from_json` reads.
 
-        Of a teacher that is a model only the name is described.
+        A teacher that is a model is stored by name only and cannot be read back.
         """
         teacher = self.teacher
         is_model = isinstance(teacher, keras.Model)
@@ -122,58 +122,61 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     verbose: Any = "auto",
     seed: int | None = None,
 ) -> Any:
-    """Return a trained copy of `student`, a plain model without a trace of `teacher`.
+    """Trains a copy of `student` on the outputs of `teacher`.
 
-    Every batch, the student learns how far it is from the labels and from the
-    teacher's answers (see `Distiller` for the loss and what is compared). Both models
-    are left as they are; a teacher without weights gets them from its first batch.
+    Each training step combines the loss on the labels with the distance to the teacher
+    outputs (see `Distiller`). Neither input model is changed. A teacher without weights
+    is built on the first batch.
 
-    In the end the statistics of the student's BatchNormalization are gathered anew on
-    at most 512 samples of `data`, for they follow slowly in training. They are kept if
-    the student's loss on the labels, without labels that of the distillation, does not
-    rise by it on 256 others; frozen BatchNormalization stays as it is.
+    After training, BatchNormalization statistics of the student are re-estimated on up
+    to 512 samples of `data`, because moving averages lag behind. The new statistics are
+    kept if the loss on 256 other samples does not increase. Without labels, this is the
+    distillation loss. Frozen BatchNormalization layers are not changed.
 
     Sources: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
-    2015; of `"confidence"` Zhang, Chen and Wang, "Confidence-Aware Multi-Teacher
+    2015; for `"confidence"` Zhang, Chen and Wang, "Confidence-Aware Multi-Teacher
     Knowledge Distillation", 2022.
 
     Args:
-        teacher: a trained model, or a list of them.
-        student: the model to train, from the weights that it has.
-        data: `x` (then only the teacher teaches), `(x, y)`, `(x, y, sample_weight)`, a
-            `tf.data.Dataset` or a `keras.utils.PyDataset`.
-        epochs: passes over the data, at least 1.
-        batch_size: samples per step, where the data is not batched already.
-        losses: what the student learns of the teacher: one or several losses of
-            `km.distillation`, as objects, names or plain data; None for `Logits` alone.
-        temperature: of `Logits` where no losses are given, above 0: a number, a
-            `LearningRateSchedule` of Keras, or any other function of the step; 2 to 8
-            suits most classifiers.
-        hard_weight: share of the labels in the loss, in [0, 1].
-        teacher_weights: what each of several teachers counts; None for all the same;
-            `"confidence"` for less where its answer to a sample is more wrong.
-        cache: a folder, or a `km.distillation.Cache`: what the teachers say is kept
-            there and asked for only once, over all epochs, students and runs. For
-            arrays and `PyDataset`s whose samples stay the same.
-        validation_data: data of the same forms, judged after every epoch.
-        loss: the student's loss on the labels, instead of its compiled one; a name may
-            have arguments, as in `"binary_crossentropy(from_logits=True)"`.
-        optimizer: instead of the student's compiled one; its name or a
-            `keras.optimizers.Optimizer`, of which a copy is used.
-        callbacks: Keras callbacks. What they save is the student.
-        verbose: as in `keras.Model.fit`.
-        seed: makes shuffling and dropout repeatable.
+        teacher: A trained `keras.Model`, or a list of them.
+        student: The `keras.Model` to train, starting from its current weights.
+        data: `x` (no labels, so only the teacher is used), `(x, y)`,
+            `(x, y, sample_weight)`, a `tf.data.Dataset` or a `keras.utils.PyDataset`.
+        epochs: Positive integer. Number of training epochs. Defaults to 1.
+        batch_size: Integer. Samples per batch, unless `data` is batched. Defaults to
+            32.
+        losses: One or several losses of `km.distillation`, as objects, names or dicts.
+            Defaults to `Logits`.
+        temperature: Temperature of `Logits` if `losses` is `None`: a positive float, a
+            `LearningRateSchedule` or a function of the step. 2 to 8 suits most
+            classifiers. Defaults to 4.
+        hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
+        teacher_weights: List with a weight for each teacher. `None` weights all
+            teachers equally. `"confidence"` reduces the weight of a teacher on samples
+            that it predicts poorly. Defaults to `None`.
+        cache: Folder or `km.distillation.Cache`. Teacher outputs are stored there and
+            computed once for all epochs, students and runs. Needs arrays or a
+            `PyDataset` with unchanging samples.
+        validation_data: Validation samples in the same forms, evaluated after each
+            epoch.
+        loss: Loss on the labels. Defaults to the compiled loss of the student. A name
+            can have arguments: `"binary_crossentropy(from_logits=True)"`.
+        optimizer: Name or `keras.optimizers.Optimizer`, which is copied. Defaults to
+            the compiled optimizer of the student.
+        callbacks: List of Keras callbacks. Checkpoints contain the student.
+        verbose: Verbosity, as in `keras.Model.fit`. Defaults to `"auto"`.
+        seed: Integer. Seed of shuffling and dropout.
 
     Returns:
-        The trained student, compiled with its own or the given loss and optimizer and
-        with its own metrics. Its `history` holds what each epoch reported.
+        The trained student, compiled with its metrics and the chosen loss and
+        optimizer. It has no reference to the teacher. Its attribute `history` contains
+        the metrics of each epoch.
 
     Raises:
-        ConfigError: if an argument has a value that cannot be used, or the student has
-            no loss.
-        DataError: if the data does not fit the models.
-        ModelError: if teacher and student do not fit each other, or training left NaN
-            or infinity in the student.
+        ConfigError: If an argument is invalid, or the student has no loss.
+        DataError: If the data does not fit the models.
+        ModelError: If teacher and student are incompatible, or training produced NaN or
+            infinite weights.
 
     Example:
         >>> layers = [keras.layers.Dense(8), keras.layers.Dense(2)]
@@ -198,7 +201,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     size = fixed_batch(student)
     sample = sample_inputs(data, size or 1)
     for one in teachers:
-        check_data(one, (first_samples(data)["x"],))  # it is asked, not judged
+        check_data(one, (first_samples(data)["x"],))  # the teacher needs no labels
         if not one.built:
             one(sample)
     data = in_fixed_batches(size, data)
@@ -228,28 +231,28 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             callbacks=callbacks,
             verbose=verbose,
         )
-        current().release_graphs()  # which know the teacher
+        current().release_graphs()  # compiled graphs refer to the teacher
         reestimate_if_better(new_student, original_data, _loss(distiller), batch_size)
     check_finite(new_student, student)
-    history.set_model(new_student)  # it would keep the teacher alive
+    history.set_model(new_student)  # releases the teacher
     new_student.history = history
     return new_student
 
 
 def with_teacher(config: Distill, context: Context) -> Distill:
-    """Return the config of a step with its teacher loaded, which was asked once.
+    """Returns a copy of the config with its teacher loaded and checked.
 
     Raises:
-        DataError: if the data does not fit the teacher.
-        ModelError: if the outputs of teacher and student do not fit each other.
-        ModelFileError: if the teacher's file cannot be loaded.
+        DataError: If the data does not fit the teacher.
+        ModelError: If the outputs of teacher and student differ in shape.
+        ModelFileError: If the teacher cannot be loaded.
     """
     teacher, original = config.teacher, context.original
     if isinstance(teacher, (str, Path)):
         is_original = teacher == ORIGINAL
         objects = context.custom_objects
         teacher = original if is_original else load_model(teacher, objects)
-    check_data(teacher, (first_samples(context.data)["x"],))  # asked, not judged
+    check_data(teacher, (first_samples(context.data)["x"],))  # needs no labels
     if teacher is not original:
         sample = few_inputs(teacher, context.data)
         check_outputs(*(one(sample, training=False) for one in (teacher, original)))
@@ -259,10 +262,10 @@ def with_teacher(config: Distill, context: Context) -> Distill:
 def train_step(
     model: Model, config: Distill, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model trained on what a teacher knows; it has no change of a weight.
+    """Trains a model by distillation in place. Returns no weight changes.
 
     Raises:
-        ConfigError: if there is no data.
+        ConfigError: If there is no data.
     """
     if context.data is None:
         raise no_samples(config.name)
@@ -296,8 +299,8 @@ def _check_labels(student: Model, data: Dataset, validation_data: Dataset) -> No
 def _check_weighed(data: Dataset, hard_weight: float) -> None:
     if hard_weight not in (0, HARD_WEIGHT) and first_samples(data).get("y") is None:
         raise ConfigError(
-            "The data has no labels, so the student learns from the teacher alone. "
-            f"Received: hard_weight={hard_weight!r}. Next: hand in data=(x, y), or no "
+            "The data has no labels, so hard_weight has no effect. Received: "
+            f"hard_weight={hard_weight!r}. Next: give data=(x, y), or leave out "
             "hard_weight."
         )
 
@@ -318,17 +321,17 @@ def _compile_copy(trained: Any, loss: Any, optimizer: Optimizer) -> None:
     if not (trained.compiled or loss is not None):
         raise ConfigError(
             f"The student {trained.name!r} is not compiled, so it has no loss. "
-            "Received: loss=None. Next: compile it, or hand in loss=."
+            "Received: loss=None. Next: compile it, or give loss=."
         )
     if changes:
         defaults = compile_settings(trained) or {"optimizer": "adam"}
         trained.compile(**(defaults | changes))
-        # Once more, so that the optimizer is a copy of the caller's.
+        # Compiled again, so that the optimizer is a copy of the caller's.
         trained.compile(**(compile_settings(trained) or {}))
 
 
 def student_settings(student: Model, data: Dataset) -> dict[str, Any]:
-    """Return what a distiller is compiled with: nothing that needs labels we lack."""
+    """Returns compile settings, without loss and metrics if the data has no labels."""
     settings = compile_settings(student) or {"optimizer": "adam"}
     if first_samples(data).get("y") is None:
         settings |= {"loss": None, "loss_weights": None}

@@ -1,7 +1,7 @@
-"""Rows of a teacher's answers on disk, and how they are given to a batch.
+"""Disk cache of teacher outputs, and its use in a batch.
 
-One file per array and one of the samples' keys. The keys are written last: whatever a
-broken-off run left without its key is cut off when the store is opened again.
+The cache has one file per array and one file of sample keys. Keys are written last.
+Opening the cache truncates rows without a key, which an interrupted run left.
 """
 
 import hashlib
@@ -26,18 +26,19 @@ from kerasmem.types import Tensor
 
 @dataclass(frozen=True)
 class Cache(Checked):
-    """A cache of the teacher's outputs on disk: the teacher runs once per sample.
+    """A disk cache of teacher outputs: the teacher runs once per sample.
 
     Args:
-        folder: where; made if it is not there. It belongs to one teacher and one set
-            of samples.
-        top_k: of logits and class probabilities only so many are kept, the largest,
-            with one value for all others; None for all.
-        dtype: `"float16"` or `"float32"`.
-        batch_size: samples that the teacher is asked about at a time.
+        folder: Path of the cache folder. Created if missing. A folder belongs to one
+            teacher and one set of samples.
+        top_k: Positive integer. Number of largest logits to store per classifier
+            output. All other classes share one value. `None` stores all logits.
+            Defaults to `None`.
+        dtype: `"float16"` or `"float32"`. Defaults to `"float16"`.
+        batch_size: Positive integer. Samples per batch of the teacher. Defaults to 256.
 
     Raises:
-        ConfigError: if a value is out of its range, or `folder` is no path.
+        ConfigError: If a value is out of range, or `folder` is not a path.
 
     Example:
         >>> Cache("answers", top_k=10).dtype
@@ -57,22 +58,20 @@ class Cache(Checked):
 
 
 def as_cache(cache: Any) -> Cache | None:
-    """Return the choice that a folder's name or a `Cache` stands for."""
+    """Returns a `Cache` for a folder path."""
     return cache if cache is None or isinstance(cache, Cache) else Cache(cache)
 
 
 def clipped(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return an array in the dtype of a cache, no entry beyond its largest number."""
+    """Casts an array to `dtype` and clips it to the largest finite number."""
     limit = np.finfo(dtype).max
     return np.clip(array, -limit, limit).astype(dtype)
 
 
 def all_logits(cached: Any, classes: int) -> Any:
-    """Return kept answers as a float32 tensor of all classes.
+    """Returns stored logits as a float32 tensor over all classes.
 
-    Args:
-        cached: a tensor, or what `largest_logits` made of one.
-        classes: length of the last axis.
+    `cached` is a tensor or the output of `largest_logits`.
     """
     if not isinstance(cached, dict):
         return ops.cast(cached, "float32")
@@ -83,14 +82,9 @@ def all_logits(cached: Any, classes: int) -> Any:
 
 
 def largest_logits(logits: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """Return the largest logits, where they are, and one value for all others.
+    """Returns the largest `count` logits, their indices and one value for the rest.
 
-    That value gives the others together the probability that they had at temperature
-    1, in equal parts.
-
-    Args:
-        logits: (..., classes).
-        count: how many are kept, less than the classes.
+    This value preserves the total probability of the other classes at temperature 1.
     """
     places = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
     values = np.take_along_axis(logits, places, axis=-1)
@@ -111,18 +105,16 @@ _INPUTS, _ANSWERS = "kerasmem_inputs", "kerasmem_answers"
 
 
 def with_answers(x: Tensor, answers: Iterable[Iterable[Any]]) -> dict[str, Any]:
-    """Return inputs and answers as one structure that `fit` takes for `x`.
+    """Returns inputs and teacher outputs as one structure that `fit` accepts as `x`.
 
-    Args:
-        x: inputs of the student.
-        answers: of every teacher what it gave: its outputs, flat, then its features.
+    `answers` contains the flat outputs and features of every teacher.
     """
-    # Tuples, because tf.data takes no lists.
+    # tf.data does not accept lists.
     return {_INPUTS: x, _ANSWERS: tuple(map(tuple, answers))}
 
 
 def split_answers(x: Tensor) -> tuple[Any, Sequence[Sequence[Any]] | None]:
-    """Return inputs, and the answers if they are there."""
+    """Splits the structure of `with_answers` into inputs and teacher outputs."""
     if isinstance(x, dict) and set(x) == {_INPUTS, _ANSWERS}:
         return x[_INPUTS], x[_ANSWERS]
     return x, None
@@ -132,11 +124,7 @@ KEY_BYTES = 16
 
 
 def sample_keys(x: Tensor) -> list[bytes]:
-    """Return a digest of every sample of a batch.
-
-    Args:
-        x: inputs: an array, or a dict or list of arrays.
-    """
+    """Returns a digest of every sample of a batch of inputs."""
     arrays = [np.ascontiguousarray(to_array(leaf)) for leaf in keras.tree.flatten(x)]
     rows = [array.reshape(len(array), -1) for array in arrays]
     head = "".join(f"{a.dtype}{a.shape[1:]}" for a in arrays).encode()
@@ -150,7 +138,7 @@ def sample_keys(x: Tensor) -> list[bytes]:
 
 
 def to_array(value: Any) -> np.ndarray:
-    """Return an array or a tensor as a NumPy array."""
+    """Converts an array or a tensor to a NumPy array."""
     return value if isinstance(value, np.ndarray) else keras.ops.convert_to_numpy(value)
 
 
@@ -159,13 +147,7 @@ _ABOUT, _KEYS = "cache.json", "keys.bin"
 
 @dataclass(frozen=True)
 class Column:
-    """One array that is kept.
-
-    Args:
-        name: of its file.
-        dtype: NumPy's name of its entries' type.
-        shape: of one sample's row.
-    """
+    """A stored array: file name, NumPy dtype name and shape of one row."""
 
     name: str
     dtype: str
@@ -178,16 +160,13 @@ class Column:
 
 
 class AnswerStore:
-    """Answers by the key of their sample.
+    """Stores teacher outputs by sample key.
 
-    Args:
-        folder: where they are, or will be.
-        teacher: digest of who answers.
-        columns: what is kept of every sample.
+    `teacher` is a digest of the teacher.
 
     Raises:
-        DataError: if the folder holds answers of another teacher, or others of it.
-        OutputError: if there can be no such folder.
+        DataError: If the folder contains outputs of another teacher or form.
+        OutputError: If the folder cannot be created.
     """
 
     def __init__(self, folder: Path, teacher: str, columns: Sequence[Column]) -> None:
@@ -203,7 +182,7 @@ class AnswerStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                "A cache is a folder, there already or to be made. Received: "
+                "Could not create the cache folder. Received: "
                 f"{str(folder)!r}: {error.strerror or error}."
             ) from error
         if os.path.lexists(folder / _ABOUT):
@@ -217,15 +196,13 @@ class AnswerStore:
 
     @property
     def complete(self) -> bool:
-        """Whether all samples of the data have been answered once."""
+        """Whether outputs for all samples of the data are stored."""
         return bool(self._about["complete"])
 
     def append(self, keys: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
-        """Add rows; a broken-off call leaves none of them.
+        """Adds rows. An interrupted call adds none.
 
-        Args:
-            keys: of the samples.
-            arrays: one per column, as many rows as keys.
+        `arrays` contains one array per column, with one row per key.
         """
         for column, array in zip(self._columns, arrays, strict=True):
             rows = np.ascontiguousarray(array, dtype=column.dtype)
@@ -235,12 +212,12 @@ class AnswerStore:
         self.rows.update({key: first + i for i, key in enumerate(keys)})
 
     def finish(self) -> None:
-        """Note that the answers are complete."""
+        """Marks the store as complete."""
         self._about["complete"] = True
         self._write_about()
 
     def arrays(self) -> list[np.ndarray]:
-        """Return every column, mapped into memory read-only."""
+        """Returns all columns as read-only memory maps."""
         return [self._mapped(column) for column in self._columns]
 
     def _mapped(self, column: Column) -> np.ndarray:
@@ -278,7 +255,7 @@ class AnswerStore:
             for number in range(count):
                 key = files[_KEYS].read(KEY_BYTES)
                 if key in rows:
-                    raise self._unsound("a key of it comes twice")
+                    raise self._unsound("duplicate key")
                 rows[key] = number
             for name, file in files.items():
                 if sizes[name] != count * row_bytes[name]:
@@ -288,7 +265,7 @@ class AnswerStore:
     def _unsound(self, why: object) -> DataError:
         reason = str(why).removesuffix(".")
         return DataError(
-            f"{str(self._folder)!r} is no sound cache: {reason}. Next: remove it."
+            f"{str(self._folder)!r} is not a valid cache: {reason}. Next: remove it."
         )
 
     def _add(self, name: str, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What makes outputs and layers of two models comparable, and what is refused."""
+"""Compatibility of teacher and student outputs and layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,9 @@ from kerasmem.types import Model, Tensor, Tensors
 
 
 def check_models(teachers: Sequence[Any], student: Model) -> None:
-    """Raise unless teachers and student are Keras models.
-
-    Raises:
-        ModelError: if one is no model, a teacher is the student, or there is none.
-    """
+    """Raises `ModelError` unless teachers and student are distinct Keras models."""
     if not teachers:
-        raise ModelError("There must be a teacher. Received: an empty list.")
+        raise ModelError("Expected at least one teacher. Received: an empty list.")
     roles = [*(("teacher", teacher) for teacher in teachers), ("student", student)]
     for role, model in roles:
         if not isinstance(model, keras.Model):
@@ -33,21 +29,16 @@ def check_models(teachers: Sequence[Any], student: Model) -> None:
             )
     if any(teacher is student for teacher in teachers):
         raise ModelError(
-            "Teacher and student are one and the same model, which would change while "
-            f"it teaches. Received: {student.name!r} twice. Next: hand in a clone."
+            "Teacher and student are the same model, so the teacher would change in "
+            f"training. Received: {student.name!r} twice. Next: pass a clone."
         )
 
 
 def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
-    """Return the share of every teacher, the weights over their sum.
-
-    Args:
-        teachers: the teachers.
-        weights: one number from 0 for each, None for equal shares, or "confidence" for
-            shares that differ by sample, for which None is returned.
+    """Returns the normalized weight of each teacher, `None` for `"confidence"`.
 
     Raises:
-        ConfigError: if they are not as many, or not such numbers.
+        ConfigError: If the list has another length or an invalid number.
     """
     if isinstance(weights, str):
         if weights == BY_CONFIDENCE and len(teachers) > 1:
@@ -64,21 +55,16 @@ def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
 
 
 def check_outputs(answers: Any, predictions: Any) -> None:
-    """Raise unless the outputs of teacher and student have equal names and shapes.
+    """Raises `ModelError` unless all outputs of both models match in name and shape.
 
-    Args:
-        answers: the teacher's outputs for a batch: a tensor, or a dict or list.
-        predictions: the student's outputs for the same batch.
-
-    Raises:
-        ModelError: with both shapes.
+    Both arguments are tensors, dicts or lists for the same batch.
     """
     of_teacher, of_student = _shapes(answers), _shapes(predictions)
     if of_teacher != of_student:
         raise ModelError(
             "Teacher and student must have outputs of the same shape, such as an equal "
-            f"number of classes. Received: the teacher gives {_text(of_teacher)}, the "
-            f"student {_text(of_student)}."
+            f"number of classes. Received: {_text(of_teacher)} of the teacher, "
+            f"{_text(of_student)} of the student."
         )
 
 
@@ -97,19 +83,13 @@ def _text(shapes: dict[str, tuple[Any, ...]]) -> str:
 
 
 class Comparison(keras.layers.Layer):
-    """A loss on one feature of the teacher and one of the student.
+    """A loss on a pair of features, one of the teacher and one of the student.
 
-    Its weights are the projections, which are trained along with the student and go
-    when the distiller goes.
-
-    Args:
-        loss: what compares.
-        refs: of the teacher and of the student.
-        shapes: of their features, without batch axis.
-        dtype: policy of the projections.
+    Its weights are the projections, which are trained with the student and discarded
+    with the distiller.
 
     Raises:
-        ModelError: if the loss cannot compare such shapes.
+        ModelError: If the loss does not support these shapes.
     """
 
     def __init__(
@@ -125,14 +105,14 @@ class Comparison(keras.layers.Layer):
         self.teacher_ref, self.student_ref = refs
         width = loss.width(shapes[0])
         both = loss.heads == "both"
-        # A projection of equal widths would only stand between the two.
+        # Equal widths need no projection.
         one = loss.heads == "student" and shapes[1][-1] != width
         self.teacher_head = _head(shapes[0], width, dtype) if both else None
         self.student_head = _head(shapes[1], width, dtype) if both or one else None
         self.built = True
 
     def features(self, teacher_values: Any, student_values: Any) -> tuple[Any, Any]:
-        """Return both features as the loss takes them."""
+        """Returns both features after projection."""
         if self.teacher_head is not None:
             teacher_values = self.teacher_head(teacher_values)
         if self.student_head is not None:
@@ -145,12 +125,13 @@ def _check(
 ) -> None:
     why = loss.mismatch(*shapes)
     if not all(shapes):
-        why = "a feature has at least one axis after that of the batch"
+        why = "a feature needs at least one axis after the batch axis"
     if why:
         raise ModelError(
             f"{type(loss).__name__} cannot compare these layers: {why}. Received: "
             f"{refs[0].path!r} of the teacher with features of shape {shapes[0]}, "
-            f"{refs[1].path!r} of the student with {shapes[1]}. Next: pair others."
+            f"{refs[1].path!r} of the student with {shapes[1]}. Next: pair other "
+            "layers."
         )
 
 
@@ -161,35 +142,29 @@ def _head(shape: tuple[Any, ...], width: int, dtype: Any) -> Any:
 
 
 _SMALLEST_PROBABILITY = 1e-30  # its reciprocal, a gradient, still fits a float32
-_BINARY_MARGIN = 1e-7  # the nearest to 1 that float32 tells from 1
+_BINARY_MARGIN = 1e-7  # float32 cannot resolve smaller distances to 1
 
 
 @dataclass(frozen=True)
 class Comparable:
-    """How one output of the teacher and one of the student become comparable.
-
-    Args:
-        task: what the outputs are for.
-        teacher: form of the teacher's numbers.
-        student: form of the student's.
-    """
+    """Conversion of one output of teacher and student to comparable values."""
 
     task: OutputTask
     teacher: OutputForm
     student: OutputForm
 
     def values(self, teacher_values: Any, student_values: Any) -> tuple[Any, Any]:
-        """Return both as logits, or as they are where the task is no question."""
+        """Returns both outputs as logits; regression outputs are unchanged."""
         return self.teacher_values(teacher_values), _logits(
             student_values, self.student
         )
 
     def teacher_values(self, values: Any) -> Any:
-        """Return what the teacher gives as logits, or as it is."""
+        """Returns the teacher output as logits; regression outputs are unchanged."""
         return _logits(values, self.teacher)
 
     def as_students(self, values: Any) -> Any:
-        """Return what the teacher gives in the form of the student's numbers."""
+        """Returns the teacher output in the form of the student output."""
         if self.teacher is self.student:
             return values
         logits = self.teacher_values(values)
@@ -199,13 +174,12 @@ class Comparable:
 
 
 def comparable(teacher: ModelOutput, student: ModelOutput) -> Comparable:
-    """Return how two outputs are compared.
+    """Returns the conversion for two outputs.
 
-    Probabilities and the logits of a classifier are compared as logits, anything else
-    as it is.
+    Classifier outputs are compared as logits, other outputs unchanged.
 
     Raises:
-        ModelError: if the two outputs cannot mean the same.
+        ModelError: If the outputs have different tasks, or an unknown form.
     """
     task = _common_task(teacher, student)
     if task is OutputTask.REGRESSION:
@@ -213,9 +187,9 @@ def comparable(teacher: ModelOutput, student: ModelOutput) -> Comparable:
     if teacher.form is OutputForm.UNKNOWN or student.form is OutputForm.UNKNOWN:
         who = "teacher" if teacher.form is OutputForm.UNKNOWN else "student"
         raise ModelError(
-            f"Neither the last layer nor a loss tells whether the {who} gives logits "
-            f"or probabilities. Next: compile the {who} with the loss that it was "
-            "trained with, from_logits=True or False."
+            f"Cannot determine whether the {who} returns logits or probabilities, from "
+            f"its last layer or loss. Next: compile the {who} with its training loss, "
+            "with from_logits=True or False."
         )
     return Comparable(task, teacher.form, student.form)
 
@@ -224,9 +198,8 @@ def _common_task(teacher: ModelOutput, student: ModelOutput) -> OutputTask:
     forms = {teacher.form, student.form}
     if forms >= {OutputForm.SOFTMAX, OutputForm.SIGMOID}:
         raise ModelError(
-            "Teacher and student must answer the same question. Received: the "
-            f"teacher's output is {teacher.form.value}, the student's is "
-            f"{student.form.value}."
+            "Teacher and student must have the same task. Received: the output of the "
+            f"teacher is {teacher.form.value}, of the student {student.form.value}."
         )
     if OutputForm.SOFTMAX in forms:
         return OutputTask.CATEGORICAL
@@ -246,13 +219,10 @@ def _logits(values: Any, form: OutputForm) -> Any:
 
 
 class Reduced(keras.losses.Loss):
-    """Makes one number of what a function gives for a batch.
+    """Reduces a distance function to a scalar loss.
 
-    Sample weights, masks, half precision and the scaling over replicas are Keras's.
-
-    Args:
-        distances: takes what the teacher gives and what the student gives, in float32,
-            and returns one value per sample, or per entry of it.
+    The base class implements sample weights, masks, mixed precision and scaling over
+    replicas. `distances` returns one value per sample or entry, in float32.
     """
 
     def __init__(self, distances: Callable[[Any, Any], Any]) -> None:
@@ -260,5 +230,5 @@ class Reduced(keras.losses.Loss):
         self._distances = distances
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
-        """Return the distances: what the teacher gives comes first."""
+        """Returns the distances; `y_true` contains the teacher values."""
         return self._distances(y_true, y_pred)

@@ -1,4 +1,4 @@
-"""The model that is trained while a student learns from a teacher."""
+"""The model that trains a student on the outputs of its teachers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -39,49 +39,49 @@ from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 TEMPERATURE = 4.0
 HARD_WEIGHT = 0.1
-SHARE_OF_LABELS = Real("a share of the loss,", least=0, most=1)
+SHARE_OF_LABELS = Real("a fraction of the loss,", least=0, most=1)
 
 
 class Distiller(keras.Model):
     """A model that trains a student by knowledge distillation.
 
-    The loss of a batch is `hard_weight` times the student's own loss on the labels
-    plus `1 - hard_weight` times the distance to the teacher, and, in full, whatever
-    the student's layers add (regularizers). Without labels, or compiled without a
-    loss, the teacher counts alone. Sample weights count in both; without any, places
-    of sequences that an input named `padding_mask` marks as padding count in neither.
-    The distance is the sum of `losses`, each by its weight; with several teachers, by
-    theirs.
+    The loss of a batch is `hard_weight * student_loss + (1 - hard_weight) *
+    distillation_loss`, plus the regularization losses of the student. Without labels or
+    a compiled loss, only the distillation loss is used. The distillation loss is the
+    weighted sum of `losses`, and with several teachers the weighted sum over teachers.
+    Sample weights apply to both terms. Without sample weights, positions masked by an
+    input named `padding_mask` are ignored in both.
 
-    Compile and fit it like any model. The student given is the one that is trained;
-    the teacher is only asked, once per step, in inference mode. What `fit` reports:
-    `loss`, `student_loss` (on the labels), `distillation_loss` and the metrics; with
-    `validation_data` that can be read again also what the teacher does by the metrics,
-    judged once (`val_teacher_accuracy`; `val_teacher_0_accuracy` and so on of several).
-    `save` and `save_weights`, which callbacks use, write the student alone.
+    Compile and fit the distiller like any model. It trains `student` in place. The
+    teacher runs in inference mode once per step. `fit` reports `loss`, `student_loss`
+    (on the labels), `distillation_loss` and the metrics. With repeatable
+    `validation_data`, it also reports the metrics of each teacher, evaluated once:
+    `val_teacher_accuracy`, or `val_teacher_0_accuracy` and so on with several teachers.
+    `save` and `save_weights`, which callbacks use, write only the student.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
     2015.
 
     Args:
-        teacher: a built model, or a list of them. It may differ from the student in
-            everything but the inputs that it takes and the shape of its outputs.
-        student: the model to train.
-        losses: one or several of `km.distillation`, as objects, names or plain data;
-            None for `Logits` alone.
-        temperature: of `Logits` where no losses are given, above 0: a number or a
-            schedule; higher shows the student more of the small probabilities.
-        hard_weight: share of the labels in the loss, in [0, 1].
-        teacher_weights: what each of several teachers counts; None for all the same;
-            `"confidence"` for less where its answer to a sample is more wrong.
-        sample: some inputs, where layers are compared and a model does not tell the
-            shape of its inputs.
-        name: of this model.
+        teacher: A built `keras.Model`, or a list of them. It must accept the inputs of
+            the student and return outputs of the same shape.
+        student: The `keras.Model` to train.
+        losses: One or several losses of `km.distillation`, as objects, names or dicts.
+            Defaults to `Logits`.
+        temperature: Temperature of `Logits` if `losses` is `None`: a positive float or
+            a schedule. Higher values emphasize small probabilities. Defaults to 4.
+        hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
+        teacher_weights: List with a weight for each teacher. `None` weights all
+            teachers equally. `"confidence"` reduces the weight of a teacher on samples
+            that it predicts poorly. Defaults to `None`.
+        sample: A few inputs. Only needed for losses on layers if the input shape of a
+            model is unknown.
+        name: Name of the distiller. Defaults to `"distiller"`.
 
     Raises:
-        ConfigError: if an argument has a value that cannot be used.
-        ModelError: if the teacher has no weights, or lacks a layer that a loss names;
-            at the first step, if the outputs of the models do not fit each other.
+        ConfigError: If an argument is invalid.
+        ModelError: If the teacher has no weights, or lacks a layer that a loss names.
+            In the first step, if the outputs of the models are incompatible.
 
     Example:
         >>> layers = [keras.layers.Dense(8), keras.layers.Dense(2)]
@@ -134,31 +134,31 @@ class Distiller(keras.Model):
         refs = [ref for objective in self._objectives for ref in objective.student_refs]
         self._reader = FeatureReader(student, list(dict.fromkeys(refs)))
         self._last_pass = LastPass()
-        self._judged: int | None = None  # the teacher that `evaluate` judges now
+        self._judged: int | None = None  # number of the teacher under evaluation
         self._answers_are_cut = False
         self._student_loss = keras.metrics.Mean(name="student_loss")
         self._distillation_loss = keras.metrics.Mean(name="distillation_loss")
-        # Its weights are the student's, so callbacks find them before the first step.
+        # Callbacks need the weights of the student before the first step.
         self.built = student.built
 
     @property
     def teacher(self) -> Any:
-        """The model that is asked, the first of several."""
+        """The first teacher."""
         return self.teachers[0]
 
     @property
     def teachers(self) -> list[Any]:
-        """The models that are asked, as they were handed in."""
+        """All teachers."""
         return [objective.frozen.model for objective in self._objectives]
 
     @property
     def output_names(self) -> list[str]:
-        """Names of the student's outputs, by which losses and metrics are assigned."""
+        """Output names of the student, for losses and metrics by name."""
         return self.student.output_names
 
     @property
     def metrics(self) -> list[Any]:
-        """What `fit` reports; the loss on labels only where there is one."""
+        """Metrics that `fit` reports; `student_loss` only with a compiled loss."""
         all_metrics = super().metrics
         return (
             all_metrics
@@ -176,7 +176,7 @@ class Distiller(keras.Model):
         callbacks: Any = None,
         **options: Any,
     ) -> Any:
-        """Train the student, as `keras.Model.fit` does."""
+        """Trains the student. Takes the arguments of `keras.Model.fit`."""
         start = options.get("initial_epoch", 0)
         teacher_metrics = (
             self._judge_teachers(batch_size, options) if epochs > start else {}
@@ -191,22 +191,22 @@ class Distiller(keras.Model):
     def answered(
         self, data: Dataset, validation_data: Dataset, cache: Any
     ) -> tuple[Any, Any]:
-        """Return data for `fit` with the teachers' answers beside the inputs.
+        """Adds cached teacher outputs to the inputs, computing missing ones.
 
-        Answers that the cache has not are asked for and kept. Validation data that
-        cannot be cached comes back as it is: the teachers are asked in every epoch.
+        Validation data that cannot be cached is returned unchanged. The teachers then
+        run on it in every epoch.
 
         Args:
-            data: arrays, or a `keras.utils.PyDataset`.
-            validation_data: of any form, or None.
-            cache: a `km.distillation.Cache`.
+            data: Arrays or a `keras.utils.PyDataset`.
+            validation_data: Validation samples in any form, or `None`.
+            cache: A `km.distillation.Cache`.
 
         Returns:
-            Data and validation data, for `fit`.
+            A tuple of training and validation data for `fit`.
 
         Raises:
-            ConfigError: if `data` is of another form.
-            DataError: if the cache is of another teacher, or of other data.
+            ConfigError: If `data` has another form.
+            DataError: If the cache belongs to another teacher or other data.
         """
 
         def with_answers(data: Dataset, part: str) -> Any:
@@ -216,8 +216,8 @@ class Distiller(keras.Model):
 
         if not can_cache(data):
             raise ConfigError(
-                "Answers are kept by sample, so a cache takes arrays or a "
-                f"keras.utils.PyDataset. Received: data of type {type(data).__name__}. "
+                "A cache needs arrays or a keras.utils.PyDataset, because it stores "
+                f"outputs by sample. Received: data of type {type(data).__name__}. "
                 "Next: distill without cache=."
             )
         self._answers_are_cut = cache.top_k is not None
@@ -226,13 +226,13 @@ class Distiller(keras.Model):
             if not can_cache(validation_data):
                 return data, validation_data
             validation_data = with_answers(validation_data, "validation")
-        # Nobody asks the teachers in a step any more: their copies may go.
+        # The cache replaces the teachers, so their copies can be freed.
         for objective in self._objectives:
             objective.state.clear()
         return data, validation_data
 
     def call(self, inputs: Tensors, training: bool | None = None) -> Any:  # noqa: FBT001
-        """Return the student's outputs."""
+        """Returns the outputs of the student."""
         x, answers = split_answers(inputs)
         outputs, features = self._reader(x, training=training)
         if self._judged is not None:
@@ -241,7 +241,7 @@ class Distiller(keras.Model):
             return teacher_answers(
                 objective, x, self._batch(outputs), answers_of_teacher
             )
-        # For `compute_loss`, which Keras calls next with the same outputs.
+        # Keras calls `compute_loss` next, with the same outputs.
         self._last_pass.keep(outputs, features)
         return outputs
 
@@ -253,7 +253,7 @@ class Distiller(keras.Model):
         sample_weight: Tensor = None,
         training: bool = True,  # noqa: FBT001, FBT002  (the signature is Keras's)
     ) -> Any:
-        """Return the loss of one batch; `y_pred` are the student's outputs for `x`."""
+        """Returns the loss of a batch; `y_pred` contains the student's outputs."""
         if self._judged is not None:
             return ops.zeros(())
         x, answers = split_answers(x)
@@ -275,15 +275,15 @@ class Distiller(keras.Model):
         return self.hard_weight * hard + (1 - self.hard_weight) * soft
 
     def save(self, filepath: Any, **options: Any) -> None:
-        """Write the student, as `keras.Model.save` does."""
+        """Saves the student. Takes the arguments of `keras.Model.save`."""
         self.student.save(filepath, **options)
 
     def save_weights(self, filepath: Any, **options: Any) -> None:
-        """Write the student's weights, as `keras.Model.save_weights` does."""
+        """Saves the weights of the student."""
         self.student.save_weights(filepath, **options)
 
     def load_weights(self, filepath: Any, **options: Any) -> None:
-        """Read the student's weights, as `keras.Model.load_weights` does."""
+        """Loads the weights of the student."""
         self.student.load_weights(filepath, **options)
 
     def _batch(
@@ -295,8 +295,7 @@ class Distiller(keras.Model):
     def _distance(self, x: Tensor, batch: Batch, answers: Any, training: Any) -> Any:
         features = self._last_pass.take(batch.predictions)
         if features is None and self._reader.refs:
-            # These outputs were not the last ones made here: Keras builds its metrics
-            # on symbols, for one.
+            # Other outputs, for example when Keras builds its metrics symbolically.
             _, features = self._reader(x, training=training)
         cached_answers = answers or [None] * len(self._objectives)
         answered_batches = [
@@ -336,7 +335,7 @@ class Distiller(keras.Model):
         values = {}
         for number, objective in enumerate(self._objectives):
             if not objective.losses_on_outputs:
-                continue  # its outputs need not be the student's
+                continue  # output shapes of teacher and student can differ
             name = "teacher" if len(self._objectives) == 1 else f"teacher_{number}"
             with self._judging(number):
                 logs = self.evaluate(x, y, sample_weight=weight, **arguments)

@@ -1,4 +1,4 @@
-"""Features: what layers inside of a model give in every pass that it makes."""
+"""Features: outputs of inner layers of a model."""
 
 import contextlib
 import difflib
@@ -17,14 +17,11 @@ from kerasmem.errors import ModelError
 from kerasmem.types import Layer, Model, Tensor, Tensors
 
 _REPEATING = (keras.layers.RNN, keras.layers.Wrapper)
-"""What runs a layer in a loop: what that gives is no tensor outside of it."""
+"""Layers that run a layer in a loop, whose tensors do not exist outside of the loop."""
 
 
 def inner_layers(model: Model) -> dict[str, Any]:
-    """Return every layer inside of a model whose outputs can be looked at, by its path.
-
-    A path is the names from the outside in, such as `"encoder/block_1/dense"`.
-    """
+    """Returns every readable inner layer by path, such as `"encoder/block_1/dense"`."""
     layers: dict[str, Any] = {}
     _collect(model, "", layers, set())
     return layers
@@ -33,11 +30,11 @@ def inner_layers(model: Model) -> dict[str, Any]:
 def _collect(layer: Layer, prefix: str, layers: dict[str, Any], seen: set[int]) -> None:
     if isinstance(layer, _REPEATING):
         return
-    # Keras has no public list of the layers that a plain layer holds.
+    # Keras has no public list of the sublayers of a plain layer.
     for inner in getattr(layer, "_layers", ()):
         if id(inner) not in seen and isinstance(inner, keras.layers.Layer):
             seen.add(id(inner))
-            # The model that a Sequential keeps its own graph in has no name of its own.
+            # The internal Functional model of a Sequential is not part of the path.
             if isinstance(layer, keras.Sequential) and inner is layer._functional:
                 _collect(inner, prefix, layers, seen)
                 continue
@@ -47,16 +44,13 @@ def _collect(layer: Layer, prefix: str, layers: dict[str, Any], seen: set[int]) 
 
 
 def find_layers(model: Model, name: str, role: str) -> list[tuple[str, int]]:
-    """Return the paths that a name means, and which tensor of the layer's.
+    """Returns the paths of matching layers and the index of the output tensor.
 
-    Args:
-        model: where to look.
-        name: path, layer name or regular expression; with `":1"` at its end for the
-            second tensor.
-        role: `"teacher"` or `"student"`, for the text of the error.
+    `name` is a path, layer name or regular expression. An ending such as `":1"` selects
+    the second output tensor.
 
     Raises:
-        ModelError: if it means none, with the nearest names; or two of one name.
+        ModelError: If no layer matches, or a layer name is ambiguous.
     """
     layer_name, _, index = name.rpartition(":")
     layer_name, index = (
@@ -68,7 +62,7 @@ def find_layers(model: Model, name: str, role: str) -> list[tuple[str, int]]:
     paths = [path for path, layer in layers.items() if layer.name == layer_name]
     if len(paths) > 1:
         raise ModelError(
-            f"The {role} {model.name!r} has {len(paths)} layers of the name "
+            f"The {role} {model.name!r} has {len(paths)} layers named "
             f"{layer_name!r}. Next: use one of their paths: {', '.join(paths)}."
         )
     try:
@@ -87,13 +81,9 @@ def find_layers(model: Model, name: str, role: str) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def layer_outputs(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
-    """Give a dict that fills with what layers return while the context lasts.
+    """Yields a dict that records layer outputs by name within the scope.
 
-    The order is that of the calls; of a layer that is called twice the last call
-    counts. Afterwards the layers are as before.
-
-    Args:
-        layers: by the name under which their tensors are wanted.
+    Entries are in call order. For a layer with several calls, the last call counts.
     """
     outputs: dict[str, list[Any]] = {}
 
@@ -109,24 +99,14 @@ def layer_outputs(layers: dict[str, Any]) -> Iterator[dict[str, list[Any]]]:
 
 @dataclass(frozen=True)
 class FeatureRef:
-    """One tensor that one layer gives.
-
-    Args:
-        path: the layer's path in its model.
-        index: which of its tensors.
-    """
+    """Reference to one output tensor of a layer, by layer path and index."""
 
     path: str
     index: int = 0
 
 
 class FeatureReader:
-    """Runs a model and reads features on the way.
-
-    Args:
-        model: the model.
-        refs: what to read; their layers run whenever the model does.
-    """
+    """Runs a model and returns its outputs and the referenced features."""
 
     def __init__(self, model: Model, refs: list[FeatureRef]) -> None:
         every = inner_layers(model) if refs else {}
@@ -135,7 +115,7 @@ class FeatureReader:
         self._layers = {ref.path: every[ref.path] for ref in refs}
 
     def __call__(self, x: Tensor, **options: Any) -> tuple[Any, dict[FeatureRef, Any]]:
-        """Return the outputs of the model and the features, channels last."""
+        """Returns the outputs of the model and the features, channels last."""
         with layer_outputs(self._layers) as tensors:
             outputs = self._model(x, **options)
         return outputs, {
@@ -145,17 +125,17 @@ class FeatureReader:
 
 
 class LastPass(threading.local):
-    """Keeps the features of a pass for whoever gets its outputs next, per thread."""
+    """Passes features of a forward pass to the loss computation, per thread."""
 
     def __init__(self) -> None:
         self._last: tuple[Any, dict[FeatureRef, Any]] | None = None
 
     def keep(self, outputs: Tensors, features: dict[FeatureRef, Any]) -> None:
-        """Note what the pass that made these outputs gave besides."""
+        """Stores the features with the outputs of the same pass."""
         self._last = (outputs, features) if features else None
 
     def take(self, outputs: Tensors) -> dict[FeatureRef, Any] | None:
-        """Return and forget the features; None if other outputs came last."""
+        """Returns and clears the features; `None` if `outputs` differ."""
         last_pass, self._last = self._last, None
         if last_pass is None:
             return None
@@ -166,7 +146,7 @@ class LastPass(threading.local):
 
 
 def channels_last(tensor: Tensor, layer: Layer) -> Any:
-    """Return what a layer gave with its channels in the last axis."""
+    """Moves the channels of a layer output to the last axis."""
     default = keras.config.image_data_format()
     form = getattr(layer, "data_format", None) or default
     if form == "channels_first" and len(tensor.shape) >= 4:
@@ -175,18 +155,13 @@ def channels_last(tensor: Tensor, layer: Layer) -> Any:
 
 
 class FrozenTeacher:
-    """The teacher behind a wall.
+    """Hides the teacher from the variable tracking of Keras.
 
-    Keras collects the weights of everything that a model holds; of this it does not,
-    so the teacher keeps its `trainable` flag and its weights stay out of every
-    optimizer, gradient and file.
-
-    Args:
-        model: a built `keras.Model`.
-        refs: features to read while it answers.
+    Its weights stay out of the optimizer, the gradients and saved files, and its
+    `trainable` flag does not change.
 
     Raises:
-        ModelError: if the model has no weights yet.
+        ModelError: If the model has no weights yet.
     """
 
     def __init__(self, model: Model, refs: list[FeatureRef]) -> None:
@@ -200,18 +175,16 @@ class FrozenTeacher:
         self.read = FeatureReader(model, refs)
 
     def step_state(self) -> list[Any]:
-        """Return variables for whoever calls `answer` inside a compiled step.
+        """Returns variable copies for calling `answer` in a compiled step.
 
-        There are none where a step can read the teacher's own variables.
+        The list is empty if the backend can read the teacher's variables there.
         """
         return backends.current().copies_for_step(self.model.variables)
 
     def answer(self, x: Tensor, state: list[Any]) -> tuple[Any, dict[FeatureRef, Any]]:
-        """Return the teacher's outputs for a batch and features, in inference mode.
+        """Returns outputs and features of the teacher in inference mode.
 
-        Args:
-            x: inputs as `fit` gives them to a model.
-            state: what `step_state` returned.
+        `state` is the result of `step_state`.
         """
         riding = [
             (v, s.value) for v, s in zip(self.model.variables, state, strict=False)

@@ -1,4 +1,4 @@
-"""The objective of one teacher: what it answers to a batch, compared with a student."""
+"""Distillation loss for one teacher."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,18 +38,18 @@ from kerasmem.types import Logs, Model, Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """What teacher and student said of a batch, and what is known of it.
+    """Outputs and labels of one batch.
 
     Args:
-        answers: the teacher's outputs; None where no loss asks for them.
-        predictions: the student's outputs.
-        labels: as the data has them, or None.
-        weight: sample weights, or None.
-        student: the student.
-        loss: what it is trained with on labels, or None.
-        cached: whether the answers come from a cache, where all are logits or values.
-        padding: masks of the sequences; empty where the data has sample weights.
-        places: weights by them in the structure of the outputs, or None.
+        answers: Teacher outputs, or `None` if no loss needs them.
+        predictions: Student outputs.
+        labels: Labels or `None`.
+        weight: Sample weights or `None`.
+        student: The student model.
+        loss: Loss of the student on the labels, or `None`.
+        cached: Whether `answers` come from a cache, which stores logits or values.
+        padding: Sequence masks. Empty if the data has sample weights.
+        places: Weights from the masks, in the structure of the outputs, or `None`.
     """
 
     answers: Any
@@ -64,14 +64,10 @@ class Batch:
 
 
 class Objective(keras.layers.Layer):
-    """One teacher, what it is asked, and how the student is compared with it.
+    """One teacher and its comparisons with the student.
 
-    Args:
-        teacher: a built model.
-        student: the model that learns.
-        losses: what is compared.
-        probes: what the layers of both gave for a sample; None without features.
-        factors: values of the scheduled fields of losses at this step.
+    `probes` contains the layer shapes of both models, or is `None` without feature
+    losses.
     """
 
     def __init__(
@@ -97,18 +93,15 @@ class Objective(keras.layers.Layer):
 
     @property
     def student_refs(self) -> list[FeatureRef]:
-        """What has to be read of the student, each once."""
+        """Student features that the losses need, without duplicates."""
         return list(dict.fromkeys(c.student_ref for c in self.comparisons))
 
     def teacher_batch(
         self, x: Tensor, batch: Batch, cached: Sequence[Any] | None
     ) -> tuple[Batch, dict[FeatureRef, Any]]:
-        """Return a batch with the teacher's answers, and the teacher's features.
+        """Returns the batch with teacher outputs, and the teacher features.
 
-        Args:
-            x: inputs of the teacher.
-            batch: what is known besides.
-            cached: what the teacher said of the batch before, or None to ask it.
+        The teacher runs only if there are no cached outputs.
         """
         if cached is None:
             answers, teacher_features = self.frozen.answer(x, self.state)
@@ -124,13 +117,7 @@ class Objective(keras.layers.Layer):
         teacher_features: dict[FeatureRef, Any],
         student_features: dict[FeatureRef, Any],
     ) -> Any:
-        """Return the weighted sum of all losses for a batch; those of one add up.
-
-        Args:
-            batch: what `teacher_batch` returned.
-            teacher_features: likewise.
-            student_features: features of the student.
-        """
+        """Returns the weighted sum of all losses and layer pairs for a batch."""
         total = self._on_outputs(batch) if self.losses_on_outputs else 0.0
         for comparison in self.comparisons:
             refs = comparison.teacher_ref, comparison.student_ref
@@ -144,30 +131,30 @@ class Objective(keras.layers.Layer):
                     strict=True,
                 )
             ]
-            # First the distances, so that no mask of time steps meets one per sample.
+            # Reduced in two steps, because time step masks do not fit sample weights.
             each = comparison.loss.distances(*pair)
             value = Reduced(lambda _, same: same)(each, each, _per_sample(batch.weight))
             total += self.factors.current(comparison.loss, "weight") * value
         return total
 
     def error(self, batch: Batch) -> Any:
-        """Return how wrong the teacher's answers to a batch are, (batch,).
+        """Returns the cross-entropy of the teacher per sample, shape `(batch,)`.
 
         Raises:
-            ConfigError: if the output is not that of one classifier with labels.
+            ConfigError: If the model is not a classifier with one output and labels.
         """
         ways = self.comparables(batch)
         if len(ways) > 1 or ways[0].task is not OutputTask.CATEGORICAL:
             raise ConfigError(
-                "Teachers are weighted by confidence where the only output tells one "
-                f"class of several. Received: {len(ways)} outputs, "
+                "teacher_weights='confidence' needs a classifier with one output. "
+                f"Received: {len(ways)} outputs, "
                 f"{', '.join(way.task.value for way in ways)}."
             )
         (label,) = _labels(batch, 1)
         if label is None:
             raise ConfigError(
-                "The confidence in a teacher comes from labels, and the data has none. "
-                "Next: hand in (x, y), or numbers as teacher_weights."
+                "teacher_weights='confidence' needs labels, but the data has none. "
+                "Next: give (x, y), or numbers as teacher_weights."
             )
         (answers,) = keras.tree.flatten(batch.answers)
         return cross_entropy(
@@ -197,7 +184,7 @@ class Objective(keras.layers.Layer):
         weights = keras.tree.flatten(batch.weight)
         if len(weights) != len(predictions):
             weights = [batch.weight] * len(predictions)
-        if batch.places is not None:  # of data without weights: these are of samples
+        if batch.places is not None:  # then `weights` only contains teacher confidences
             places = keras.tree.flatten(batch.places)
             weights = [
                 one if share is None else weighted(one, share)
@@ -214,7 +201,7 @@ class Objective(keras.layers.Layer):
         return total
 
     def comparables(self, batch: Batch) -> list[Comparable]:
-        """Return how each output of the student is compared with the teacher's."""
+        """Returns the conversion for each pair of outputs."""
         teacher = self.frozen.model
         pairs = zip(
             describe_outputs(teacher, teacher.loss, batch.answers),
@@ -243,20 +230,15 @@ def _comparisons(
 def _soft(
     loss: OutputLoss, way: Comparable, labels: Tensor, temperature: Any
 ) -> Callable[..., Any]:
-    """Return what compares one output of the two models.
-
-    Raises:
-        ModelError: if the loss is not for what the output is.
-        ConfigError: if it lacks labels.
-    """
+    """Returns the reduced loss for one pair of outputs."""
     if way.task not in loss.tasks:
         raise ModelError(
-            f"{type(loss).__name__} compares the classes of a classifier. Received: an "
-            f"output that is {way.task.value}. Next: use Logits for it."
+            f"{type(loss).__name__} needs the class outputs of a classifier. Received: "
+            f"an output that is {way.task.value}. Next: use Logits for it."
         )
     if loss.needs_labels and labels is None:
         raise ConfigError(
-            f"{type(loss).__name__} takes labels, and the data has none. Next: hand in "
+            f"{type(loss).__name__} needs labels, but the data has none. Next: give "
             "(x, y), or use Logits."
         )
 
@@ -284,33 +266,21 @@ def _per_sample(weight: Any) -> Any:
 
 
 class TeacherMetrics(keras.callbacks.Callback):
-    """Puts what teachers do by the student's metrics beside what the student does.
-
-    Args:
-        metrics: what to add to the logs of every epoch that the student was judged
-            after.
-    """
+    """Adds the metrics of the teachers to the logs of validated epochs."""
 
     def __init__(self, metrics: dict[str, float]) -> None:
         super().__init__()
         self._metrics = metrics
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Add the metrics to the logs."""
+        """Adds the metrics to the logs."""
         del epoch
         if logs is not None and any(name.startswith("val_") for name in logs):
             logs.update(self._metrics)
 
 
 def teacher_answers(objective: Objective, x: Tensor, batch: Batch, cached: Any) -> Any:
-    """Return what a teacher answers, in the form that its student gives.
-
-    Args:
-        objective: the teacher.
-        x: inputs of both.
-        batch: what the student said, and its loss.
-        cached: what the teacher said of the batch before, or None to ask it.
-    """
+    """Returns the outputs of a teacher in the form of the student outputs."""
     teacher_batch, _ = objective.teacher_batch(x, batch, cached)
     ways = objective.comparables(teacher_batch)
     of_student, of_teacher = map(

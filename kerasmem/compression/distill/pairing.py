@@ -1,4 +1,4 @@
-"""Which layers of the teacher teach which layers of the student."""
+"""Pairs layers of the teacher with layers of the student."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,9 @@ from kerasmem.types import Model, Tensors
 
 @dataclass(frozen=True)
 class Probe:
-    """What the layers of a model gave for a sample.
+    """Layer output shapes of a model, and the paths of its output layers.
 
-    Args:
-        model: name of the model, for the text of errors.
-        tensors: shapes of what every layer that ran returned, without the batch axis,
-            channels last, by path in the order of the calls.
-        final: paths of the layers that gave an output of the model.
+    Shapes are channels-last without the batch axis, by layer path in call order.
     """
 
     model: str
@@ -36,16 +32,12 @@ class Probe:
     final: frozenset[str]
 
     def shape(self, ref: FeatureRef) -> tuple[int, ...]:
-        """Return the shape of a feature.
-
-        Raises:
-            ModelError: if the layer did not run, or has no such tensor.
-        """
+        """Returns the shape of a feature. Raises `ModelError` if it does not exist."""
         shapes = self.tensors.get(ref.path)
         if shapes is None:
             raise ModelError(
                 f"The layer {ref.path!r} of {self.model!r} does not run when the model "
-                "is called. Next: pair another one."
+                "is called. Next: pair another layer."
             )
         if ref.index >= len(shapes):
             raise ModelError(
@@ -56,16 +48,7 @@ class Probe:
 
 
 def probe_models(teacher: Model, student: Model, sample: Any) -> tuple[Probe, Probe]:
-    """Return what the layers of two models give.
-
-    Args:
-        teacher: a built model.
-        student: likewise.
-        sample: inputs for both, or None for zeros.
-
-    Raises:
-        ModelError: if no sample is given and a model does not tell its inputs' shape.
-    """
+    """Returns the layer output shapes of both models, on samples or zeros."""
     return (
         probe(teacher, sample_for(teacher, sample, "teacher")),
         probe(student, sample_for(student, sample, "student")),
@@ -73,7 +56,7 @@ def probe_models(teacher: Model, student: Model, sample: Any) -> tuple[Probe, Pr
 
 
 def probe(model: Model, inputs: Tensors) -> Probe:
-    """Return what the layers of a model give for some samples, in inference mode."""
+    """Returns the layer output shapes of a model in inference mode."""
     layers = inner_layers(model)
     with backends.current().inference(), layer_outputs(layers) as by_path:
         outputs = model(inputs, training=False)
@@ -94,16 +77,16 @@ def probe(model: Model, inputs: Tensors) -> Probe:
 
 
 def sample_for(model: Model, sample: Any, role: str) -> Any:
-    """Return samples to probe a model with: those given, or zeros of its inputs' shape.
+    """Returns the given samples, or zeros of the model's input shape.
 
     Raises:
-        ModelError: if none are given and the model does not tell of what shape.
+        ModelError: If there are no samples and the input shape is unknown.
     """
     samples = batch_of(model, None, 1) if sample is None else sample
     if samples is None:
         raise ModelError(
-            f"The {role} {model.name!r} does not tell the shape of its inputs, which "
-            "the features of its layers depend on. Next: hand in sample=, some inputs."
+            f"The input shape of the {role} {model.name!r} is unknown, but feature "
+            "losses need it. Next: give sample=, a few inputs."
         )
     return samples
 
@@ -122,15 +105,10 @@ _NOISY = (
 def pair_layers(
     loss: FeatureLoss, models: tuple[Any, Any], probes: tuple[Probe, Probe]
 ) -> list[tuple[FeatureRef, FeatureRef]]:
-    """Return what is compared with what: a feature of the teacher, one of the student.
-
-    Args:
-        loss: what its `layers` say.
-        models: teacher and student.
-        probes: what their layers gave for a sample.
+    """Returns pairs of a teacher feature and a student feature.
 
     Raises:
-        ModelError: if a name means no layer, or no layers fit each other.
+        ModelError: If a name matches no layer, or no layers fit each other.
     """
     if isinstance(loss.layers, str):
         hidden = [_hidden(*pair) for pair in zip(models, probes, strict=True)]
@@ -141,7 +119,7 @@ def pair_layers(
         else:
             pairs = _by_shape(loss, *hidden)
         if not pairs:
-            # Of layers that give vectors.
+            # Shapes of vector features, for the reason in the message.
             why = loss.mismatch((1,), (1,))
             raise ModelError(
                 f"No layers of the teacher {models[0].name!r} and the student "
@@ -165,9 +143,9 @@ def _by_name(
     )
     if len(teacher) != len(student):
         raise ModelError(
-            "Layers are paired in order, so both names must mean as many. Received: "
-            f"{names[0]!r} means {len(teacher)} layers of the teacher, {names[1]!r} "
-            f"means {len(student)} of the student."
+            "Layers are paired in order, so both names must match equally many layers. "
+            f"Received: {names[0]!r} with {len(teacher)} layers of the teacher, "
+            f"{names[1]!r} with {len(student)} of the student."
         )
     return [
         (FeatureRef(*a), FeatureRef(*b)) for a, b in zip(teacher, student, strict=True)
@@ -175,9 +153,9 @@ def _by_name(
 
 
 def _hidden(model: Model, probe: Probe) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Return the features of a model by block, without those of its outputs.
+    """Returns the hidden features of a model by block.
 
-    A block begins with a layer that has a kernel and lasts until the next one does.
+    A block starts at each layer with a kernel. The output block is excluded.
     """
     layers = inner_layers(model)
     unit_ids = {id(layer) for layer in _units(model)}
@@ -206,10 +184,10 @@ def _units(model: Model) -> list[Any]:
 def _by_shape(
     loss: FeatureLoss, teacher: list[Any], student: list[Any]
 ) -> list[tuple[str, str]]:
-    """Pair what has the same shape but for the channels, if the loss can compare it.
+    """Pairs features of equal spatial shape, if the loss can compare them.
 
-    Of images of one size the last counts; of vectors and sequences every block, spread
-    over the other model's by depth.
+    For images, only the last features of each size are paired. For vectors and
+    sequences, all blocks are paired, evenly spread over the depth of the other model.
     """
     of_teacher, of_student = _by_places(teacher), _by_places(student)
     pairs = []

@@ -1,6 +1,6 @@
-"""Weights of samples: which places are padding, how much each teacher counts.
+"""Sample weights from padding masks and from the confidence in teachers.
 
-Models that take their masks as inputs, as those of KerasHub do, hand none on to losses.
+Models with masks as inputs, such as KerasHub models, do not pass masks to losses.
 
 Source: Hailin Zhang, Defang Chen, Can Wang: Confidence-Aware Multi-Teacher Knowledge
 Distillation, 2022.
@@ -18,21 +18,21 @@ from kerasmem.types import Tensor, Tensors
 _KEY = "padding_mask"
 
 Masks = dict[str, Any]
-"""Masks (batch, length), true where there is a token, by what comes before
-`padding_mask` in their inputs' names: "", "encoder_" or "decoder_"."""
+"""Boolean masks of shape (batch, length) by prefix of the input name: "", "encoder_" or
+"decoder_"."""
 
 
 def padding_masks(x: Tensor) -> Masks:
-    """Return the masks among a model's inputs, where these have names."""
+    """Returns the padding masks of named inputs by prefix."""
     if not isinstance(x, Mapping):
         return {}
     return {k.removesuffix(_KEY): m for k, m in x.items() if str(k).endswith(_KEY)}
 
 
 def padding_weights(masks: Masks, outputs: Tensors) -> Any:
-    """Return sample weights in the structure of the outputs, None if all count alike.
+    """Returns sample weights in the structure of the outputs, `None` without masks.
 
-    They are those of Keras's masks: 0 for padding, and as much more for the rest.
+    Like Keras masks, padding has weight 0 and the other weights are scaled up.
     """
     names = outputs if isinstance(outputs, Mapping) else {"": outputs}
     by_output = {
@@ -51,12 +51,10 @@ def padding_weights(masks: Masks, outputs: Tensors) -> Any:
 
 
 def without_padding(masks: Masks, path: str, feature: Any) -> Any:
-    """Return what a layer gives, (batch, length, ...), with 0 where padding is.
+    """Returns a feature of shape (batch, length, ...) with zeros at padding.
 
-    Args:
-        masks: of `padding_masks`.
-        path: the layer's. Of two masks it tells which is the layer's.
-        feature: of any shape; what has another length than the mask stays as it is.
+    The layer path selects between encoder and decoder masks. A feature of another
+    length is returned unchanged.
     """
     mask = _mask(masks, path, feature)
     if mask is None:
@@ -66,7 +64,7 @@ def without_padding(masks: Masks, path: str, feature: Any) -> Any:
 
 
 def _weights(masks: Masks, name: str, output: Tensor) -> Any:
-    # A model with two sequences answers along the decoder's.
+    # The outputs of an encoder-decoder model follow the decoder sequence.
     mask = _mask(masks, name or "decoder_", output)
     if mask is None:
         return None
@@ -86,23 +84,16 @@ BY_CONFIDENCE = "confidence"
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Any:
-    """Return how wrong a classifier is, (batch,); the mean over all but the first axis.
-
-    Args:
-        logits: (batch, ..., classes).
-        labels: classes as numbers, or one-hot.
-    """
+    """Returns the cross-entropy per sample, for integer or one-hot labels."""
     each = -ops.sum(one_hot(labels, logits) * ops.log_softmax(logits), axis=-1)
     return ops.mean(flat(ops.expand_dims(each, -1)), axis=-1)
 
 
 def confidences(errors: Sequence[Any]) -> list[Any]:
-    """Return the share of each teacher, (batch,); those of a sample add up to 1.
+    """Returns the weight of each teacher per sample, shape (batch,), with sum 1.
 
-    A teacher counts the less, the larger its cross-entropy is beside the others'.
-
-    Args:
-        errors: that of each of at least two teachers, (batch,).
+    `errors` contains the cross-entropy of at least two teachers. A teacher with a
+    higher cross-entropy than the others has a lower weight.
     """
     away = ops.softmax(ops.stack(list(errors)), axis=0)
     shares = (1.0 - away) / (len(errors) - 1)
@@ -110,7 +101,7 @@ def confidences(errors: Sequence[Any]) -> list[Any]:
 
 
 def weighted(weight: Any, share: Any) -> Any:
-    """Return sample weights, or None, times the share of a teacher."""
+    """Returns sample weights multiplied by the weight of a teacher."""
     if weight is None:
         return share
 

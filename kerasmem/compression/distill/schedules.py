@@ -1,4 +1,4 @@
-"""Weights and temperatures that change with the step, as learning rates do."""
+"""Loss weights and temperatures that follow a schedule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from kerasmem.compression.distill.losses.base import DistillationLoss
 
 A_FUNCTION = "<function "
-"""How the plain data of a function begins that is no schedule of Keras."""
+"""Prefix of a serialized function that is not a Keras schedule."""
 LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule
 Number = float | Callable[[Any], Any]
-"""A number, a Keras `LearningRateSchedule`, or any other function of the step."""
+"""A number, a Keras `LearningRateSchedule`, or another function of the step."""
 
 
 @dataclass(frozen=True)
 class Scheduled(Real):
-    """The rule of a number, or of the value of a schedule at step 0."""
+    """Rule for a number or a schedule, whose value at step 0 is checked."""
 
     def check(self, owner: str, name: str, value: Any) -> Any:
-        """Return the number or the schedule, or raise `ConfigError`."""
+        """Returns the number or the schedule, or raises `ConfigError`."""
         schedule = self._deserialized(owner, name, value)
         if not callable(schedule):
             return super().check(owner, name, schedule)
@@ -52,7 +52,7 @@ class Scheduled(Real):
 
 
 def serialized(schedule: Callable[[Any], Any]) -> Any:
-    """Return a schedule of Keras as plain data, and of another function its name."""
+    """Returns a Keras schedule as plain data, or the name of another function."""
     if isinstance(schedule, LearningRateSchedule):
         return keras.optimizers.schedules.serialize(schedule)
     name = getattr(schedule, "__name__", type(schedule).__name__)
@@ -60,11 +60,7 @@ def serialized(schedule: Callable[[Any], Any]) -> Any:
 
 
 class ScheduledFactors(keras.layers.Layer):
-    """Counts the batches of a training, for the scheduled fields of its losses.
-
-    Args:
-        losses: whose fields may be schedules.
-    """
+    """Counts training steps and evaluates scheduled arguments of losses."""
 
     def __init__(self, losses: Sequence["DistillationLoss"]) -> None:
         super().__init__(dtype="float32", autocast=False)
@@ -82,11 +78,11 @@ class ScheduledFactors(keras.layers.Layer):
         self.built = True
 
     def advance(self) -> None:
-        """Count one batch."""
+        """Counts one batch."""
         if self._step is not None:
             self._step.assign_add(1)
 
     def current(self, loss: "DistillationLoss", field: str) -> Any:
-        """Return a field of a loss: a number, or a scalar tensor at this step."""
+        """Returns an argument of a loss at this step: a number or a scalar tensor."""
         value = getattr(loss, field)
         return value(ops.cast(self._step, "float32")) if callable(value) else value

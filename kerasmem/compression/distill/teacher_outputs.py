@@ -1,4 +1,4 @@
-"""Data with the teachers' answers beside the inputs, asked for once, kept on disk."""
+"""Adds cached teacher outputs to the inputs of a dataset."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,17 +30,13 @@ from kerasmem.types import Dataset, Tensor, Tensors
 
 
 class CachedAnswers:
-    """The answers of one teacher to all samples of some data.
+    """Cached outputs of one teacher for all samples of a dataset.
 
-    Args:
-        objective: the teacher and what is compared.
-        batch: what the student says of the data's first sample.
-        data: arrays or a `keras.utils.PyDataset`.
-        cache: how and where answers are kept.
-        part: folder inside of the cache's.
+    `batch` contains the student outputs for the first sample. `part` is a subfolder of
+    the cache folder.
 
     Raises:
-        ModelError: if the outputs of the two models do not fit each other.
+        ModelError: If the outputs of teacher and student are incompatible.
     """
 
     def __init__(
@@ -72,11 +68,7 @@ class CachedAnswers:
         self._arrays = self._store.arrays()
 
     def rows(self, x: Tensor) -> list[Any]:
-        """Return the answers to a batch of inputs.
-
-        Raises:
-            DataError: if one of the samples was not among those that were asked about.
-        """
+        """Returns the outputs for a batch. Raises `DataError` for unknown samples."""
         keys = sample_keys(x)
         unknown = [key for key in keys if key not in self._store.rows]
         if unknown:
@@ -93,7 +85,7 @@ class CachedAnswers:
 
     def _fill(self, data: Dataset) -> None:
         if self._store.complete and not is_array_data(data):
-            return  # what is unknown shows when the batch is asked for
+            return  # `rows` reports unknown samples
         for x in _chunks(data, self._cache.batch_size):
             keys = sample_keys(x)
             new = {k: i for i, k in enumerate(keys) if k not in self._store.rows}
@@ -129,18 +121,13 @@ class CachedAnswers:
     def _unknown(self, count: int, of: int) -> DataError:
         return DataError(
             f"The cache in {str(self._folder)!r} is of other data: it has no answers "
-            f"to {count} of {of} samples. Augmentation at random changes samples as "
-            "well. Next: remove it, use another folder, or distill without cache=."
+            f"to {count} of {of} samples. Random augmentation also changes samples. "
+            "Next: remove it, use another folder, or distill without cache=."
         )
 
 
 class AnsweredBatches(keras.utils.PyDataset):
-    """Batches of a dataset with the answers that were kept.
-
-    Args:
-        dataset: the batches.
-        cached: of every teacher.
-    """
+    """A `PyDataset` that adds cached teacher outputs to the inputs of another one."""
 
     def __init__(
         self, dataset: keras.utils.PyDataset, cached: Sequence[CachedAnswers]
@@ -151,21 +138,21 @@ class AnsweredBatches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches in an epoch."""
+        """Number of batches per epoch."""
         return self._dataset.num_batches
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        """Return a batch, its answers beside its inputs."""
+        """Returns a batch with teacher outputs."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(self._dataset[index])
         x = with_answers(x, [answers.rows(x) for answers in self._cached])
         return keras.utils.pack_x_y_sample_weight(x, y, weight)
 
     def on_epoch_begin(self) -> None:
-        """Pass the event on."""
+        """Calls the wrapped dataset."""
         self._dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Pass the event on."""
+        """Calls the wrapped dataset."""
         self._dataset.on_epoch_end()
 
 
@@ -176,17 +163,10 @@ def with_cached_answers(
     cache: Cache,
     part: str = "",
 ) -> Any:
-    """Return data whose inputs have the teachers' answers beside them.
-
-    Args:
-        data: arrays, or a `keras.utils.PyDataset`.
-        objectives: one per teacher.
-        batch: what the student says of the data's first sample.
-        cache: how and where answers are kept.
-        part: folder inside of the cache's.
+    """Returns data whose inputs include the teacher outputs.
 
     Raises:
-        DataError: if the cache is of another teacher, or of other data.
+        DataError: If the cache belongs to another teacher or other data.
     """
     parts = [f"{part}/teacher_{i}" for i in range(len(objectives))]
     folders = [part] if len(objectives) == 1 else [p.lstrip("/") for p in parts]
@@ -203,7 +183,7 @@ def with_cached_answers(
 
 
 def can_cache(data: Dataset) -> bool:
-    """Return True for data whose samples can be asked about once for all epochs."""
+    """Returns whether `data` can be cached: arrays or a `PyDataset`."""
     return isinstance(data, keras.utils.PyDataset) or is_array_data(data)
 
 
@@ -231,7 +211,7 @@ def _joined(batches: list[Any]) -> Any:
 
 
 class _TeacherOutputs(keras.Model):
-    """Returns what the losses need of the teacher, flat, in float32."""
+    """Returns the teacher outputs that the losses need, flat, in float32."""
 
     def __init__(self, objective: Objective, ways: list[Comparable]) -> None:
         super().__init__(name="asked", autocast=False)
@@ -240,7 +220,7 @@ class _TeacherOutputs(keras.Model):
         self._ways = ways
 
     def call(self, inputs: Tensors) -> list[Any]:
-        """Return logits or values of every output, then the features."""
+        """Returns logits or values of every output, then the features."""
         outputs, features = self._read(inputs, training=False)
         flat = keras.tree.flatten(outputs)[: len(self._ways)]
         full = [ops.cast(x, "float32") for x in flat]

@@ -1,4 +1,4 @@
-"""The choice of how far kernels are factorized."""
+"""Config of low-rank factorization."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, ClassVar
@@ -7,19 +7,19 @@ from kerasmem.checks import Patterns, Real
 from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 
-_SHARE = Real("the share that stays,", above=0, most=1)
+_SHARE = Real("a fraction to keep,", above=0, most=1)
 METHODS = ("spatial", "tucker", "channel")
 
 
 @dataclass(frozen=True)
 class Factorize(Technique):
-    """Low-rank factorization: replace a large kernel by two or three small ones.
+    """Low-rank factorization: replaces a large kernel by two or three small ones.
 
-    The kernels' product is the nearest of its rank to the kernel that was. Fewer
-    weights, in the file and in RAM, and fewer multiplications. Dense, EinsumDense and
-    convolutions are factorized where that saves weights: in a model's graph by thin
-    layers in their place, which is plain Keras, inside of other layers and of models of
-    KerasHub by thin layers within them.
+    The product of the small kernels is the best approximation of the kernel for its
+    rank. This reduces weights in the file and in RAM, and multiplications. Dense,
+    EinsumDense and convolution layers are factorized if that saves weights. Layers in
+    the graph of a model become several plain Keras layers. Layers inside of other
+    layers and of KerasHub models get their factors as sublayers.
 
     Sources: Jaderberg, Vedaldi and Zisserman, "Speeding up Convolutional Neural
     Networks with Low Rank Expansions", 2014 (spatial); Kim et al., "Compression of Deep
@@ -27,19 +27,21 @@ class Factorize(Technique):
     (Tucker).
 
     Args:
-        rank_ratio: share of the rank of every kernel that stays, in (0, 1].
-        energy: in place of it: share of a kernel's sum of squares that stays, in
-            (0, 1].
-        method: for convolutions: `"spatial"`, rows, then columns (2-D; others as by
-            channel); `"tucker"`, fewer channels in, fewer out; `"channel"`, fewer
-            channels out, then all of them at one place.
-        include: regular expressions; only a kernel whose path holds one is
-            factorized, or whose layer is of a class of that name.
-        exclude: likewise; such a kernel is left alone.
+        rank_ratio: Float in (0, 1]. Fraction of the rank of every kernel to keep.
+        energy: Float in (0, 1]. Fraction of the sum of squares of every kernel to
+            keep. Exactly one of `rank_ratio` and `energy` is required.
+        method: Method for convolutions. `"spatial"` convolves rows, then columns (2D;
+            others use `"channel"`). `"tucker"` reduces the input channels, convolves,
+            and expands the output channels. `"channel"` convolves to fewer channels and
+            expands them with a pointwise convolution. Defaults to `"spatial"`.
+        include: Regular expressions for paths or layer class names. Only matching
+            kernels are factorized. Defaults to all kernels.
+        exclude: Regular expressions for paths or layer class names of kernels to leave
+            unchanged.
 
     Raises:
-        ConfigError: if a value is out of its range, or not one of `rank_ratio` and
-            `energy` is given.
+        ConfigError: If a value is out of range, or not exactly one of `rank_ratio` and
+            `energy` is set.
 
     Example:
         >>> Factorize(0.25).to_json()["method"]
@@ -61,6 +63,6 @@ class Factorize(Technique):
         super().__post_init__()
         if (self.rank_ratio is None) == (self.energy is None):
             raise ConfigError(
-                "Factorize keeps a share of the rank or of the energy, one of the two. "
-                f"Received: rank_ratio={self.rank_ratio!r}, energy={self.energy!r}."
+                "Expected exactly one of rank_ratio and energy in Factorize. Received: "
+                f"rank_ratio={self.rank_ratio!r}, energy={self.energy!r}."
             )

@@ -1,4 +1,4 @@
-"""A model with chains of thin layers in the place of thick ones."""
+"""Applies low-rank factorization to a model."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,22 +26,22 @@ from kerasmem.records import WeightChange
 from kerasmem.types import Model, Node
 
 NAME = "factorize"
-_NO_KERNEL = "is no kernel"
-_TOO_LARGE = "would have as many weights or more"
-_ADVICE = " Next: keep less of the rank."
+_NO_KERNEL = "is not a kernel"
+_TOO_LARGE = "would not have fewer weights"
+_ADVICE = " Next: reduce the rank."
 
 
 def factorize(
     model: Model, config: Factorize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model of thinner layers, and what became of every weight.
+    """Factorizes the kernels of a model.
 
-    A layer of the graph gives way to thin ones in a new model; a layer inside of
-    another one gets them in place.
+    Layers in the graph are replaced in a new model. Layers inside of other layers are
+    changed in place.
 
     Raises:
-        ModelError: if nothing in the model becomes smaller.
-        ConfigError: if a pattern matches no weight.
+        ModelError: If no kernel becomes smaller.
+        ConfigError: If a pattern matches no weight.
     """
     del context
     everything = list(weights(model))
@@ -66,9 +66,9 @@ def factorize(
         of_kernels = [why for why in reasons.values() if why != _NO_KERNEL]
         ((commonest, _),) = Counter(of_kernels or [_NO_KERNEL]).most_common(1)
         raise ModelError(
-            f"The model {model.name!r} has nothing to factorize: of its "
-            f"{len(everything)} weights none is a kernel that becomes smaller; the "
-            f"commonest reason: {commonest}. Received: "
+            f"The model {model.name!r} has nothing to factorize: none of its "
+            f"{len(everything)} weights is a kernel that becomes smaller. Most "
+            f"frequent reason: {commonest}. Received: "
             f"{config!r}.{_ADVICE * (_TOO_LARGE in reasons.values())}"
         )
     changes = [_change(weight, chains, reasons) for weight in everything]
@@ -88,7 +88,7 @@ def factorize(
 
 
 class _Thinner(Rewrite):
-    """Chains in the place of layers."""
+    """Replaces layers by their factors."""
 
     def __init__(self, chains: dict[int, FactorChain]) -> None:
         self._chains = chains

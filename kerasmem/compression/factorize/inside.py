@@ -1,11 +1,10 @@
-"""Thin layers inside of the layer whose kernel they replace, where no graph takes them.
+"""Factorizes layers inside of other layers, where the graph cannot be rebuilt.
 
-A layer inside of another one, of a subclassed model or of a model of KerasHub, stays
-where it is, with its name and its bias. Its class changes to one that calls the factors
-in turn, which are ordinary layers within it: other techniques find their kernels there.
-The block that a model's config knows is saved as `kerasmem>FactorizedLayer` with its
-own config inside. Loaded, it first becomes what it was, is built as Keras builds it,
-and then gets its factors.
+This applies to layers inside of other layers, of subclassed models and of KerasHub
+models. The layer keeps its name and bias. Its class changes to a class that calls the
+factors in sequence. The factors are ordinary sublayers, so other techniques find their
+kernels. The outer layer is saved as `kerasmem>FactorizedLayer` with its original config
+inside. Loading restores and builds the original layer first, and then adds the factors.
 """
 
 import copy
@@ -35,17 +34,13 @@ from kerasmem.graph.lora import (
 from kerasmem.types import Layer, Tensors
 
 Forms = list[dict[str, Any]]
-"""Thin layers as Keras serializes them, the first to the last."""
+"""Serialized factors, in call order."""
 
 
 class FactorizedKernel(ComputedVariable):
-    """Reads as the product of the kernels of thin layers.
+    """A kernel that is computed as the product of its factors.
 
-    Args:
-        origin: the kernel that is replaced.
-        owner: its layer.
-        factors: the thin layers, built.
-        forms: they, serialized.
+    `forms` contains the serialized factor layers.
     """
 
     def __init__(
@@ -58,26 +53,23 @@ class FactorizedKernel(ComputedVariable):
 
     @property
     def value(self) -> Any:
-        """The kernel, a fresh tensor."""
+        """The computed kernel."""
         return _product([each.kernel for each in self.factors], self._equation)
 
     def assign(self, value: Any) -> Any:
-        """Refuse: there is no one way to make factors of a value.
-
-        Raises:
-            ModelError: always.
-        """
+        """Raises `ModelError`, because the factors of a value are not unique."""
         names = " and ".join(factor.kernel.path for factor in self.factors)
         raise ModelError(
-            f"The kernel {self.path!r} is a product of factors and takes no value. "
-            f"Next: assign to {names}. Received: a value of shape {np.shape(value)}."
+            f"Cannot assign to the kernel {self.path!r}, because it is a product of "
+            f"factors. Next: assign to {names}. Received: a value of shape "
+            f"{np.shape(value)}."
         )
 
     dtype = property(lambda self: self._own_dtype)
 
     @property
     def trainable(self) -> bool:
-        """Whether the factors are trained; LoRA, which adds to it, freezes them."""
+        """Whether the factors are trained. Enabling LoRA freezes them."""
         return any(factor._kernel.trainable for factor in self.factors)
 
     @trainable.setter
@@ -95,17 +87,17 @@ def _product(kernels: Sequence[Any], equation: str | None) -> Any:
 
 
 def summed_and_new(equation: str) -> list[int]:
-    """Return the axes of an EinsumDense's kernel, first those that are summed over."""
+    """Returns the kernel axes of an EinsumDense, reduced axes first."""
     _, kernel, output = einsum_parts(equation)
     axes = range(len(kernel))
     return sorted(axes, key=lambda axis: (kernel[axis] in output, axis))
 
 
 class FactorizedProduct(keras.layers.Layer):
-    """A Dense, EinsumDense or convolution that calls its factors in turn."""
+    """A Dense, EinsumDense or convolution layer that calls its factors in sequence."""
 
     def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
-        """Multiply with each factor; with LoRA with the product of them all."""
+        """Applies the factors in sequence. With LoRA, applies their product."""
         if has_lora(self):
             return super().call(inputs, *args, **kwargs)
         for factor in self._kernel.factors:
@@ -113,20 +105,20 @@ class FactorizedProduct(keras.layers.Layer):
         return with_bias_and_activation(self, inputs)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save all own variables in order: Dense and others look for a kernel."""
+        """Saves all variables in order, because Dense would look up a kernel."""
         keras.layers.Layer.save_own_variables(self, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` saved."""
+        """Loads variables saved by `save_own_variables`."""
         keras.layers.Layer.load_own_variables(self, store)
 
 
 @keras.saving.register_keras_serializable("kerasmem", "FactorizedLayer")
 class FactorizedBlock(keras.layers.Layer):
-    """A layer of a model's config with factors inside; see `factorize_inside`."""
+    """A layer with factorized sublayers; see `factorize_inside`."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the serialized form that it had, its factors and LoRA inside."""
+        """Returns the original config with factors and LoRA settings."""
         kernels = {n: _kernel_of(each) for n, each in enumerate(_without_factors(self))}
         return {
             "name": self.name,
@@ -142,7 +134,7 @@ class FactorizedBlock(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the layer of a config, with factors as soon as it is built."""
+        """Creates the layer. Its factors are inserted once it is built."""
         layer = layer_before(config)
         _become_block(layer, config["layer"])
         vars(layer)["_awaited"] = config["factors"]
@@ -150,37 +142,35 @@ class FactorizedBlock(keras.layers.Layer):
         return layer
 
     def build_from_config(self, config: Any) -> None:
-        """Build the layer as it was, then give it its factors."""
+        """Builds the original layer, then inserts its factors."""
         super().build_from_config(config)
         _insert_awaited(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layer, which may build it; then give it factors that it awaits."""
+        """Calls the layer. The first call may build it and insert the factors."""
         outputs = super().__call__(*args, **kwargs)
         _insert_awaited(self)
         return outputs
 
 
 def why_not_inside(weight: Weight) -> str | None:
-    """Return why a kernel inside of a layer has no factors there, None if it may."""
+    """Returns why a kernel inside of a layer cannot be factorized, or `None`."""
     block, owner = weight.block, weight.owner
     is_ours = type(block).get_config.__module__.startswith("kerasmem.")
     if is_ours and type(block).get_config is not FactorizedBlock.get_config:
-        return "is inside of a layer with codes, which come after factors"
+        return "is inside of a quantized layer; factorize first"
     layers = sublayers(block)
     if not any(owner is layer for layer in _without_factors(block)):
         return "is a factor already"
     if sum(weight.variable is v for one in layers for v in vars(one).values()) > 1:
-        return "is kept by more than one layer"
-    return "has LoRA beside it" if has_lora(owner) else None
+        return "is stored in more than one layer"
+    return "has LoRA" if has_lora(owner) else None
 
 
 def factorize_inside(pairs: Iterable[tuple[Weight, Sequence[Any]]]) -> None:
-    """Give layers inside of blocks their factors, in place.
+    """Inserts factors into layers inside of blocks, in place.
 
-    Args:
-        pairs: a kernel of which `why_not_inside` told nothing, and the thin layers in
-            its place, built, with their values.
+    `pairs` contains kernels that `why_not_inside` accepts and their built factors.
     """
     blocks = {}
     for weight, layers in pairs:
@@ -194,11 +184,9 @@ def factorize_inside(pairs: Iterable[tuple[Weight, Sequence[Any]]]) -> None:
 
 
 def built_in_turn(layer: Layer, configs: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return thin layers for the place of a built one, built behind one another.
+    """Returns layers built in sequence, as a replacement for a built layer.
 
-    Args:
-        layer: it.
-        configs: of layers of its class, the first to the last.
+    `configs` contains their configs, all of the class of `layer`.
     """
     shape = layer.get_build_config()["input_shape"]
     thin_layers = []
@@ -212,11 +200,9 @@ def built_in_turn(layer: Layer, configs: Sequence[dict[str, Any]]) -> list[Any]:
 
 @contextmanager
 def factorized_part(block: Layer, part: Any) -> Iterator[None]:
-    """Let a model within a factorized one be saved by itself, while the scope is open.
+    """Allows saving a sublayer of a factorized model on its own within the scope.
 
-    Args:
-        block: a model; where it is no `FactorizedBlock`, nothing is done.
-        part: one of its `sublayers`, such as the backbone of a task.
+    Does nothing if `block` is not a `FactorizedBlock`.
     """
     if part is block or not (isinstance(block, FactorizedBlock) and has_factors(part)):
         yield
@@ -227,13 +213,13 @@ def factorized_part(block: Layer, part: Any) -> Iterator[None]:
 
 
 def has_factors(layer: Layer) -> bool:
-    """Return whether a layer or one inside of it has factors in it."""
+    """Returns whether a layer or one of its sublayers is factorized."""
     return any(_kernel_of(each) is not None for each in sublayers(layer))
 
 
 def _serialized(layer: Layer) -> dict[str, Any]:
     form = keras.saving.serialize_keras_object(layer)
-    # Both are told again by the form around this one.
+    # The outer config contains both.
     form.pop("build_config", None)
     form.pop("compile_config", None)
     return form
@@ -278,8 +264,8 @@ def _check_fit(owner: Any, layers: Sequence[Any]) -> None:
     if shape != tuple(owner.kernel.shape):
         raise ModelError(
             f"The factors of the layer {owner.name!r} do not fit its kernel. Expected: "
-            f"a product of the shape {tuple(owner.kernel.shape)}. Received: {shape}. "
-            "Next: change the arguments of a model before km.Factorize."
+            f"a product of shape {tuple(owner.kernel.shape)}. Received: {shape}. Next: "
+            "change the arguments of a model before km.Factorize."
         )
 
 

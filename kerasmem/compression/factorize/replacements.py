@@ -1,4 +1,4 @@
-"""Chains of thin layers that compute what one layer does, or the nearest of their rank.
+"""Factors of a layer: low-rank layers that approximate its kernel.
 
 Max Jaderberg, Andrea Vedaldi, Andrew Zisserman: Speeding up Convolutional Neural
 Networks with Low Rank Expansions, 2014 (rows, then columns). Yong-Deok Kim et al.:
@@ -22,14 +22,10 @@ from kerasmem.types import Layer
 def factors(
     matrix: np.ndarray, ratio: float | None, energy: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the matrices, (m, rank) and (rank, n), whose product is nearest.
+    """Returns two factors of shapes (m, rank) and (rank, n) by truncated SVD.
 
-    Both have columns or rows of the same lengths, so that training moves both alike.
-
-    Args:
-        matrix: (m, n).
-        ratio: share of the full rank that is kept; None to go by energy.
-        energy: share of the sum of squares that has to stay.
+    Both factors have equal norms per rank component, so training updates are balanced.
+    `energy` applies if `ratio` is `None`.
     """
     left, sizes, right = _truncated(matrix, ratio, energy)
     root = np.sqrt(sizes)
@@ -64,13 +60,10 @@ _POINTWISE = {
 
 @dataclass(frozen=True)
 class FactorChain:
-    """What takes the place of a layer.
+    """Layers that replace one layer, with their kernels.
 
-    Args:
-        kind: the class of the new layers.
-        configs: theirs, the first to the last, which has the bias and the activation.
-        kernels: one for each.
-        energy: share of the sum of squares of the layer's kernel that is in them.
+    The last config has the bias and the activation. `energy` is the fraction of the
+    kernel's sum of squares that the factors keep.
     """
 
     kind: type
@@ -80,15 +73,15 @@ class FactorChain:
 
     @property
     def size(self) -> int:
-        """Entries of all kernels."""
+        """Number of entries of all kernels."""
         return sum(kernel.size for kernel in self.kernels)
 
     def layers(self) -> list[Any]:
-        """Return the layers, not built yet."""
+        """Returns the unbuilt layers."""
         return [self.kind.from_config(config) for config in self.configs]
 
     def inside(self, layer: Layer) -> list[Any]:
-        """Return the layers, built, with kernels alone, for the inside of a layer."""
+        """Returns built sublayers for `layer`, without bias and activation."""
         *firsts, last = self.configs
         layers = built_in_turn(layer, [*firsts, last | _plain(last)])
         for thin, kernel in zip(layers, self.kernels, strict=True):
@@ -97,22 +90,22 @@ class FactorChain:
 
 
 def why_not(layer: Layer) -> str | None:
-    """Return why a layer has no factors, None if it may have."""
+    """Returns why a layer cannot be factorized, or `None`."""
     if type(layer) not in (layers.Dense, layers.EinsumDense, *_CONVOLUTIONS):
-        return "is not of a Dense, EinsumDense or Conv layer"
+        return "is not in a Dense, EinsumDense or Conv layer"
     if not keras.backend.is_float_dtype(layer.kernel.dtype):
         return f"is {layer.kernel.dtype} already"
     if getattr(layer, "groups", 1) > 1:
-        return "is of a convolution in groups"
+        return "is in a grouped convolution"
     if layer.kernel_constraint is not None:
-        return "has a constraint, which its factors would not keep"
+        return "has a constraint, which factors would violate"
     if type(layer) is layers.EinsumDense and _letters(layer) is None:
-        return "has axes that are neither summed over nor new in the output"
+        return "has axes that are neither reduced nor new in the output"
     return None
 
 
 def chain(layer: Layer, config: Factorize) -> FactorChain:
-    """Return the factors of a layer, of the ranks that were chosen."""
+    """Returns the factors of a layer for the configured ranks."""
     kernel = np.asarray(ops.convert_to_numpy(layer.kernel)).astype("float64")
     if type(layer) is layers.Dense:
         return _dense(layer, kernel, config)
@@ -142,8 +135,8 @@ def _einsum(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChain:
     rank = left.shape[1]
     rest = "".join(letter for letter in inputs if letter not in sum_letters)
     hidden = next(c for c in "zyxwvutsrqponm" if c not in layer.equation)
-    # An output shape is without the batch axis, which is the first or in the ellipsis;
-    # what it says of an axis the last layer expects to find in what the first hands on.
+    # Output shapes omit the batch axis. Fixed lengths of the last layer must also hold
+    # for the output of the first layer.
     letters = rest.replace("...", "") if "..." in rest else rest[1:]
     sizes = dict(zip(output[::-1], layer.partial_output_shape[::-1], strict=False))
     shared_axes = [sizes.get(letter) for letter in letters]

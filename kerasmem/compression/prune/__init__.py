@@ -1,4 +1,4 @@
-"""The choice of which weights become zero, and when."""
+"""Configuration of weight pruning and its schedules."""
 
 import math
 import re
@@ -31,21 +31,20 @@ CRITERIA: dict[str, str | None] = {
     "wanda": INPUTS,
     "random": None,
 }
-"""The criteria by name, and what each has to know besides the weights."""
+"""Maps each criterion to the evidence it needs, or None for the weights only."""
 
 UNSTRUCTURED = "unstructured"
 _LARGEST_GROUP = 1 << 16
-_SPARSITY = Real("the share of weights that becomes zero,", least=0, below=1)
+_SPARSITY = Real("the fraction of weights to set to zero,", least=0, below=1)
 
 
 @dataclass(frozen=True)
 class Prune(Technique):
-    """Weight pruning: set the weights that matter least to zero.
+    """Weight pruning: sets the least important weights to zero.
 
-    Pruned are kernels and embedding tables; depthwise kernels and the output layer only
-    if `include` or `ratios` names them, and any other float weight likewise. In
-    `km.compress` all are set at once. In `km.callbacks.Pruning` the sparsity rises on
-    the schedule.
+    Prunes kernels and embedding tables. Depthwise kernels, the output layer and other
+    float weights are pruned only if `include` or `ratios` matches them. `km.compress`
+    prunes in one step. `km.callbacks.Pruning` follows the schedule.
 
     Sources: Han, Pool, Tran and Dally, "Learning both Weights and Connections for
     Efficient Neural Networks", 2015 (magnitude); Zhu and Gupta, "To prune, or not to
@@ -56,28 +55,35 @@ class Prune(Technique):
     Sparse Deep Neural Networks", 2021 (2:4).
 
     Args:
-        sparsity: share of the weights that becomes zero, in [0, 1).
-        scope: `"layer"` removes this share from every weight array; `"global"` from all
-            together, more where the weights matter less; a list of regular expressions
-            from all together whose path holds the same; `"erdos_renyi"` and
-            `"erdos_renyi_kernel"` less from small arrays than from large ones.
-        criterion: what matters: `"magnitude/rms"`, the absolute value over its array's
-            root mean square (within one array the same as `"magnitude"`); `"taylor"`,
-            `"movement"`, `"wanda"`, which take data; `"random"`.
-        pattern: `"unstructured"`; `"2:4"` for two that stay of every four along the
-            axis that is summed over; lengths of a block, such as `(4, 4)`.
-        schedule: when, in a training: a schedule of `kerasmem.compression.prune` or one
-            of tfmot's; by default a cubic rise from `begin` to `end`.
-        include: regular expressions; a weight whose path holds one is pruned too, or
-            whose layer is of a class of that name.
-        exclude: likewise; such a weight is left alone.
-        ratios: regular expression to sparsity; a weight whose path holds it gets this
-            sparsity of its own. The first that holds counts.
-        seed: of the criterion `"random"`.
-        begin: share of the training steps after which pruning begins, in [0, 1]; in
-            place of a schedule.
-        end: share of the training steps after which `sparsity` is reached, in [0, 1];
-            equal to `begin` for all at once.
+        sparsity: Float in [0, 1). Fraction of weights to set to zero.
+        scope: Weights that are ranked together. `"layer"` ranks each weight array
+            separately; `"global"` ranks all weights. A list of regular expressions
+            ranks weights that match one expression. `"erdos_renyi"` and
+            `"erdos_renyi_kernel"` prune small arrays less. Defaults to `"layer"`.
+        criterion: Importance score. `"magnitude"` is the absolute value;
+            `"magnitude/rms"` divides by the root mean square of the array. `"taylor"`,
+            `"movement"` and `"wanda"` need data. `"random"` is the baseline. Defaults
+            to `"magnitude/rms"`.
+        pattern: `"unstructured"`; `"2:4"` to keep two of every four entries along the
+            summed axis; or a block shape such as `(4, 4)`. Defaults to
+            `"unstructured"`.
+        schedule: Sparsity schedule during training, from `kerasmem.compression.prune`
+            or tfmot. Defaults to a cubic rise from `begin` to `end`.
+        include: Regular expressions or layer class names. Matching weights are also
+            pruned.
+        exclude: Regular expressions or layer class names. Matching weights are not
+            pruned.
+        ratios: Mapping from regular expression to sparsity. Overrides `sparsity` for
+            matching weights; the first match counts.
+        seed: Integer. Random seed of the criterion `"random"`. Defaults to 0.
+        begin: Float in [0, 1]. Fraction of the training steps at which pruning begins.
+            Alternative to `schedule`.
+        end: Float in [0, 1]. Fraction of the training steps at which `sparsity` is
+            reached. If equal to `begin`, pruning is one-shot.
+
+    Raises:
+        ConfigError: If a value is out of range, or pattern, schedule and sparsity
+            contradict each other.
 
     Raises:
         ConfigError: if a value is out of its range, or the pattern, the schedule and
@@ -112,14 +118,14 @@ class Prune(Technique):
         self._check_pattern()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the choice as plain data; `recipe.from_json` reads it back."""
+        """Returns the configuration as plain data, for `recipe.from_json`."""
         return super().to_json() | {"ratios": dict(self.ratios)}
 
     def patterns_by_field(self) -> dict[str, tuple[str, ...]]:
-        """Return all regular expressions by the argument that they came in.
+        """Returns the regular expressions of each argument.
 
         Returns:
-            The expressions of `scope`, `include`, `exclude` and `ratios`.
+            Expressions of `scope`, `include`, `exclude` and `ratios`, by argument.
         """
         groups = self.scope if isinstance(self.scope, tuple) else ()
         keys = tuple(key for key, _ in self.ratios)
@@ -134,7 +140,7 @@ class Prune(Technique):
         kind, numbers = check_pattern(self.pattern)
         if self.schedule.regrowth == "gradient" and kind != UNSTRUCTURED:
             raise ConfigError(
-                "Entries change places one by one on a rigl schedule. Received: "
+                "A rigl schedule needs an unstructured pattern. Received: "
                 f"pattern={self.pattern!r}; expected {UNSTRUCTURED!r}."
             )
         if kind != "n of m":
@@ -144,8 +150,8 @@ class Prune(Technique):
         for sparsity in (self.sparsity, *(ratio for _, ratio in self.ratios)):
             if abs(sparsity - share) > 1e-6:
                 raise ConfigError(
-                    f"The pattern {self.pattern!r} keeps {count} of every {group}, "
-                    f"which is a sparsity of {share:g}. Received: "
+                    f"The pattern {self.pattern!r} keeps {count} of every {group} "
+                    f"entries, a sparsity of {share:g}. Received: "
                     f"sparsity={sparsity!r}."
                 )
 
@@ -154,13 +160,14 @@ class Prune(Technique):
             final = final_sparsity(self.schedule)
             if final is not None and abs(final - self.sparsity) > 1e-6:
                 raise ConfigError(
-                    "The schedule and Prune end at different sparsities. Received: "
-                    f"sparsity={self.sparsity!r}, {final!r} in the schedule."
+                    "`sparsity` differs from the final sparsity of the schedule. "
+                    f"Received: sparsity={self.sparsity!r}, {final!r} in the schedule."
                 )
             return as_schedule(self.schedule)
         if self.schedule != Polynomial():
             raise ConfigError(
-                "begin and end are in place of a schedule; give them to the schedule. "
+                "`begin` and `end` cannot be combined with `schedule`. Next: pass "
+                "`begin` and `end` to the schedule. "
                 f"Received: begin={begin!r}, end={end!r}, schedule={self.schedule!r}."
             )
         begin = 0.0 if begin is None else begin
@@ -173,14 +180,7 @@ def _scope(scope: Any) -> Any:
 
 
 def pattern_name(pattern: Any) -> str:
-    """Return a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"`, `"max 4x4"`.
-
-    Args:
-        pattern: such a text, or the lengths of a block, such as `(4, 4)`.
-
-    Raises:
-        ConfigError: if it is neither.
-    """
+    """Returns a pattern as text: `"unstructured"`, `"2:4"`, `"4x4"` or `"max 4x4"`."""
     name = pattern
     if not isinstance(pattern, str):
         try:
@@ -192,14 +192,10 @@ def pattern_name(pattern: Any) -> str:
 
 
 def check_pattern(name: str, value: Any = None) -> tuple[str, tuple[int, ...]]:
-    """Return the kind of a pattern and its numbers.
+    """Returns the kind and the numbers of a pattern.
 
-    Args:
-        name: the pattern as text.
-        value: what the caller gave, for the message; None for the text.
-
-    Raises:
-        ConfigError: if the text is no pattern.
+    `value` is the original value, for the message. Raises `ConfigError` if the pattern
+    is invalid.
 
     Example:
         >>> check_pattern("2:4"), check_pattern("max 4x1")
@@ -208,9 +204,9 @@ def check_pattern(name: str, value: Any = None) -> tuple[str, tuple[int, ...]]:
     pattern = _parsed(name)
     if pattern is None:
         raise ConfigError(
-            'A pattern of Prune is "unstructured", "2:4" for two that stay of every '
-            'four, lengths of a block such as (4, 4) or "4x4", or "max 4x4" for blocks '
-            "scored by their largest entry. Received: "
+            'Invalid pattern of Prune. Expected "unstructured", "2:4", a block shape '
+            'such as (4, 4) or "4x4", or "max 4x4". "2:4" keeps two of every four '
+            'entries; "max" scores blocks by their largest entry. Received: '
             f"pattern={name if value is None else value!r}."
         )
     return pattern

@@ -1,4 +1,4 @@
-"""How much a model's metric suffers when one weight is pruned: sensitivity.
+"""Sensitivity of a model's metric to pruning single weights.
 
 Source: Han, Pool, Tran and Dally, "Learning both Weights and Connections for Efficient
 Neural Networks", 2015.
@@ -26,18 +26,18 @@ from kerasmem.stats.bisection import bisect
 from kerasmem.types import Dataset, Model
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
-_SHARE = Real("a share,", least=0, below=1)
+_SHARE = Real("a fraction,", least=0, below=1)
 _HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class WeightSensitivity:
-    """What pruning one weight alone costs.
+    """Metric of the model when only one weight is pruned.
 
     Args:
-        weight: path of the weight.
-        size: number of its entries.
-        values: the metric at each sparsity.
+        weight: Path of the weight.
+        size: Number of entries of the weight.
+        values: Metric at each sparsity.
     """
 
     weight: str
@@ -47,13 +47,13 @@ class WeightSensitivity:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The metric of a model against the sparsity of each weight.
+    """Metric of a model as a function of the sparsity of each weight.
 
     Args:
-        metric: name of the metric.
-        baseline: its value before pruning.
-        sparsities: those that were tried, rising.
-        weights: what was measured of each weight.
+        metric: Name of the metric.
+        baseline: Metric before pruning.
+        sparsities: Tested sparsities, in ascending order.
+        weights: Measurements of each weight.
     """
 
     metric: str
@@ -62,33 +62,34 @@ class Sensitivity:
     weights: tuple[WeightSensitivity, ...]
 
     def drops(self, weight: WeightSensitivity) -> np.ndarray:
-        """Return how much worse the metric is at each sparsity, at least as before."""
+        """Returns the drop of the metric at each sparsity, as a running maximum."""
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
             change = np.array(weight.values) - self.baseline
         worse = -change if is_better_if_higher(self.metric) else change
-        # Chance may make a sparser weight look better; it is not.
+        # A better metric at a higher sparsity is measurement noise.
         return np.maximum.accumulate(np.maximum(np.nan_to_num(worse, nan=np.inf), 0.0))
 
     def ratios(self, sparsity: float) -> dict[str, float]:
-        """Return a sparsity per weight, such that all cost the same, for `Prune`.
+        """Returns a sparsity per weight at which all weights cost the same.
 
-        Between the sparsities that were measured the cost is taken for a straight line;
-        beyond the highest nothing is known, so no weight gets more.
+        Interpolates linearly between the measured sparsities. No weight gets more than
+        the highest measured sparsity.
 
         Args:
-            sparsity: share of all entries of these weights that becomes zero.
+            sparsity: Float in [0, 1). Fraction of all entries of these weights to set
+                to zero.
 
         Returns:
-            For `Prune(..., ratios=...)`: regular expressions that hold for one weight.
+            Regular expressions that each match one weight, for `Prune(..., ratios=)`.
 
         Raises:
-            ConfigError: if it is higher than any that was measured.
+            ConfigError: If `sparsity` is higher than the highest measured sparsity.
         """
         _SHARE.check("Sensitivity.ratios", "sparsity", sparsity)
         if sparsity > self.sparsities[-1]:
             raise ConfigError(
-                "Nothing is known of a sparsity higher than those measured, "
-                f"{self.sparsities[-1]:g} at most. Received: sparsity={sparsity!r}."
+                "Expected a sparsity of at most the highest measured one, "
+                f"{self.sparsities[-1]:g}. Received: sparsity={sparsity!r}."
             )
         sizes = [weight.size for weight in self.weights]
         drops = np.concatenate([self.drops(weight) for weight in self.weights])
@@ -99,8 +100,8 @@ class Sensitivity:
 
         most = 1.0 + float(drops[np.isfinite(drops)].max(initial=0.0))
         drop = bisect(is_enough, good=most, bad=0.0, halvings=_HALVINGS)
-        # A copy of the model may have its own name before the path, or none. The first
-        # expression counts, and one path may end in another: long ones come first.
+        # A copy of the model may have another name before the path, or none. The first
+        # match counts, and a path may end in another path. Thus the longest come first.
         longest_first = sorted(self.weights, key=lambda w: -len(w.weight))
         return {
             f"(^|/){re.escape(weight.weight)}$": round(self._at(weight, drop), 6)
@@ -108,7 +109,7 @@ class Sensitivity:
         }
 
     def table(self) -> str:
-        """Return the measurements as text, a line per weight."""
+        """Returns the measurements as text, one line per weight."""
         heads = "".join(f"{sparsity:>9.0%}" for sparsity in self.sparsities)
         width = max(len("weight"), *(len(w.weight) for w in self.weights))
         lines = [f"{self.metric}, {self.baseline:.4f} before pruning"]
@@ -119,16 +120,15 @@ class Sensitivity:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """Return the measurements as JSON."""
+        """Returns the measurements as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Sensitivity":
-        """Return the measurements that `to_json` made `text` of.
+        """Returns the measurements from the output of `to_json`.
 
         Raises:
-            InputError: if it is another text, or tells of measurements that `ratios`
-                cannot go by.
+            InputError: If the text or its measurements are invalid.
         """
         record = record_from(cls, read_json(text))
         sparsities = record.sparsities
@@ -136,7 +136,7 @@ class Sensitivity:
             not 0 < each < 1 for each in sparsities
         ):
             raise InputError(
-                "The sparsities of a Sensitivity rise, and lie between 0 and 1. "
+                "Expected ascending sparsities of a Sensitivity between 0 and 1. "
                 f"Received: {sparsities}."
             )
         if (
@@ -146,9 +146,9 @@ class Sensitivity:
             or any(not weight.size for weight in record.weights)
         ):
             raise InputError(
-                "A Sensitivity tells of weights that are not empty, each with a value "
-                f"at each of its sparsities. Received: {len(sparsities)} sparsities, "
-                "and weights with "
+                "Expected weights of a Sensitivity that are not empty, with one value "
+                f"per sparsity. Received: {len(sparsities)} sparsities, and weights "
+                "with "
                 f"{', '.join(str(len(w.values)) for w in record.weights)} values."
             )
         return record
@@ -171,34 +171,34 @@ def sensitivity(
     prune: Prune | None = None,
     batch_size: int = 32,
 ) -> Sensitivity:
-    """Return how the metric falls as each weight of `model` alone is pruned.
+    """Measures the drop of the metric as single weights of `model` are pruned.
 
-    The model is not touched; every weight is tried at every sparsity, without any
-    training in between.
+    Prunes every weight at every sparsity in a copy of the model, without training.
 
     Args:
-        model: a built and compiled model.
-        data: samples with labels to judge by, in any form that `kerasmem.files.data`
-            lists; also for a criterion that looks at some.
-        sparsities: the shares of zeros to try, each in (0, 1).
-        prune: what is pruned and how; its own sparsity is not used. None for
+        model: A built and compiled model.
+        data: Samples with labels for the evaluation, and for criteria that need data,
+            in any form listed in `kerasmem.files.data`.
+        sparsities: Sparsities to test, each in (0, 1). Defaults to
+            `(0.5, 0.7, 0.8, 0.9, 0.95)`.
+        prune: Pruning configuration; its sparsity is ignored. Defaults to pruning by
             magnitude.
-        batch_size: samples per batch.
+        batch_size: Number of samples per batch. Defaults to 32.
 
     Raises:
-        ConfigError: if a sparsity is out of its range.
-        ModelError: if the model is not compiled, or has nothing to prune.
+        ConfigError: If a sparsity is out of range.
+        ModelError: If the model is not compiled or has no weights to prune.
     """
     numbers = [_SHARE.check("sensitivity", "sparsities", each) for each in sparsities]
     in_order = tuple(sorted(numbers))
     if not in_order or in_order[0] == 0:
         raise ConfigError(
-            "Sensitivity takes sparsities above 0. "
+            "Expected sparsities of sensitivity above 0. "
             f"Received: sparsities={sparsities!r}."
         )
     if not model.compiled:
         raise ModelError(
-            f"The model {model.name!r} is not compiled, so nothing can be judged. "
+            f"The model {model.name!r} is not compiled. "
             "Compile it with a loss and metrics."
         )
     config = prune or Prune(in_order[0])

@@ -1,4 +1,4 @@
-"""Pruning at once: weights that matter least become zero."""
+"""One-shot pruning: sets the least important weights to zero."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +27,7 @@ from kerasmem.types import Dataset, Model, Variable
 def prune_weights(
     model: Model, config: Prune, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model whose weights that matter least are zero, and every weight.
-
-    Raises:
-        ModelError: if the model has nothing to prune.
-        ConfigError: if a pattern matches no weight, or the criterion takes data.
-    """
+    """Prunes a model in place. Returns the model and one change per weight."""
     plan = make_plan(model, config)
     if is_by_magnitude(config):
         return model, prune_by_magnitude(plan, config)
@@ -51,13 +46,10 @@ def choose_masks(
     matters: Sequence[np.ndarray],
     sparsities: Sequence[float],
 ) -> list[np.ndarray]:
-    """Return one bool mask per weight of a plan, False where it is to become zero.
+    """Returns one bool mask per weight of a plan, False for entries to remove.
 
-    Args:
-        plan: the weights and their groups.
-        config: the pattern.
-        matters: how much each entry matters, an array per weight.
-        sparsities: the share to remove, per weight; the same within a group.
+    `matters` contains the importance scores of each weight. `sparsities` are equal
+    within a group.
     """
     pattern = parse_pattern(config.pattern)
     axes = plan.axes
@@ -74,7 +66,7 @@ def choose_masks(
 
 
 def zero_out(variable: Variable, mask: np.ndarray) -> None:
-    """Set a variable to zero where `mask` is False."""
+    """Sets a variable to zero where `mask` is False."""
     value = to_numpy(variable)
     variable.assign(np.where(mask, value, np.zeros((), value.dtype)))
 
@@ -82,17 +74,9 @@ def zero_out(variable: Variable, mask: np.ndarray) -> None:
 def gather(
     model: Model, plan: MaskPlan, criterion: str, data: Dataset
 ) -> list[np.ndarray] | None:
-    """Return what a criterion has to know of each weight, None if nothing.
+    """Returns the evidence that a criterion needs for each weight, or None.
 
-    Args:
-        model: a built model, compiled for a criterion of gradients.
-        plan: the weights.
-        criterion: a key of `CRITERIA`.
-        data: samples; a criterion of gradients takes labels too.
-
-    Raises:
-        ConfigError: if the data is missing.
-        ModelError: if the model has no loss.
+    Gradient criteria need a compiled model and labels.
     """
     if CRITERIA[criterion] == INPUTS:
         return input_norms(model, data, plan.chosen)
@@ -106,28 +90,20 @@ _LARGEST = (1 << _DIGIT) - 1
 
 
 def is_by_magnitude(config: Prune) -> bool:
-    """Return whether the size of each entry alone decides, wherever it lies."""
+    """Returns whether entries are ranked by absolute value, without a pattern."""
     is_size = config.criterion in ("magnitude", "magnitude/rms")
     return is_size and config.pattern == UNSTRUCTURED
 
 
 def prune_by_magnitude(plan: MaskPlan, config: Prune) -> list[WeightChange]:
-    """Set the entries of weights that are smallest to zero, in place.
+    """Sets the smallest weight entries to zero, in place. Returns the changes.
 
-    One weight is in memory at a time, with what it becomes. The threshold is found
-    digit by digit: how many entries there are by the first 16 bits of their score,
-    then, of those that begin like it, by the next ones.
-
-    Args:
-        plan: the weights.
-        config: of a choice that `is_by_magnitude`.
-
-    Returns:
-        One change per weight.
+    Holds one weight and its new value in memory at a time. Finds the threshold by a
+    radix search over the bits of the scores, 16 bits per pass.
     """
     is_relative = plan.criterion(config) == "magnitude/rms"
     shares = [0.0] * len(plan.chosen)
-    # Read for the root mean square, for each digit of the threshold, and for ties.
+    # One pass each for the root mean square, the two digits and the ties.
     passes = 3 + is_relative
     progress = Progress("prune", passes * sum(map(nbytes, plan.variables)))
     for group in plan.groups:
@@ -147,12 +123,7 @@ def prune_by_magnitude(plan: MaskPlan, config: Prune) -> list[WeightChange]:
 
 
 class _Scores:
-    """How much the entries of a weight matter.
-
-    Args:
-        variable: the weight.
-        progress: is told of the bytes that are read.
-    """
+    """Importance scores of the entries of one weight, read in pieces."""
 
     def __init__(self, variable: Variable, progress: Progress) -> None:
         self.variable, self.size = variable, math.prod(variable.shape)
@@ -161,18 +132,16 @@ class _Scores:
         self._scale, self._progress = None, progress
 
     def map(self, function: Callable[[int, np.ndarray], Any]) -> Iterator[Any]:
-        """Yield `function(start, piece)` for pieces of the weight, in order."""
         return map_pieces(function, array_of(self.variable), self._progress)
 
     def bits(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores as whole numbers in the same order: none is negative."""
+        # Scores are not negative, so their bits as integers have the same order.
         sizes = magnitude(values)
         if self._scale is not None:
             sizes = (sizes / self._scale).astype(sizes.dtype)
         return sizes.astype(self.dtype, copy=False).view(f"u{self.dtype.itemsize}")
 
     def divide_by_rms(self) -> None:
-        """Let scores be relative to the root mean square of all entries."""
 
         def squares(_: int, values: np.ndarray) -> float:
             return float(np.square(magnitude(values), dtype=np.float64).sum())
@@ -182,7 +151,7 @@ class _Scores:
             self._scale = np.float64(scale)
 
     def counts(self, prefix: int, shift: int) -> np.ndarray:
-        """Return how many scores that begin with a prefix have which digit after it."""
+        """Returns a histogram of the next digit of scores that begin with a prefix."""
         width = 8 * self.dtype.itemsize
 
         def counted(_: int, values: np.ndarray) -> np.ndarray:
@@ -195,7 +164,7 @@ class _Scores:
         return sum(self.map(counted), np.zeros(_LARGEST + 1, np.int64))
 
     def end_of_ties(self, threshold: int, missing: int) -> tuple[int, int]:
-        """Return how many entries at a threshold go, and the place after the last."""
+        """Returns the number of ties to remove and the index after the last one."""
         if not missing:
             return 0, 0
 
@@ -210,7 +179,7 @@ class _Scores:
         return count, self.size
 
     def remove(self, threshold: int, end: int) -> None:
-        """Set entries to zero: below a threshold, and before `end` at it."""
+        """Sets entries below a threshold, and ties before `end`, to zero."""
 
         def zeroed(start: int, values: np.ndarray) -> np.ndarray:
             bits, ties = self.bits(values), max(end - start, 0)

@@ -1,4 +1,4 @@
-"""Pruning a model that trains, a little more at every place of its schedule."""
+"""Gradual pruning of a model during training, following a schedule."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,17 +18,13 @@ from kerasmem.types import Dataset, Model
 
 
 class Gradual:
-    """The masks of one training, drawn anew as its schedule goes on.
+    """Masks of one training run, updated by the schedule.
 
-    Args:
-        model: a built and compiled model.
-        config: what to prune and when.
-        data: samples, for a criterion that looks at what goes into the layers.
-        fetch: called before the weights are read or set in a training that runs.
+    `fetch` is called before weights are read or set during training.
 
     Attributes:
-        plan: which weights are pruned, and how far.
-        sparsity: the share of them that is aimed at by now.
+        plan: The `MaskPlan` of the model.
+        sparsity: Current target sparsity of the pruned weights.
     """
 
     def __init__(
@@ -53,18 +49,19 @@ class Gradual:
 
     @property
     def waits_for_gradients(self) -> bool:
-        """Return whether nothing can be chosen before an update was seen."""
+        """Returns whether the first choice needs the gradients of an update."""
         return self._matters is not None or self._grows is not None
 
     @property
     def final_sparsity(self) -> float:
-        """Return the share of the pruned weights that is zero in the end."""
+        """Returns the final fraction of zeros in the pruned weights."""
         return self._weighed(self.plan.sparsities)
 
     def keep_zeros(self) -> None:
-        """Mask what is zero already: a training that goes on, a model that is sparse.
+        """Masks existing zeros, to resume training or to train a sparse model.
 
-        A weight with more zeros than it shall have in the end had them before.
+        A weight with more zeros than its final sparsity is not masked, since pruning
+        did not create these zeros.
         """
         values = [to_numpy(variable) for variable in self.plan.variables]
         limits = self._limits()
@@ -78,40 +75,36 @@ class Gradual:
             self._write(masks)
 
     def share_of_zeros(self) -> float:
-        """Return the share of the weights to prune that is zero."""
+        """Returns the fraction of zeros in the weights to prune."""
         values = [to_numpy(variable) for variable in self.plan.variables]
         zeros = sum(np.count_nonzero(each == 0) for each in values)
         return zeros / sum(each.size for each in values)
 
     def go_on(self, place: float) -> None:
-        """Choose anew what is removed, as the schedule says for `place`.
-
-        Args:
-            place: where the training is, in the unit of the schedule.
-        """
+        """Updates the masks for a position of the schedule."""
         schedule = self._config.schedule
         sparsities = [schedule.sparsity(place, s) for s in self.plan.sparsities]
         self._write(self._chosen(place, sparsities))
         self.sparsity = self._weighed(sparsities)
 
     def enforce(self) -> None:
-        """Apply the masks once more, to weights that were set in another way."""
+        """Applies the masks to weights that were assigned outside of an update."""
         self._masks.enforce()
 
     def changes(self) -> list[WeightChange]:
-        """Return every weight of the model: how sparse it is, or why it is not."""
+        """Returns one change per weight: its sparsity, or why it is not pruned."""
         shares = [1 - mask.mean() for mask in self._current_masks]
         return changes(self.plan, shares)
 
     def model_sparsity(self) -> float:
-        """Return the share of all parameters of the model that is masked."""
+        """Returns the masked fraction of all parameters of the model."""
         zero_count = sum(
             mask.size - np.count_nonzero(mask) for mask in self._current_masks
         )
         return zero_count / self._model.count_params()
 
     def release(self) -> None:
-        """Let the weights change freely again; a second call is a no-op."""
+        """Removes the masks from the variables. A second call is a no-op."""
         while self._undo:
             self._undo.pop()()
 
@@ -181,5 +174,5 @@ class Gradual:
 
     def _write(self, masks: list[np.ndarray]) -> None:
         self._masks.write(masks)
-        # Copies of our own, to change in place.
+        # Copied, so that later changes of these arrays have no effect.
         self._current_masks = [np.array(mask) for mask in masks]

@@ -1,7 +1,4 @@
-"""Keeping pruned weights at zero while the model trains, inside the compiled step.
-
-A mask takes one bit per entry where a step unpacks them at no cost.
-"""
+"""Masks that keep pruned weights at zero inside the compiled training step."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,25 +20,20 @@ from kerasmem.types import Model, Optimizer, Variable
 
 
 class Masks:
-    """Masks on some variables of a compiled model, applied after every update.
+    """Masks on variables of a compiled model, applied after every update.
 
-    A mask is the variable's `constraint`, behind the user's own if there is one, so
-    the optimizer applies it in the same step as the update: weights are sparse at
-    every moment, in every checkpoint. Moving averages that the optimizer keeps of the
-    weights are masked in the same step. A mask takes one bit per entry where XLA
-    compiles the step, one byte elsewhere.
-
-    Args:
-        model: a built and compiled model.
-        variables: the variables to mask; nothing is masked until `write`.
-        splicing: whether removed entries go on learning unseen, in a float32 per entry.
+    A mask is the variable's `constraint`, after the user's constraint if there is one.
+    The optimizer applies the constraint in the same step as the update, so checkpoints
+    are always sparse. Moving averages of the weights are also masked. A mask needs one
+    bit per entry where XLA compiles the step, otherwise one byte. With `splicing`,
+    removed entries keep training in an extra float32 per entry.
     """
 
     def __init__(
         self, model: Model, variables: Sequence[Any], *, splicing: bool = False
     ) -> None:
         self._variables = list(variables)
-        # XLA unpacks bits in the same pass in which it masks; others take more of them.
+        # Only XLA unpacks the bits in the pass that applies the mask.
         self._packed = current().compiles_with_xla(model)
         self._links: list[_Link] = []
         self._undo: list[Callable[[], None]] = []
@@ -59,31 +51,31 @@ class Masks:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that the masks take."""
+        """Returns the size of the masks in bytes."""
         return sum(link.mask.read().nbytes for link in self._links)
 
     def read(self) -> list[np.ndarray]:
-        """Return the masks as they are, bool arrays."""
+        """Returns the current masks as bool arrays."""
         return [
             np.array(decode(link.mask.read(), tuple(variable.shape)))
             for link, variable in zip(self._links, self._variables, strict=True)
         ]
 
     def values(self) -> list[np.ndarray]:
-        """Return the weights, with `splicing` also those that are removed."""
+        """Returns the weights, including removed entries if `splicing` is on."""
         return [
             to_numpy(variable) if link.unseen is None else link.unseen.read()
             for link, variable in zip(self._links, self._variables, strict=True)
         ]
 
     def write(self, masks: Sequence[np.ndarray]) -> None:
-        """Set weights to zero where a mask is False, from now on."""
+        """Sets masks; weights are zero where a mask is False."""
         for variable, link, mask in zip(
             self._variables, self._links, masks, strict=True
         ):
             link.mask.write(self._encoded(mask))
             if link.unseen is not None:
-                # What comes back has the value that it would have.
+                # Entries that return continue from their trained value.
                 back = np.where(to_numpy(variable) == 0, link.unseen.read(), 0)
                 variable.assign(to_numpy(variable) + back.astype(variable.dtype))
             zero_out(variable, mask)
@@ -92,12 +84,12 @@ class Masks:
                 zero_out(average, mask)
 
     def enforce(self) -> None:
-        """Apply the masks once more, to weights that were set in another way."""
+        """Applies the masks to weights that were assigned outside of an update."""
         for variable, mask in zip(self._variables, self.read(), strict=True):
             zero_out(variable, mask)
 
     def release(self) -> None:
-        """Let the variables change freely again; a second call is a no-op."""
+        """Removes the masks from the variables. A second call is a no-op."""
         while self._undo:
             self._undo.pop()()
 
@@ -114,13 +106,7 @@ class Masks:
 
 @contextmanager
 def preserve_zeros(config: Prune, model: Model, trainer: Model) -> Iterator[None]:
-    """Keep the zeros of a pruned model at zero while `trainer` trains it.
-
-    Args:
-        config: how it was pruned.
-        model: the pruned model.
-        trainer: the compiled model that `fit` is called on.
-    """
+    """Keeps the zeros of a pruned model while `trainer` trains."""
     variables = make_plan(model, config).variables
     masks = Masks(trainer, variables)
     try:
@@ -134,8 +120,6 @@ def preserve_zeros(config: Prune, model: Model, trainer: Model) -> Iterator[None
 
 
 class _Link:
-    """One mask of one variable, as a step sees it."""
-
     def __init__(self, optimizer: Optimizer, variable: Variable) -> None:
         self.optimizer = optimizer
         self.variable = variable
@@ -143,7 +127,6 @@ class _Link:
         self.unseen: Any = None
 
     def masked(self, value: Any) -> Any:
-        """Return an updated value of the variable, with zeros where it is removed."""
         mask = decode_in_step(self.mask.variable, value.shape)
         if self.unseen is not None:
             # A removed entry was zero before the update, so its value is the update.
@@ -151,7 +134,7 @@ class _Link:
             self.unseen.variable.assign(before + ops.cast(value, "float32"))
         average = _moving_average(self.optimizer, self.variable)
         if average is not None:
-            # Keras averages what the update gave, before any constraint.
+            # Keras averages the updated value before applying constraints.
             average_value = ops.convert_to_tensor(average)
             average.assign(
                 ops.where(mask, average_value, ops.zeros_like(average_value))
@@ -163,7 +146,7 @@ def _moving_average(optimizer: Optimizer, variable: Variable) -> Any:
     inner = innermost(optimizer)
     if not getattr(inner, "use_ema", False) or not inner.built:
         return None
-    # Private: Keras gives no public way to the averages, only writes them back.
+    # Private attributes: Keras has no public method to read the averages.
     averages = inner._model_variables_moving_average
     pairs = zip(inner._trainable_variables, averages, strict=True)
     return next((a for v, a in pairs if v is variable), None)
@@ -173,10 +156,10 @@ _BITS = np.array([[1], [2], [4], [8], [16], [32], [64], [128]], "uint8")
 
 
 def encode(mask: np.ndarray, *, packed: bool) -> np.ndarray:
-    """Return a bool mask as it is kept: eight entries in a byte, or as it is.
+    """Returns a bool mask, packed to eight entries per byte if `packed`.
 
-    The entries of one byte lie an eighth of the array apart: so those of one bit are
-    neighbors, and a processor unpacks many at once.
+    The entries of one byte are an eighth of the array apart. Neighboring entries share
+    a bit position, so unpacking is vectorized.
 
     Example:
         >>> encode(np.array([True, False, True]), packed=True)
@@ -187,14 +170,14 @@ def encode(mask: np.ndarray, *, packed: bool) -> np.ndarray:
     flat = np.pad(mask.ravel(), (0, -mask.size % len(_BITS)))
     planes = flat.view("uint8").reshape(len(_BITS), -1)
     code = planes[0].copy()
-    # Several times as quick as np.packbits, which takes the planes entry by entry.
+    # Several times faster than np.packbits, which packs entry by entry.
     for place, plane in enumerate(planes[1:], start=1):
         code |= plane << place
     return code
 
 
 def decode(code: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return the mask of `shape` that `encode` made `code` of."""
+    """Returns the mask of `shape` encoded by `encode`."""
     if code.dtype == bool:
         return code
     flat = (code & _BITS).ravel() != 0
@@ -202,7 +185,7 @@ def decode(code: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def decode_in_step(code: Any, shape: Sequence[int]) -> Any:
-    """Return the mask that a state holds as a bool tensor."""
+    """Returns an encoded mask as a bool tensor."""
     code = ops.convert_to_tensor(code)
     if keras.backend.standardize_dtype(code.dtype) == "bool":
         return code

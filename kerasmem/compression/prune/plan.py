@@ -1,4 +1,4 @@
-"""Which weights are pruned, how far, and which are ranked together.
+"""Selects the weights to prune, their sparsities and the groups to rank together.
 
 Source: Evci, Gale, Menick, Castro and Elsen, "Rigging the Lottery: Making All Tickets
 Winners", 2020 (Erdos-Renyi and its version for kernels).
@@ -44,40 +44,28 @@ _KNOWN = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
 
 
 def why_no_inputs(weight: Weight) -> str | None:
-    """Return why the inputs of a weight are not known, None if they are."""
+    """Returns why the inputs of a weight are unknown, or None."""
     if isinstance(weight.owner, _KNOWN) and weight.variable.name == "kernel":
         return None
-    return "is no kernel of a Dense, EinsumDense or convolution, whose inputs are known"
+    return "is not the kernel of a Dense, EinsumDense or convolution layer"
 
 
 def input_norms(
     model: Model, data: Dataset, weights: Sequence[Weight]
 ) -> list[np.ndarray]:
-    """Return for each weight the L2 norm of the input that each entry multiplies.
+    """Returns the L2 norm of the input that each entry of a weight multiplies.
 
-    The model is called on the first samples of `data`, as `predict` would.
-
-    Args:
-        model: a built model.
-        data: samples in any form that `kerasmem.files.data` lists; the first 256 are
-            taken, of batches the first batch.
-        weights: kernels of which `why_no_inputs` returned None.
-
-    Returns:
-        Arrays that broadcast to the weights' shapes.
-
-    Raises:
-        ConfigError: if there are no samples, or a weight's layer was not called.
+    Runs the model in inference mode on up to 256 samples, or on the first batch of
+    batched data. The results broadcast to the shapes of the weights.
     """
     squares: dict[int, Any] = {}
     owners = [weight.owner for weight in weights]
 
     def add(call: LayerCall) -> None:
-        """Add up the squares of a layer's input, over all but its features."""
         values = to_numpy(call.x).astype("float64")
         features = tuple(axis % values.ndim for axis in _feature_axes(call.layer))
         rest = tuple(axis for axis in range(values.ndim) if axis not in features)
-        # Transposed, so that the features come in the order of the kernel's axes.
+        # The feature axes must be in the order of the kernel axes.
         sums = np.square(values).transpose((*rest, *features))
         sums = sums.sum(tuple(range(len(rest))))
         squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + sums
@@ -87,7 +75,8 @@ def input_norms(
     if missing:
         raise ConfigError(
             f"The model {model.name!r} did not call the layer of a weight on the "
-            f"samples. Next: leave it out. Received: exclude without {missing[0]!r}."
+            f"samples. Next: exclude the weight. Received: exclude without "
+            f"{missing[0]!r}."
         )
     return [_norms(weight, squares[id(weight.owner)]) for weight in weights]
 
@@ -97,7 +86,7 @@ def _feature_axes(owner: Any) -> list[int]:
         return [1 if owner.data_format == "channels_first" else -1]
     if isinstance(owner, keras.layers.EinsumDense):
         input_letters, kernel, output = einsum_parts(owner.equation)
-        # From the end: where there are dots, the number of axes before is open.
+        # Counted from the end, because "..." covers any number of axes.
         from_end = input_letters.replace("...", ".")[::-1]
         return [-1 - from_end.index(c) for c in kernel if c not in output]
     return [-1]
@@ -107,26 +96,23 @@ def _norms(weight: Weight, squares: np.ndarray) -> np.ndarray:
     shape = tuple(weight.variable.shape)
     norms = np.sqrt(squares).astype("float32")
     if isinstance(weight.owner, _CONVOLUTIONS):
-        # Of grouped ones each output channel sees the channels of its own group.
+        # In a grouped convolution, an output channel reads its group's inputs only.
         groups = norms.reshape(-1, shape[-2])
         return np.repeat(groups.T, shape[-1] // len(groups), axis=1)
     axes = reduced_axes(weight)
     return norms.reshape([n if axis in axes else 1 for axis, n in enumerate(shape)])
 
 
-_NOTHING_GOES = "has too few entries in a row, or too large ones, for any to go"
+_NOTHING_GOES = "has too few entries, or entries too large, to remove any"
 
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """What a `Prune` means for one model.
+    """Weights of a model to prune under a `Prune` configuration.
 
-    Args:
-        chosen: the weights that are pruned.
-        sparsities: the share that each loses in the end; of a group that is ranked
-            together, that of the group.
-        groups: the indices of weights that are ranked together.
-        left_alone: for every other weight why it is not pruned.
+    `sparsities` contains the final sparsity of each weight, or of its group. `groups`
+    contains the indices of weights that are ranked together. `left_alone` contains the
+    other weights, each with the reason.
     """
 
     chosen: tuple[Weight, ...]
@@ -136,11 +122,11 @@ class MaskPlan:
 
     @property
     def variables(self) -> list[Any]:
-        """Return the variables that are pruned."""
+        """Returns the variables to prune."""
         return [weight.variable for weight in self.chosen]
 
     def criterion(self, config: Prune) -> str:
-        """Return by what entries are ranked: within one array its scale is nothing."""
+        """Returns the criterion; scaling has no effect if arrays are ranked singly."""
         alone = all(len(group) == 1 for group in self.groups)
         if alone and config.criterion == "magnitude/rms":
             return "magnitude"
@@ -148,17 +134,12 @@ class MaskPlan:
 
     @property
     def axes(self) -> list[int]:
-        """Return for each of them the axis that its layer sums over."""
+        """Returns the axis of each weight that its layer sums over."""
         return [(reduced_axes(weight) or (0,))[-1] for weight in self.chosen]
 
 
 def make_plan(model: Model, config: Prune) -> MaskPlan:
-    """Return which weights of `model` are pruned, and how far.
-
-    Raises:
-        ModelError: if there are none.
-        ConfigError: if a pattern of `include`, `exclude` or `ratios` matches no weight.
-    """
+    """Selects the weights of `model` to prune."""
     all_weights = list(weights(model))
     last = output_layers(model, all_weights)
     pruned_weights, left_alone = select(
@@ -166,9 +147,9 @@ def make_plan(model: Model, config: Prune) -> MaskPlan:
         all_weights,
         config.patterns_by_field(),
         lambda weight: _why_not(weight, config, last),
-        "prune: none of its {count} weights is a float kernel or embedding table that "
-        "is not excluded and not of the output layer, which is pruned only if "
-        "include= or ratios= names it. Prune before quantizing.",
+        "prune: none of its {count} weights is a float kernel or embedding table "
+        "outside `exclude` and the output layer. Next: prune before quantizing, or "
+        "name weights of the output layer in include= or ratios=.",
     )
     return MaskPlan(
         tuple(pruned_weights),
@@ -179,18 +160,11 @@ def make_plan(model: Model, config: Prune) -> MaskPlan:
 
 
 def _why_not(weight: Weight, config: Prune, last: set[int]) -> str | None:
-    """Return why a weight is left alone, or None if it is pruned.
-
-    Args:
-        weight: the weight.
-        config: the choice.
-        last: the ids of the layers that come last.
-    """
     patterns = (*config.include, *(pattern for pattern, _ in config.ratios))
     if reason := why_left_alone(weight, patterns, config.exclude):
         return reason
     if id(weight.owner) in last and not matches(patterns, weight):
-        return "is of the output layer"
+        return "is in the output layer"
     if CRITERIA[config.criterion] == INPUTS and (reason := why_no_inputs(weight)):
         return reason
     return parse_pattern(config.pattern).why_not(weight.variable.shape)
@@ -230,15 +204,11 @@ def _ratio(weight: Weight, config: Prune) -> float | None:
 def erdos_renyi(
     shapes: Sequence[Sequence[int]], sparsity: float, *, kernel: bool
 ) -> list[float]:
-    """Return a sparsity per weight, lower where a weight is small; `sparsity` in all.
+    """Returns a sparsity for each weight, lower for small weights.
 
-    The share that stays is proportional to the sum of the axes over their product,
-    and at most 1.
-
-    Args:
-        shapes: those of the weights, of two axes or more.
-        sparsity: share of all entries to remove, in [0, 1).
-        kernel: whether all axes count, or only the last two, inputs and outputs.
+    The density of a weight is proportional to the sum of its axes divided by their
+    product, and at most 1. The total sparsity is `sparsity`. Without `kernel`, only the
+    last two axes (inputs and outputs) are used.
 
     Example:
         >>> [round(s, 3) for s in erdos_renyi([(8, 8), (64, 64)], 0.8, kernel=False)]
@@ -259,15 +229,11 @@ def erdos_renyi(
 
 
 def output_layers(model: Model, weights: list[Weight]) -> set[int]:
-    """Return the ids of the layers that come last of those with a kernel.
+    """Returns the ids of the last layers with a kernel.
 
-    They are found by walking back from the outputs of the model. Of a model without a
-    graph it is the last layer with a kernel that it lists. Where no other layer has a
-    kernel, depthwise ones aside, there are none.
-
-    Args:
-        model: a built `keras.Model`.
-        weights: all of its weights.
+    In a Functional model, the search starts at the outputs. In other models, the last
+    listed layer with a kernel is used. Returns an empty set if no other layer has a
+    kernel that is not depthwise.
     """
     kernels = [weight for weight in weights if is_kernel(weight)]
     last = _last(model, {id(weight.owner) for weight in kernels})
@@ -289,16 +255,9 @@ def _last(model: Model, with_kernel: set[int]) -> set[int]:
 def _makers(
     graph: Any, outputs: Sequence[Any], with_kernel: set[int]
 ) -> tuple[set[int], set[int]]:
-    """Return the layers with a kernel that are met first on the way back.
+    """Returns the last layers with a kernel, searching backward from `outputs`.
 
-    Args:
-        graph: a Functional model.
-        outputs: tensors of its graph to begin at.
-        with_kernel: the ids of the layers with a kernel.
-
-    Returns:
-        The ids of the layers, and the numbers of the inputs that are reached without
-        one in between.
+    Also returns the indices of graph inputs reached without passing such a layer.
     """
     inputs = {id(tensor): number for number, tensor in enumerate(graph.inputs)}
     last, numbers, waiting, tensor_ids = set(), set(), list(outputs), set()
@@ -333,12 +292,7 @@ def _makers_in(
 
 
 def changes(plan: MaskPlan, shares: Sequence[float]) -> list[WeightChange]:
-    """Return one change per weight of a model, with its share of zeros or why not.
-
-    Args:
-        plan: which of the weights are pruned.
-        shares: the share of zeros in each of them, 0 to 1.
-    """
+    """Returns one change per weight, with its fraction of zeros or the reason."""
     details = [
         (weight, f"{share:.1%} zero" if share else _NOTHING_GOES)
         for weight, share in zip(plan.chosen, shares, strict=True)

@@ -1,7 +1,7 @@
-"""When pruning goes on in a training, and how far: the schedules, ours and tfmot's.
+"""Pruning schedules, including conversion from tfmot.
 
-A place in a training is a share of it (0 to 1), a number of updates as
-`optimizer.iterations` counts them, or a number of epochs.
+Positions in the training are fractions (0 to 1), values of `optimizer.iterations`, or
+epochs.
 
 Sources: Zhu and Gupta, "To prune, or not to prune: exploring the efficacy of pruning
 for model compression", 2017 (the cubic rise); Evci, Gale, Menick, Castro and Elsen,
@@ -19,25 +19,26 @@ from kerasmem.compression.fields import Config, from_tagged
 from kerasmem.errors import ConfigError
 
 UNITS = ("share", "step", "epoch")
-_SPARSITY = Real("the share of weights that becomes zero,", least=0, below=1)
-_UPDATES = 50  # where nothing else is asked for
+_SPARSITY = Real("the fraction of weights to set to zero,", least=0, below=1)
+_UPDATES = 50  # pruning steps if `every` is None
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Schedule(Config, abc.ABC):
-    """Pruning goes on from one place in the training to another.
+    """Base class of pruning schedules.
 
     Args:
-        begin: place of the first pruning, from 0.
-        end: place of the last one, not before `begin`; None if there is no last.
-        every: distance from one pruning to the next; None for 50 of them from `begin`
-            to `end`.
-        unit: what places are counted in: `"share"` of the training, `"step"` as
-            `optimizer.iterations` counts them, or `"epoch"`.
+        begin: Position of the first pruning step, at least 0. Defaults to 0.
+        end: Position of the last pruning step, at least `begin`, or None for no limit.
+            Defaults to 0.5.
+        every: Interval between pruning steps. Defaults to 50 steps between `begin` and
+            `end`.
+        unit: Unit of positions: `"share"` (fraction of the training), `"step"` (value
+            of `optimizer.iterations`) or `"epoch"`. Defaults to `"share"`.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
     """
 
     _: KW_ONLY
@@ -48,41 +49,41 @@ class Schedule(Config, abc.ABC):
 
     tag: ClassVar[str] = "schedule"
     regrowth: ClassVar[str | None] = None
-    """What may bring weights back: None, `"gradient"` or `"splicing"`."""
+    """How removed weights can return: None, `"gradient"` or `"splicing"`."""
 
     rises: ClassVar[bool] = False
-    """Whether the sparsity grows from `begin` to `end`, which has to be given then."""
+    """Whether the sparsity grows from `begin` to `end`, so that `end` is required."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rises and self.end is None:
             raise ConfigError(
-                f"A {self.name} schedule rises up to its end. Received: end=None."
+                f"A {self.name} schedule needs an end. Received: end=None."
             )
         numbers = (self.begin, *(() if self.end is None else (self.end,)))
         most = 1 if self.unit == "share" else math.inf
         if not 0 <= self.begin <= numbers[-1] <= most:
             raise ConfigError(
-                "The begin and end of pruning are places in the training with "
+                "Expected positions of pruning with "
                 f"0 <= begin <= end{' <= 1' if most == 1 else ''}. "
                 f"Received: begin={self.begin!r}, end={self.end!r}."
             )
 
     @abc.abstractmethod
     def rise(self, progress: float, final: float) -> float:
-        """Return the sparsity at `progress` (0 to 1) from begin to end.
+        """Returns the sparsity between `begin` and `end`.
 
         Args:
-            progress: share of the way from `begin` to `end`.
-            final: sparsity at the end, in [0, 1).
+            progress: Float in [0, 1]. 0 is `begin`, 1 is `end`.
+            final: Float in [0, 1). Sparsity at `end`.
         """
 
     def sparsity(self, place: float, final: float) -> float:
-        """Return the sparsity that belongs to a place.
+        """Returns the sparsity at a position.
 
         Args:
-            place: where in the training, counted in `unit`.
-            final: sparsity at the end, in [0, 1).
+            place: Position in the training, in units of `unit`.
+            final: Float in [0, 1). Sparsity at `end`.
         """
         span = 0.0 if self.end is None else self.end - self.begin
         behind = place - self.begin
@@ -90,7 +91,7 @@ class Schedule(Config, abc.ABC):
         return self.rise(min(max(progress, 0.0), 1.0), final)
 
     def latest(self, place: float) -> float | None:
-        """Return the last place up to here at which pruning goes on, None before it."""
+        """Returns the position of the latest pruning step up to `place`, or None."""
         if place < self.begin:
             return None
         if self.end is not None and place >= self.end:
@@ -102,14 +103,14 @@ class Schedule(Config, abc.ABC):
         return self.begin + turns * spacing
 
     def due(self, after: float | None, place: float) -> float | None:
-        """Return the last place behind `after`, up to here, at which to prune.
+        """Returns the position of a pending pruning step.
 
         Args:
-            after: place of the last pruning, None if there was none yet.
-            place: where the training is.
+            after: Position of the previous pruning step, or None.
+            place: Current position in the training.
 
         Returns:
-            The place, or None if nothing is due.
+            The latest position after `after` and up to `place`, or None.
         """
         latest = self.latest(place)
         if latest is None or (after is not None and latest <= after):
@@ -118,7 +119,7 @@ class Schedule(Config, abc.ABC):
 
     @property
     def spacing(self) -> float | None:
-        """Return the distance from one pruning to the next, None if there is one."""
+        """Returns the interval between pruning steps, or None for a single step."""
         if self.every is not None or self.end is None or self.end == self.begin:
             return self.every
         spacing = (self.end - self.begin) / _UPDATES
@@ -127,7 +128,7 @@ class Schedule(Config, abc.ABC):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """All at once (one-shot) at `begin`; `end` and `every` change nothing.
+    """One-shot pruning at `begin`. `end` and `every` have no effect on the sparsity.
 
     Example:
         >>> Constant(begin=2, unit="epoch").sparsity(3, 0.8)
@@ -139,17 +140,18 @@ class Constant(Schedule):
     name: ClassVar[str] = "constant"
 
     def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
-        """Return the final sparsity."""
+        """Returns the final sparsity."""
         return final
 
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """Fast at first, slow at the end: the cubic rise of Zhu and Gupta by default.
+    """Polynomial rise, fast at first; by default the cubic rise of Zhu and Gupta.
 
     Args:
-        initial: sparsity at `begin`, in [0, 1).
-        power: 1 for a straight line; the higher, the faster at first.
+        initial: Float in [0, 1). Sparsity at `begin`. Defaults to 0.
+        power: Float above 0. 1 is a linear rise; higher powers rise faster at first.
+            Defaults to 3.
 
     Example:
         >>> schedule = Polynomial(begin=100, end=110, initial=0.2, unit="step")
@@ -164,16 +166,16 @@ class Polynomial(Schedule):
     rises: ClassVar[bool] = True
 
     def rise(self, progress: float, final: float) -> float:
-        """Return the sparsity at `progress`."""
+        """Returns the sparsity at `progress`."""
         return final + (self.initial - final) * (1.0 - progress) ** self.power
 
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Slow at first and at the end, half a wave of a cosine.
+    """Half a cosine wave: slow at the beginning and at the end.
 
     Args:
-        initial: sparsity at `begin`, in [0, 1).
+        initial: Float in [0, 1). Sparsity at `begin`. Defaults to 0.
 
     Example:
         >>> round(Cosine(begin=0, end=1).sparsity(0.5, 0.8), 6)
@@ -186,16 +188,17 @@ class Cosine(Schedule):
     rises: ClassVar[bool] = True
 
     def rise(self, progress: float, final: float) -> float:
-        """Return the sparsity at `progress`."""
+        """Returns the sparsity at `progress`."""
         return final + (self.initial - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)
 class Iterative(Schedule):
-    """Rounds of pruning and training; each removes the same share of what is left.
+    """Rounds of pruning and training. Each removes the same fraction of the rest.
 
     Args:
-        rounds: number of prunings, from 1, the first at `begin`, the last at `end`.
+        rounds: Integer, at least 1. Number of pruning steps, from `begin` to `end`.
+            Defaults to 5.
 
     Example:
         >>> schedule = Iterative(rounds=3)
@@ -210,12 +213,12 @@ class Iterative(Schedule):
 
     @property
     def spacing(self) -> float | None:
-        """Return the distance from one round to the next."""
+        """Returns the interval between rounds."""
         span = 0.0 if self.end is None else self.end - self.begin
         return span / (self.rounds - 1) if self.rounds > 1 and span else None
 
     def rise(self, progress: float, final: float) -> float:
-        """Return the sparsity after the round that `progress` falls into."""
+        """Returns the sparsity after the round at `progress`."""
         round_number = math.floor(progress * (self.rounds - 1) + _ROUNDING) + 1
         if round_number == self.rounds:
             return final
@@ -224,15 +227,15 @@ class Iterative(Schedule):
 
 @dataclass(frozen=True)
 class RigL(Schedule):
-    """Sparse from `begin` on; every so often the smallest weights change places.
+    """Sparse training with a constant sparsity from `begin` on.
 
-    Those that leave are the smallest; those that come are where the gradient is
-    largest, and start at zero. How many change falls from `fraction` to none at `end`,
-    half a wave of a cosine.
+    Each update removes the smallest weights. The same number of removed weights with
+    the largest gradients returns, with value zero. The exchanged fraction falls from
+    `fraction` to zero at `end`, along half a cosine wave.
 
     Args:
-        fraction: share of the remaining weights that changes places at first, in
-            [0, 1).
+        fraction: Float in [0, 1). Fraction of the remaining weights to exchange at
+            `begin`. Defaults to 0.3.
 
     Example:
         >>> RigL(end=0.75).sparsity(0.1, 0.9)
@@ -246,11 +249,11 @@ class RigL(Schedule):
     regrowth: ClassVar[str | None] = "gradient"
 
     def rise(self, progress: float, final: float) -> float:  # noqa: ARG002
-        """Return the final sparsity."""
+        """Returns the final sparsity."""
         return final
 
     def exchanged(self, place: float) -> float:
-        """Return the share of the remaining weights that changes places at `place`."""
+        """Returns the fraction of the remaining weights to exchange at `place`."""
         span = 0.0 if self.end is None else self.end - self.begin
         progress = min(max((place - self.begin) / span, 0.0), 1.0) if span else 0.0
         return self.fraction / 2 * (1 + math.cos(math.pi * progress))
@@ -258,10 +261,10 @@ class RigL(Schedule):
 
 @dataclass(frozen=True)
 class Splicing(Polynomial):
-    """A rise on which removed weights go on learning unseen, and may come back.
+    """Polynomial rise during which removed weights keep training and can return.
 
-    At every pruning all weights are ranked anew, the removed ones by the value they
-    would have by now. It takes a float32 per weight while training.
+    Each update ranks all weights. Removed weights are ranked by the value they would
+    have without pruning. Training needs an extra float32 per weight.
     """
 
     _: KW_ONLY
@@ -280,11 +283,7 @@ _KINDS = ("ConstantSparsity", "PolynomialDecay")
 
 
 def as_schedule(schedule: Any) -> Schedule:
-    """Return a schedule of one, of its plain data, or of one of tfmot's.
-
-    Raises:
-        ConfigError: if it is none of these.
-    """
+    """Converts plain data or a tfmot schedule to a `Schedule`."""
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, dict):
@@ -300,10 +299,7 @@ def as_schedule(schedule: Any) -> Schedule:
 
 
 def schedule_from_json(config: dict[str, Any]) -> Schedule:
-    """Return the schedule that `Schedule.to_json` described.
-
-    Raises:
-        ConfigError: if it is none, or an argument is unknown.
+    """Returns the schedule described by the output of `Schedule.to_json`.
 
     Example:
         >>> schedule_from_json({"schedule": "constant", "begin": 0.25}).begin
@@ -327,7 +323,7 @@ def _from_tfmot(schedule: Any) -> Schedule:
 
 
 def final_sparsity(schedule: Any) -> float | None:
-    """Return the sparsity that a schedule of tfmot's ends at, None if unknown."""
+    """Returns the final sparsity of a tfmot schedule, or None if unknown."""
     if isinstance(schedule, Schedule | dict) or not hasattr(schedule, "get_config"):
         return None
     config = schedule.get_config().get("config", {})

@@ -1,4 +1,4 @@
-"""How much each entry of a weight matters, and which stay: criteria, patterns, masks.
+"""Importance scores of weight entries, sparsity patterns and masks.
 
 Sources: Han, Pool, Tran and Dally, "Learning both Weights and Connections for Efficient
 Neural Networks", 2015 (magnitude); Molchanov, Mallya, Tyree, Frosio and Kautz,
@@ -26,16 +26,15 @@ def scores(
     evidence: Sequence[np.ndarray] | None = None,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """Return how much each entry matters, an array per weight; the most stays.
+    """Returns importance scores, one array per weight. The highest scores are kept.
 
     Args:
-        criterion: a key of `CRITERIA`.
-        weights: arrays of any shapes and float dtypes.
-        evidence: for each weight what the criterion has to know: the sum over batches
-            of the squared product of weight and gradient (`"taylor"`), of their
-            negative product (`"movement"`), or the L2 norm of the input that each entry
-            multiplies, of a shape that broadcasts (`"wanda"`).
-        seed: of `"random"`; the same seed gives the same scores.
+        criterion: A key of `CRITERIA`.
+        weights: Float arrays of any shape.
+        evidence: One array per weight. `"taylor"`: sum over batches of the squared
+            product of weight and gradient. `"movement"`: sum of the negative product.
+            `"wanda"`: broadcastable L2 norm of the input that each entry multiplies.
+        seed: Random seed of the criterion `"random"`. Defaults to 0.
 
     Example:
         >>> scores("magnitude", [np.array([-2.0, 1.0])])
@@ -60,7 +59,7 @@ def scores(
 
 
 def magnitude(weights: np.ndarray) -> np.ndarray:
-    """Return absolute values in float32 or better, NaN as infinity."""
+    """Returns absolute values in at least float32. NaN becomes infinity."""
     exact = weights.astype(np.promote_types(weights.dtype, np.float32), copy=False)
     magnitude = np.abs(exact)
     magnitude[np.isnan(magnitude)] = np.inf
@@ -71,30 +70,25 @@ def _relative(magnitude: np.ndarray) -> np.ndarray:
     scale = math.sqrt(float(np.mean(np.square(magnitude, dtype=np.float64))))
     if not 0 < scale < math.inf:
         return magnitude
-    # In the type of the weights the scale of the smallest ones is zero.
+    # In the dtype of the weights, the scale can underflow to zero.
     return (magnitude / np.float64(scale)).astype(magnitude.dtype)
 
 
 def removed_count(size: int, sparsity: float) -> int:
-    """Return how many of `size` entries a `sparsity` in [0, 1) removes.
+    """Returns the number of entries that a `sparsity` in [0, 1) removes.
 
     Example:
         >>> removed_count(10, 0.3), removed_count(3, 0.5)
         (3, 1)
     """
-    # A share that was computed may lie a rounding below a whole number of entries.
+    # A computed sparsity can lie a rounding error below a whole number of entries.
     return max(0, min(math.floor(sparsity * size * (1 + 1e-12)), size - 1))
 
 
 def keep_largest(scores: np.ndarray, removed: int) -> np.ndarray:
-    """Return a bool mask of `scores` with exactly the `removed` smallest False.
+    """Returns a bool mask that is False at exactly `removed` smallest scores.
 
-    Args:
-        scores: numbers of any shape; NaN counts as largest.
-        removed: number of entries to remove, from 0 to the size.
-
-    Returns:
-        The mask, of the shape of `scores`. Among equals the first are removed.
+    NaN counts as largest. The first of equal scores are removed.
 
     Example:
         >>> keep_largest(np.array([3.0, 1.0, 2.0, 1.0]), 1).tolist()
@@ -104,7 +98,7 @@ def keep_largest(scores: np.ndarray, removed: int) -> np.ndarray:
     mask = np.ones(flat.size, bool)
     if removed == 0:
         return mask.reshape(scores.shape)
-    # Selection, not sorting; then exactly as many of the ties as are still due.
+    # Partial selection is faster than sorting. Ties are removed in order.
     threshold = np.partition(flat, removed - 1)[removed - 1]
     np.greater_equal(flat, threshold, out=mask)
     missing = removed - (flat.size - np.count_nonzero(mask))
@@ -114,7 +108,7 @@ def keep_largest(scores: np.ndarray, removed: int) -> np.ndarray:
 
 
 def keep_largest_of_all(scores: list[np.ndarray], removed: int) -> list[np.ndarray]:
-    """Return a mask per array, with exactly the `removed` smallest of all False."""
+    """Returns masks that are False at the `removed` smallest scores of all arrays."""
     if len(scores) == 1:
         return [keep_largest(scores[0], removed)]
     mask = keep_largest(np.concatenate([each.ravel() for each in scores]), removed)
@@ -125,13 +119,10 @@ def keep_largest_of_all(scores: list[np.ndarray], removed: int) -> list[np.ndarr
 def exchange(
     mask: np.ndarray, size: np.ndarray, gradient: np.ndarray, fraction: float
 ) -> np.ndarray:
-    """Return a mask of as many entries, where the smallest changed places.
+    """Returns a mask in which the smallest entries are exchanged for removed ones.
 
-    Args:
-        mask: True for what remains.
-        size: how much the remaining entries matter.
-        gradient: of the loss to every entry, also the removed ones.
-        fraction: share of the remaining entries that leaves, in [0, 1].
+    `size` and `gradient` have one value per entry. `fraction` is the fraction of the
+    remaining entries to exchange.
 
     Example:
         >>> mask = np.array([True, True, False, False])
@@ -150,14 +141,10 @@ def exchange(
 
 
 class Pattern(abc.ABC):
-    """How a share of entries is chosen by their scores."""
+    """Selects the entries to keep by their scores."""
 
     def why_not(self, shape: Sequence[int]) -> str | None:
-        """Return why weights of this shape cannot have the pattern, None if they can.
-
-        Args:
-            shape: that of the weight.
-        """
+        """Returns why weights of this shape cannot have the pattern, or None."""
         del shape
         return None
 
@@ -165,19 +152,15 @@ class Pattern(abc.ABC):
     def masks(
         self, scores: Sequence[np.ndarray], sparsity: float, axes: Sequence[int]
     ) -> list[np.ndarray]:
-        """Return a bool mask per array, False for what is removed.
+        """Returns one bool mask per array, False for removed entries.
 
-        Args:
-            scores: how much each entry matters, an array per weight; all of them are
-                ranked together.
-            sparsity: share to remove, in [0, 1).
-            axes: for each array the axis that its layer sums over.
+        All arrays are ranked together. `axes` contains the summed axis of each array.
         """
 
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Every entry for itself."""
+    """Removes single entries."""
 
     def masks(
         self,
@@ -185,16 +168,17 @@ class Unstructured(Pattern):
         sparsity: float,
         axes: Sequence[int],  # noqa: ARG002 - another pattern needs it
     ) -> list[np.ndarray]:
-        """Return masks with exactly `floor(sparsity * size)` False in all."""
+        """Returns masks with exactly `floor(sparsity * size)` False in total."""
         size = sum(each.size for each in scores)
         return keep_largest_of_all(list(scores), removed_count(size, sparsity))
 
 
 @dataclass(frozen=True)
 class NOfM(Pattern):
-    """At most `nonzero` of every `group` entries in a row along the summed axis.
+    """Keeps at most `nonzero` of every `group` entries along the summed axis.
 
-    Groups begin at the axis's start; a last one that is shorter keeps `nonzero` too.
+    Groups start at the beginning of the axis. A shorter last group also keeps
+    `nonzero` entries.
     """
 
     nonzero: int
@@ -203,7 +187,7 @@ class NOfM(Pattern):
     def masks(
         self, scores: Sequence[np.ndarray], sparsity: float, axes: Sequence[int]
     ) -> list[np.ndarray]:
-        """Return masks that remove `floor(sparsity * group)` of every group."""
+        """Returns masks that remove `floor(sparsity * group)` of every group."""
         zeros_per_group = removed_count(self.group, sparsity)
         return [
             self._mask(each, zeros_per_group, axis)
@@ -213,14 +197,14 @@ class NOfM(Pattern):
     def _mask(self, scores: np.ndarray, removed: int, axis: int) -> np.ndarray:
         rows = np.moveaxis(scores, axis, -1)
         length = rows.shape[-1]
-        # What is missing from the last group goes first, and leaves with the padding.
+        # Padding has the lowest score, so it is removed before any entry.
         whole_groups = np.pad(
             np.nan_to_num(rows.astype(float), nan=np.inf, posinf=np.inf),
             [(0, 0)] * (rows.ndim - 1) + [(0, -length % self.group)],
             constant_values=-np.inf,
         )
         groups = whole_groups.reshape(*rows.shape[:-1], -1, self.group)
-        # Stable, so that among equals the first are removed; groups are short.
+        # A stable sort removes the first of equal scores.
         order = np.argsort(groups, axis=-1, kind="stable")
         group_masks = np.ones(groups.shape, bool)
         np.put_along_axis(group_masks, order[..., :removed], values=False, axis=-1)
@@ -230,18 +214,17 @@ class NOfM(Pattern):
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """Blocks that stay or go as one; their last axes are those of the weight.
+    """Removes whole blocks along the last axes of a weight.
 
-    Args:
-        shape: lengths of a block, from 1; at the end of an axis a block is cut off.
-        largest: True to score a block by its largest entry, False by their mean.
+    Blocks are cut off at the end of an axis. If `largest`, a block is scored by its
+    largest entry instead of the mean.
     """
 
     shape: tuple[int, ...]
     largest: bool = False
 
     def why_not(self, shape: Sequence[int]) -> str | None:
-        """Return a reason if the weight has fewer axes than a block."""
+        """Returns a reason if the weight has fewer axes than a block."""
         if len(shape) >= len(self.shape):
             return None
         return f"has {len(shape)} axes, fewer than a block"
@@ -252,7 +235,7 @@ class Blocks(Pattern):
         sparsity: float,
         axes: Sequence[int],  # noqa: ARG002 - another pattern needs it
     ) -> list[np.ndarray]:
-        """Return masks with exactly `floor(sparsity * blocks)` blocks False in all."""
+        """Returns masks with `floor(sparsity * blocks)` blocks False in total."""
         block_scores = [self._pooled(each) for each in scores]
         size = sum(each.size for each in block_scores)
         block_masks = keep_largest_of_all(block_scores, removed_count(size, sparsity))
@@ -281,12 +264,12 @@ class Blocks(Pattern):
 
     def _lengths(self, shape: Sequence[int]) -> tuple[int, ...]:
         lengths = (1,) * (len(shape) - len(self.shape)) + self.shape
-        # A block that reaches over the end of an axis is as good as cut off there.
+        # A block longer than the axis is cut off at its end.
         return tuple(map(min, lengths, (max(length, 1) for length in shape)))
 
 
 def parse_pattern(name: str) -> Pattern:
-    """Return the pattern that `pattern_name` named.
+    """Returns the pattern for the output of `pattern_name`.
 
     Example:
         >>> parse_pattern("2:4"), parse_pattern("max 4x1")

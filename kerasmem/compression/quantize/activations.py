@@ -1,6 +1,6 @@
-"""Calibration: the ranges of a model's activations from a sample of its data.
+"""Calibration: activation ranges of a model from samples of its data.
 
-Some methods give up a few large values for a finer step, found on a histogram.
+Some methods clip a few large values to get a smaller step. They search a histogram.
 
 Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi,
 "Quantizing deep convolutional networks for efficient inference: A whitepaper", 2018.
@@ -32,31 +32,31 @@ def calibrate(
     *,
     calls: Calls | None = None,
 ) -> tuple[ActivationRange, ...]:
-    """Return the range of every tensor of a forward pass, in the order of the calls.
+    """Calibrate a model: return the range of every tensor, in call order.
 
-    The samples go through the model in batches; of each tensor only its ends and a
-    histogram are kept, whatever the number of samples. Every range has zero in it.
+    Only the extremes and a histogram of each tensor are kept, so memory does not depend
+    on the number of samples. Every range contains zero.
 
     Args:
-        model: a built model with a graph; models within it are opened.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        calibration: how the ranges are chosen; None for `Calibration()`.
-        calls: what to run in place of the calls of the model, which it comes from.
+        model: Built model with a graph. Nested models are opened.
+        data: Samples in any form listed in `kerasmem.files.data`.
+        calibration: A `Calibration`. Defaults to `Calibration()`.
+        calls: Calls derived from `model` to run in place of the model's calls.
 
     Raises:
-        DataError: if the data does not fit the model, or it or an activation holds NaN
-            or infinity.
-        ModelError: if the model has no graph.
+        DataError: If the data does not fit the model, or if the data or an activation
+            contains NaN or infinity.
+        ModelError: If the model has no graph.
 
     Warns:
-        KerasMemWarning: for less than 32 samples, samples that are all alike, and
-            activations that never change.
+        KerasMemWarning: If there are fewer than 32 samples, all samples are equal, or
+            some activations are constant.
     """
     calibration = calibration or Calibration()
     if own_graph(model) is None:
         raise ModelError(
-            f"The calls of the model {model.name!r} are not known. Expected: a "
-            "Sequential or Functional model. Received: a subclassed one."
+            f"The model {model.name!r} has no graph. Expected: a Sequential or "
+            "Functional model. Received: a subclassed model."
         )
     check_data(model, data)
     calls = flatten(model) if calls is None else calls
@@ -84,7 +84,7 @@ def calibrate(
 
 
 class Observer:
-    """What is kept of one tensor."""
+    """Statistics of one tensor."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
@@ -92,11 +92,7 @@ class Observer:
         self._average: tuple[float, float] | None = None
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Count the values of a tensor of a name, at least one.
-
-        Raises:
-            DataError: if they are not finite.
-        """
+        """Add the values of a tensor called `name`, which must be finite."""
         values = keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
         _check_finite(name, values)
         self._histogram.add(values)
@@ -108,7 +104,7 @@ class Observer:
         self._average = low, high
 
     def range(self, name: str) -> ActivationRange:
-        """Return the range that the calibration chooses, with zero in it."""
+        """Return the range that the calibration method selects. It contains zero."""
         histogram = self._histogram
         low, high = with_zero(*self._ends())
         return ActivationRange(
@@ -132,7 +128,7 @@ class Observer:
 def flat_batches(
     model: Model, data: Dataset, calibration: Calibration
 ) -> Iterator[list[np.ndarray]]:
-    """Yield an array per input of the model, batch by batch."""
+    """Yield batches as lists with one array per model input."""
     for x in input_batches(data, calibration.samples, calibration.batch_size):
         yield flat_samples(model, (x,), calibration.samples)
 
@@ -141,9 +137,9 @@ def _check_finite(name: str, values: np.ndarray) -> None:
     bad = values.size - int(np.isfinite(values).sum())
     if bad:
         raise DataError(
-            "A model is calibrated on finite numbers. Received: NaN or infinity in "
-            f"{bad} of {values.size} values of {name!r}. Next: look at the data first, "
-            "then at the weights of that layer."
+            "Calibration needs finite values. Received: NaN or infinity in "
+            f"{bad} of {values.size} values of {name!r}. Next: check the data first, "
+            "then the weights of that layer."
         )
 
 
@@ -152,17 +148,17 @@ def _warn(count: int, ranges: tuple[ActivationRange, ...], *, alike: bool) -> No
     faults = []
     if count < _FEW:
         samples = "is 1 sample" if count == 1 else f"are {count} samples"
-        faults.append(f"there {samples}, {_FEW} or more tell the range better")
+        faults.append(f"there {samples}, at least {_FEW} are recommended")
     if alike:
-        faults.append(f"all {count} samples are the same")
+        faults.append(f"all {count} samples are equal")
     if constant:
         faults.append(
-            f"{len(constant)} of {len(ranges)} activations never change, such as "
+            f"{len(constant)} of {len(ranges)} activations are constant, such as "
             f"{constant[0]!r}; their range is from 0 to their value"
         )
     if faults:
         warnings.warn(
-            f"The calibration may mislead: {'; '.join(faults)}.",
+            f"The calibration may be inaccurate: {'; '.join(faults)}.",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -172,11 +168,11 @@ BINS = 2048
 
 
 class Histogram:
-    """Counts of values in bins of one width over a range that grows with them.
+    """Counts of values in bins of equal width over a growing range.
 
-    The first part sets the range. Where a later one goes beyond it, the range doubles
-    to that side, bins joining in pairs, until it is inside. So no count is ever lost
-    or split, and a value is at most one bin from where it is counted.
+    The first values set the range. If a later value lies outside, the range doubles
+    towards that side and pairs of bins merge. Counts are therefore never lost or split.
+    Each value is counted at most one bin away from its position.
     """
 
     def __init__(self) -> None:
@@ -186,12 +182,12 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """The width of a bin."""
+        """Width of a bin."""
         return (self.high - self.low) / BINS
 
     @property
     def centers(self) -> np.ndarray:
-        """The middle of each bin."""
+        """Center of each bin."""
         return self.low + (np.arange(BINS) + 0.5) * self.width
 
     @property
@@ -200,16 +196,12 @@ class Histogram:
         return int(self.counts.sum())
 
     def add(self, values: np.ndarray) -> None:
-        """Count finite values, at least one.
-
-        Args:
-            values: of any shape and float or integer dtype.
-        """
+        """Count at least one finite value of an array of any shape."""
         values = np.asarray(values, np.float64).ravel()
         least, most = float(values.min()), float(values.max())
         self.least, self.most = min(self.least, least), max(self.most, most)
         if not self.total:
-            # A constant has no width of its own: give it one that floats can tell.
+            # A constant has width 0: widen the range until its ends differ as floats.
             room = 0.0 if most > least else max(abs(most), 1e-30) * 1e-6
             self.low, self.high = least - room, most + room
         while least < self.low:
@@ -220,7 +212,7 @@ class Histogram:
         self.counts += np.bincount(np.clip(places, 0, BINS - 1), minlength=BINS)
 
     def quantile(self, share: float) -> float:
-        """Return the value that `share` of them do not exceed, to a bin's width."""
+        """Return the quantile at `share` in [0, 1], accurate to one bin."""
         below = np.cumsum(self.counts)
         target = min(max(share * self.total, 1e-9), self.total)
         place = int(np.searchsorted(below, target))
@@ -246,7 +238,7 @@ class Histogram:
 
 
 Cost = Callable[[np.ndarray, np.ndarray, float, float], float]
-"""Takes centers and counts of bins, and a range."""
+"""Function of bin centers, bin counts and both ends of a range."""
 
 _LEVELS = 256
 _MOST_CLIPPED = 0.01
@@ -254,15 +246,11 @@ _SHARES = np.linspace(1.0, 0.02, 99)
 
 
 def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
-    """Return the range with zero in it that costs least.
+    """Return the range with the lowest cost that contains zero.
 
-    First both ends move together, then each for itself; a range is never wider than
-    what was seen, and of several that cost the same the widest counts. What lies in the
-    bin of zero counts as zero.
-
-    Args:
-        histogram: of the values.
-        cost: `squared_error` or `divergence`.
+    The search first scales both ends together, then one end at a time. The range is
+    never wider than the observed values. Ties go to the widest range. Values in the bin
+    around zero count as zero.
     """
     full = with_zero(histogram.least, histogram.most)
     is_used = histogram.counts > 0
@@ -282,7 +270,7 @@ def best_range(histogram: Histogram, cost: Cost) -> tuple[float, float]:
 
 
 def with_zero(low: float, high: float) -> tuple[float, float]:
-    """Return the range with zero in it; of zeros alone, [0, 1].
+    """Return the range extended to contain zero. An all-zero range becomes [0, 1].
 
     Example:
         >>> with_zero(2.0, 3.0), with_zero(0.0, 0.0)
@@ -295,7 +283,7 @@ def with_zero(low: float, high: float) -> tuple[float, float]:
 def squared_error(
     centers: np.ndarray, counts: np.ndarray, low: float, high: float
 ) -> float:
-    """Return the sum of squares that rounding to 256 levels in a range costs.
+    """Return the sum of squared errors of rounding to 256 levels in a range.
 
     Example:
         >>> squared_error(np.array([0.0, 1.0, 3.0]), np.array([5, 1, 2]), 0.0, 1.0)
@@ -310,14 +298,14 @@ def squared_error(
 def divergence(
     centers: np.ndarray, counts: np.ndarray, low: float, high: float
 ) -> float:
-    """Return the Kullback-Leibler divergence of rounded from clipped values, in nats.
+    """Return the Kullback-Leibler divergence from clipped to rounded values, in nats.
 
-    The clipped distribution has what lies outside at its ends; the rounded one spreads
-    what each of the 256 levels holds evenly over its bins, without what lies outside.
-    Zeros do not count: they have a code of their own in every range, and where a ReLU
-    makes half of all values zero, spreading them over a level would be the whole cost.
-    It is infinite for a range that more than a hundredth of the others lies outside of:
-    what is left inside may be so little that rounding hardly changes it.
+    The clipped distribution adds all outliers to its two ends. The rounded distribution
+    ignores outliers and spreads the mass of each of the 256 levels evenly over its
+    bins. Zeros are ignored: every range has an exact code for zero, and after a ReLU
+    they would dominate the cost. The result is infinite if more than 1% of the nonzero
+    values are outliers. Otherwise a range with few remaining values would have almost
+    no cost.
     """
     counts, centers = counts[centers != 0], centers[centers != 0]
     inside = (centers >= low) & (centers <= high)
@@ -342,7 +330,7 @@ _HEAD = ("tensor", "low", "high", "seen from", "to", "scale", "zero")
 
 
 def range_table(ranges: Sequence[ActivationRange]) -> str:
-    """Return the ranges as lines of text, with what was seen and the int8 codes.
+    """Return a text table of ranges with observed extremes and int8 parameters.
 
     Example:
         >>> print(range_table([ActivationRange("relu", 0.0, 5.1, 0.0, 6.0, 10)]))

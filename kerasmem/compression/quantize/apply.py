@@ -1,4 +1,4 @@
-"""Walking a model and storing its kernels in fewer bits."""
+"""Quantization of the kernels and embedding tables of a model."""
 
 import math
 import warnings
@@ -47,7 +47,7 @@ _BLOCKS, _LEAST_BLOCK_BYTES = 16, 1 << 16
 
 
 Exclude = Callable[[Weight], bool]
-"""Tells of a weight that is to be left alone."""
+"""Returns whether a weight is excluded."""
 
 
 def excludes_nothing(_: Weight) -> bool:
@@ -56,19 +56,19 @@ def excludes_nothing(_: Weight) -> bool:
 
 
 Scales = Mapping[str, np.ndarray]
-"""Learned scales by the names of weights, see `name_of`."""
+"""Learned scales by weight name. See `name_of`."""
 
 NO_SCALES: Scales = MappingProxyType({})
 
 
 ActivationScales = Mapping[int, float]
-"""Scales of what weights are multiplied with, by the ids of their variables."""
+"""Scales of layer inputs by the id of the variable that multiplies them."""
 
 NO_ACTIVATION_SCALES: ActivationScales = MappingProxyType({})
 
 
 WeightPlan = Sequence[tuple[Weight, WeightPlace | str]]
-"""Every weight of a model, with how it is stored, or why it is left alone."""
+"""Every weight of a model with its storage format, or with the reason to skip it."""
 
 
 def quantize_weights(
@@ -76,42 +76,27 @@ def quantize_weights(
     config: "Quantize",
     exclude: Exclude = excludes_nothing,
 ) -> list[WeightChange]:
-    """Store the kernels and embedding tables of `model` in fewer bits, in place.
-
-    Args:
-        model: a built model.
-        config: how, and of which weights.
-        exclude: tells of more weights to leave alone.
-
-    Returns:
-        One change per weight of the model, changed or left alone and why.
+    """Quantize the kernels and embedding tables of `model` in place.
 
     Raises:
-        ModelError: if there is none that is float, or one with NaN or infinity.
-        ConfigError: if a regular expression means no weight.
+        ModelError: If no weight can be quantized, or a weight contains NaN or infinity.
+        ConfigError: If a regular expression matches no weight.
     """
     return store(model, weight_plan(model, config, exclude))
 
 
 def store(model: Model, plan: WeightPlan) -> list[WeightChange]:
-    """Store weights of `model` as a plan says, in place.
-
-    Args:
-        model: a built model.
-        plan: of its weights.
-
-    Returns:
-        One change per weight.
+    """Quantize the weights of `model` in place as planned. Return their changes.
 
     Raises:
-        ModelError: if one holds NaN or infinity.
+        ModelError: If a weight contains NaN or infinity.
     """
     changes, codes = [], dict[int, Coded]()
     for weight, coded_weight, change in _encoded_weights(plan, "quantize"):
         changes.append(change)
         if coded_weight is not None:
             codes[id(weight.variable)] = coded_weight.map(kept_at_rest)
-    # Only now: a weight that cannot be stored leaves the model as it was.
+    # Encode all weights first, so that an error leaves the model unchanged.
     replace_weights(model, plan, codes)
     return changes
 
@@ -119,13 +104,10 @@ def store(model: Model, plan: WeightPlan) -> list[WeightChange]:
 def replace_weights(
     model: Model, plan: WeightPlan, codes: dict[int, Coded] | None = None
 ) -> None:
-    """Have the layers of `model` keep their weights as a plan says, in place.
+    """Replace the weights of `model` in place as planned.
 
-    Args:
-        model: a built model.
-        plan: of its weights.
-        codes: of weights, by the ids of the variables; they are taken out. None to
-            encode what the variables hold.
+    `codes` contains encoded weights by the id of the variable. Used entries are
+    removed. Other weights are encoded from their variables.
     """
     by_block: dict[int, tuple[Any, list[WeightPlace]]] = {}
     for weight, place in plan:
@@ -137,15 +119,7 @@ def replace_weights(
 
 
 def losses(plan: WeightPlan, name: str = "quantize") -> list[WeightChange]:
-    """Return what a plan would do to the weights of a model, which stays as it is.
-
-    Args:
-        plan: of its weights.
-        name: of what is tried, for the progress.
-
-    Raises:
-        ModelError: if a weight holds NaN or infinity.
-    """
+    """Return the changes that a plan would make, without changing the model."""
     return [change for *_, change in _encoded_weights(plan, f"trying {name}")]
 
 
@@ -177,7 +151,7 @@ def _encoded(weight: Weight, place: WeightPlace) -> tuple[Coded, WeightChange]:
     if not values.any():
         detail += ", all zero"
     elif place.dynamic:
-        detail += ", times int8" + (", static" * (place.activation_scale is not None))
+        detail += ", int8 inputs" + (", static" * (place.activation_scale is not None))
     after = place.coding.nbytes(weight.variable.shape)
     return coded_weight, account(
         weight, "quantize", detail, changed=True, after_bytes=after, sqnr_db=ratio
@@ -191,18 +165,14 @@ def weight_plan(
     scales: Scales = NO_SCALES,
     inputs: ActivationScales = NO_ACTIVATION_SCALES,
 ) -> WeightPlan:
-    """Return how each weight of a model is stored, or why it is left alone.
+    """Plan the storage format of each weight of a model.
 
-    Args:
-        model: a built model.
-        config: how, and of which weights.
-        exclude: tells of more weights to leave alone.
-        scales: those that were learned; all others are those of the largest entries.
-        inputs: scales of what products multiply their kernels with, where known.
+    `scales` are learned scales of weights, and `inputs` are known scales of layer
+    inputs.
 
     Raises:
-        ModelError: if all are left alone.
-        ConfigError: if a regular expression means no weight.
+        ModelError: If no weight can be quantized.
+        ConfigError: If a regular expression matches no weight.
     """
     plan = planned(model, config, exclude, scales, inputs)
     all_weights = [weight for weight, _ in plan]
@@ -211,7 +181,7 @@ def weight_plan(
     )
     if not any(isinstance(place, WeightPlace) for _, place in plan):
         again = (
-            " It was quantized before: km.dequantize gives a model of floats again."
+            " It is quantized already. Next: restore a float model with km.dequantize."
             if quantized_variables(model)
             else ""
         )
@@ -230,7 +200,7 @@ def planned(
     scales: Scales = NO_SCALES,
     inputs: ActivationScales = NO_ACTIVATION_SCALES,
 ) -> WeightPlan:
-    """Return a `weight_plan` that may leave all weights alone."""
+    """Return a `weight_plan` that may skip all weights."""
     all_weights = list(weights(model))
     block_bytes = largest_block(all_weights)
     holders = (v for w in all_weights for v in vars(w.owner).values())
@@ -268,21 +238,13 @@ def _why_not(
     if not matches(config.include, weight):
         return NO_KERNEL if config.include else why_no_kernel(weight)
     if weight.attribute is None or len(weight.variable.shape) < 2:
-        return "has fewer than two axes, or is kept in a list"
+        return "has fewer than two axes, or is in a list"
     return None
 
 
 def _place(
     weight: Weight, config: "Quantize", block_bytes: int, inputs: ActivationScales
 ) -> WeightPlace:
-    """Return where a weight is kept, and how the config has it stored.
-
-    Args:
-        weight: it.
-        config: the scheme.
-        block_bytes: most bytes of it that are to be float at once.
-        inputs: scales of what it is multiplied with, where known.
-    """
     is_multiplied = weight.attribute == multiplied_weight(weight.owner)
     is_taken_apart = is_multiplied and is_product(weight.owner)
     blocks = 1
@@ -301,18 +263,18 @@ def _place(
 
 
 def coding_of(config: "Quantize", axes: tuple[int, ...]) -> Coding:
-    """Return how a weight is stored whose output channels sum over `axes`."""
+    """Return the storage format of a weight whose output channels sum over `axes`."""
     size = (config.granularity, config.group_size, config.symmetric)
     return Coding(config.dtype, axes, *size)
 
 
 def name_of(model: Model, weight: Weight) -> str:
-    """Return what names a weight in a model and in all that are made of its config.
+    """Return the name of a weight, the same in all models with the same config.
 
-    It is the layer's name and the weight's, such as `"dense/kernel"`, with the models
-    around it and, for a layer within a layer, its number there between them.
+    An example is `"dense/kernel"`. Names of outer models come first, and a layer inside
+    a layer is identified by its index.
     """
-    # A copy of a subclassed model may have another name.
+    # A copy of a subclassed model may have a different name.
     place = () if weight.block is model else weight.place
     within = (str(weight.index),) if weight.index else ()
     own = weight.attribute or weight.variable.name
@@ -320,34 +282,31 @@ def name_of(model: Model, weight: Weight) -> str:
 
 
 def largest_block(all_weights: list[Weight]) -> int:
-    """Return the most bytes of a weight that are to be float at once.
+    """Return the maximum number of bytes to dequantize at once.
 
-    A layer that holds a large part of a model would else take, for a moment, more
-    memory than it saves.
+    Dequantizing a large layer as a whole could take more memory than quantization
+    saves.
     """
     total = 4 * sum(weight.size for weight in all_weights)
     return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
 
 
-UNREAD = "has two axes or more, and nothing shows that its layer multiplies with it"
-LISTED = "is kept in a list, where no layer can be given another weight"
+UNREAD = "has two or more axes, but is not known to be the kernel of its layer"
+LISTED = "is in a list, where weights cannot be replaced"
 
 _MOST, _NAMED = 0.1, 3
 
 
 def why_no_kernel(weight: Weight) -> str:
-    """Return why a weight that is not known to be a kernel is left alone."""
+    """Return why a weight that is not known to be a kernel is skipped."""
     axes = [size for size in weight.variable.shape if size > 1]
     return NO_KERNEL if len(axes) < 2 or "bias" in weight.variable.name else UNREAD
 
 
 def warn_if_left_float(changes: Sequence[WeightChange]) -> None:
-    """Warn if more than a tenth of a model stays float where nobody asked for it.
+    """Warn if more than 10% of a model's bytes stay float unintentionally.
 
-    Vectors do not count, nor what `include` and `exclude` were to decide.
-
-    Args:
-        changes: what became of the weights.
+    Vectors and weights selected by `include` or `exclude` do not count.
     """
     model_bytes = sum({c.weight: c.before_bytes for c in reversed(changes)}.values())
     smaller_weights = {c.weight for c in changes if c.after_bytes < c.before_bytes}
@@ -366,9 +325,9 @@ def warn_if_left_float(changes: Sequence[WeightChange]) -> None:
     rest = f" and {len(float_bytes) - _NAMED} more" if len(float_bytes) > _NAMED else ""
     warnings.warn(
         f"{total / model_bytes:.0%} of the model's bytes stay float: "
-        f"{', '.join(largest_names)}{rest}. Next: name in include= of Quantize those "
-        "that are to be stored in fewer bits (the last axis is that of the channels), "
-        "in exclude= those that are to stay. `changes` tells why each was left alone.",
+        f"{', '.join(largest_names)}{rest}. Next: list the weights to quantize in "
+        "include= of Quantize (their last axis must be the channel axis) and the "
+        "weights to keep in exclude=. `changes` lists the reason for each weight.",
         KerasMemWarning,
         stacklevel=3,
     )

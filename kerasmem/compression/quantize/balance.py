@@ -1,7 +1,7 @@
-"""Balance of kernels: one positive factor a channel makes its ranges alike.
+"""Channel balancing of kernels: one positive factor per channel equalizes ranges.
 
-NumPy alone. Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization
-through weight equalization and bias correction", 2019.
+Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
+weight equalization and bias correction", 2019.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,12 @@ import numpy as np
 
 _SWEEPS, _STILL = 200, 1e-5
 LARGEST = 2.0**20
-"""A channel is scaled by at most this, and at least its inverse."""
+"""Maximum scaling factor of a channel, and the inverse of the minimum."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The channels of a pair along one kernel.
-
-    Args:
-        kernel: names the kernel.
-        places: the channel at each place of its last two axes, broadcast.
-    """
+    """Channels of a pair along one kernel. `places` contains their indices."""
 
     kernel: int
     places: np.ndarray
@@ -29,13 +24,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class ScalePair:
-    """One kernel that makes channels, and those that take them.
-
-    Args:
-        maker: the kernel that makes them.
-        takers: the kernels that take them.
-        count: number of channels.
-    """
+    """A kernel with output channels, and the kernels that read these channels."""
 
     maker: Side
     takers: tuple[Side, ...]
@@ -45,16 +34,17 @@ class ScalePair:
 def balance(
     links: Sequence[ScalePair], peaks: dict[int, np.ndarray]
 ) -> list[np.ndarray]:
-    """Return for each link what to multiply the takers of each channel with.
+    """Return the factors of the takers' channels for each link.
 
-    The maker is divided by it. Then the largest entry of a channel is as large in the
-    kernel that makes it as in those that take it, and along a chain of links in all of
-    them. A channel of zeros, on either side, is left alone.
+    The maker is divided by the same factors. All kernels along a chain of links then
+    have the same largest entry per channel. A channel keeps factor 1 if it is zero in
+    the maker or in all takers.
 
     Args:
-        links: pairs; a kernel is the maker of one at most, and a taker of one at most.
-        peaks: the largest absolute values of every kernel by its last two axes,
-            float64; they become those of the scaled kernels.
+        links: Pairs of kernels. A kernel is the maker of at most one pair, and a taker
+            in at most one.
+        peaks: Largest absolute values of every kernel over its last two axes, float64.
+            Updated to the scaled kernels.
 
     Example:
         >>> side = [Side(0, np.array([[0, 1]])), Side(1, np.array([[0], [1]]))]
@@ -86,13 +76,7 @@ def balance(
 
 
 def largest_by(places: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """Return the largest of `values` for each of `count` channels, 0 for none.
-
-    Args:
-        places: the channel of each value, broadcast.
-        values: at least 0.
-        count: number of channels.
-    """
+    """Return the largest of nonnegative `values` for each of `count` channels."""
     largest = np.zeros(count)
     np.maximum.at(
         largest, np.broadcast_to(places, values.shape).ravel(), values.ravel()

@@ -1,7 +1,7 @@
-"""Products of inputs and codes: of floats made of these, or of integers.
+"""Products of inputs and encoded kernels, with dequantized kernels or with integers.
 
-Where a gradient follows, the floats of the codes are made again for it, so that a step
-keeps the codes alone. Inputs of integers are rounded in every call.
+The gradient dequantizes the kernel a second time, so a training step keeps only the
+codes. Integer products round their inputs in every call.
 
 Sources: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023;
 Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference: A
@@ -40,15 +40,15 @@ def float_product(
     again: bool = False,
     in_blocks: bool = True,
 ) -> Any:
-    """Return the layer's product of its inputs and its kernel, without the bias.
+    """Return the product of inputs and the dequantized kernel, without the bias.
 
     Args:
-        layer: one of which `multiplied_weight` knew the kernel.
-        inputs: float inputs of it.
-        kernel: its kernel.
-        again: whether what is multiplied with is made a second time for the gradient,
-            where the product can be transposed, and not kept.
-        in_blocks: whether the kernel may become float in blocks.
+        layer: Layer for which `multiplied_weight` returns the kernel.
+        inputs: Float inputs.
+        kernel: Kernel of the layer.
+        again: Whether to dequantize again for the gradient instead of keeping the float
+            kernel. Has no effect if the product cannot be transposed.
+        in_blocks: Whether the kernel may be dequantized in blocks.
     """
     blocks = _blocks(layer, kernel) if in_blocks else _WHOLE
     coded_kernel = kernel.coded.map(
@@ -67,7 +67,7 @@ def float_product(
     equation = _transposed_equation(layer) if again else None
     if equation is None:
         return forward(inputs, *coded_kernel.parts)
-    # A graph keeps what makes its gradient, so that knows neither layer nor variables.
+    # A graph keeps the gradient function alive, so avoid references to the layer.
     layout = kernel.without_variables()
 
     def transposed(gradient: Tensor, *parts: Any) -> Any:
@@ -82,10 +82,10 @@ def _codes(coded: Coded, *_: Any) -> Any:
 
 
 def _is_scaled_after(layer: Layer, kernel: QuantizedVariable) -> bool:
-    """Return whether what a layer's codes give is scaled, and not the codes.
+    """Return whether to scale the outputs instead of the codes.
 
-    That is cheaper where outputs are fewer than weights, as in a Dense. In 16 bits the
-    float weight is rounded: what `dequantize` gives has to answer alike.
+    A Dense has fewer outputs than weights, so this is cheaper. A 16-bit layer rounds
+    the dequantized weight, so its outputs would differ from those after `dequantize`.
     """
     coding = kernel.coding
     return (
@@ -106,16 +106,16 @@ def _in_blocks(
     floats: Callable[..., Any],
     coded: Coded | None = None,
 ) -> Any:
-    """Return the layer's product with a kernel, one block of output channels at a time.
+    """Return the product with a kernel, one block of output channels at a time.
 
     Args:
         layer: Layer for which `is_product` is true.
-        inputs: Its inputs. No block becomes float before they exist.
+        inputs: Its inputs.
         kernel: Its kernel.
-        blocks: Blocks of the kernel.
-        floats: Returns the tensor to multiply with, of codes of all output channels or
-            some, their layout and, for every second input, 0 or 1.
-        coded: Tensors with the values of the kernel. `None` for the current ones.
+        blocks: Blocks of the kernel. A block starts after the block before it.
+        floats: Converts codes to the factors. Takes codes, their layout, and 0 or 1 for
+            the rows at even or odd positions only.
+        coded: Values of the kernel. Defaults to the current ones.
     """
 
     def whole() -> Any:
@@ -124,7 +124,7 @@ def _in_blocks(
             before = outputs[-1] if outputs else inputs
             own = floats(*kernel.tensors(before, block, coded))
             outputs.append(product(layer, inputs, own))
-            del own  # before the next block's floats are made
+            del own  # free the block before the next one is dequantized
         if len(outputs) == 1:
             return outputs[0]
         return keras.ops.concatenate(outputs, axis=blocks[1])
@@ -206,8 +206,10 @@ _FEWEST = 16
 """Fewest output channels of such a block."""
 
 _Blocks = tuple[list[tuple[int, int, int] | None], int]
-"""Axis, first index and size of each block of a kernel, `None` for a single block; and
-the axis of the output, counted from the end."""
+"""Axis, start and size of each block (None for the whole kernel), and the output axis.
+
+The output axis is negative.
+"""
 
 _WHOLE: _Blocks = ([None], -1)
 
@@ -242,10 +244,7 @@ def _blocks(layer: Layer, kernel: QuantizedVariable) -> _Blocks:
 
 
 def _transposed_equation(layer: Layer) -> str | None:
-    """Return what makes the gradient of inputs of that of outputs, and the kernel.
-
-    None for a layer whose product is not transposed so.
-    """
+    """Return the einsum equation of the input gradient. None if there is none."""
     if is_convolution(layer):
         return None
     if has_rows_of_outputs(layer):
@@ -258,13 +257,7 @@ def _transposed_equation(layer: Layer) -> str | None:
 
 
 def _unit(layer: Layer, inputs: Tensors, kernel: QuantizedVariable) -> tuple[int, ...]:
-    """Return the least shape of inputs that multiplies the scales of a kernel.
-
-    Args:
-        layer: one of which `is_product` was true, no convolution.
-        inputs: its inputs.
-        kernel: its kernel.
-    """
+    """Return the smallest shape of inputs that multiplies the scales of a kernel."""
     rank = len(inputs.shape)
     if not isinstance(layer, keras.layers.EinsumDense):
         return (1,) * rank
@@ -280,9 +273,9 @@ def _unit(layer: Layer, inputs: Tensors, kernel: QuantizedVariable) -> tuple[int
 def _sums_floats(layer: Layer, rank: int) -> bool:
     """Return whether integers are summed as float32.
 
-    No backend convolves int8 on every device, and torch has no int8 sum along an axis
-    that a kernel does not have. A kernel with all axes of its inputs leaves no axis for
-    the row of ones of `_sum_of_codes`.
+    No backend supports int8 convolutions on every device. Torch cannot sum int8 along
+    an axis that is not in the kernel. `_sum_of_codes` needs a free input axis for its
+    row of ones.
     """
     if not isinstance(layer, keras.layers.EinsumDense):
         return is_convolution(layer)
@@ -293,18 +286,11 @@ def _sums_floats(layer: Layer, rank: int) -> bool:
 def _kernel_scales(
     layer: Layer, inputs: Tensors, kernel: QuantizedVariable, coded: Coded | None = None
 ) -> Any:
-    """Return the scales of a kernel, broadcastable to the layer's product.
-
-    Args:
-        layer: one of which `is_product` was true.
-        inputs: its inputs.
-        kernel: its kernel.
-        coded: tensors with the values of the kernel; None for those of now.
-    """
+    """Return the scales of a kernel, broadcastable to the product."""
     own = kernel.scales.value if coded is None else coded.scales
     if is_convolution(layer):
         return by_channel(layer, own)
-    # Scales have length 1 along what is summed over: a sum of one product.
+    # Scales have length 1 along summed axes, so each sum has one term.
     axes = kernel.coding.axes
     shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
     ones = keras.ops.ones(_unit(layer, inputs, kernel), "float32")
@@ -323,13 +309,9 @@ def _of_rows(layer: Layer, values: Any, kernel: QuantizedVariable) -> Any:
 def _sum_of_codes(
     layer: Layer, codes: Tensor, kernel: QuantizedVariable, zeros: Any | None
 ) -> Any:
-    """Return the layer's product of the codes of its inputs and of its kernel.
+    """Return the product of input codes and kernel codes.
 
-    Args:
-        layer: one of which `is_product` is true.
-        codes: of its inputs, in the type to multiply in.
-        kernel: its kernel.
-        zeros: zero points of rows of inputs, to be taken off; None for none.
+    `zeros` are the zero points of the input rows.
     """
     ops = keras.ops
 
@@ -339,8 +321,8 @@ def _sum_of_codes(
     blocks = _blocks(layer, kernel)
     if zeros is None:
         return _in_blocks(layer, codes, kernel, blocks, floats)
-    # A row of ones sums the kernel's codes in the same pass over them. It is longest,
-    # and adds least, along the longest axis; one of open length may be short.
+    # A row of ones sums the kernel's codes in the same pass. Its relative cost is
+    # smallest along the longest axis. An axis of unknown length may be short.
     rows = row_axes(layer, len(codes.shape))
     before, after = max(rows, key=lambda pair: codes.shape[pair[0]] or 2)
     fill = [(0, int(axis == before)) for axis in range(len(codes.shape))]
@@ -352,19 +334,14 @@ def _sum_of_codes(
 
 
 def dynamic_product(layer: Layer, inputs: Tensors, kernel: QuantizedVariable) -> Any:
-    """Return the layer's product of rounded inputs and the codes of its kernel.
+    """Return the integer product of rounded inputs and a symmetric int8 kernel.
 
-    With `kernel.activation_scale`, all inputs share this scale, and no zero point is
-    used. Without it, inputs are rounded in every call, as LiteRT does: in a Dense or
-    EinsumDense each vector that the kernel multiplies has a scale and a zero point, in
-    a convolution each sample. The products of a Dense or EinsumDense are summed as
-    int32, exactly. A convolution sums integers as float32, which is exact for channels
-    of at most 518 products, or 1,040 with `kernel.activation_scale`.
-
-    Args:
-        layer: one of which `is_product` is true.
-        inputs: float inputs of it.
-        kernel: its kernel, symmetric int8 per channel or as a whole.
+    If `kernel.activation_scale` is set, all inputs share this scale and have no zero
+    point. Otherwise inputs are rounded in every call, as in LiteRT. A Dense or
+    EinsumDense has a scale and a zero point per input row, a convolution per sample.
+    Sums are exact: int32 for Dense and EinsumDense, float32 for convolutions. The
+    float32 sums are exact up to 518 products per channel, or 1,040 with
+    `kernel.activation_scale`.
     """
     ops = keras.ops
     exact = ops.cast(inputs, "float32")
@@ -384,12 +361,7 @@ def dynamic_product(layer: Layer, inputs: Tensors, kernel: QuantizedVariable) ->
 
 
 def rounded_inputs(layer: Layer, inputs: Tensors) -> Any:
-    """Return inputs of a product as `dynamic_product` rounds them, with a gradient.
-
-    Args:
-        layer: one of which `is_product` is true.
-        inputs: float inputs of it.
-    """
+    """Return inputs rounded as in `dynamic_product`, with a gradient."""
     exact = keras.ops.cast(inputs, "float32")
     outputs = round_inputs(exact, summed_axes(layer, inputs))
     return keras.ops.cast(outputs, inputs.dtype)

@@ -1,4 +1,4 @@
-"""How one weight is stored in fewer bits, and what it then stands for."""
+"""Storage formats of a weight: encoding, decoding and size."""
 
 import math
 from collections.abc import Sequence
@@ -37,22 +37,23 @@ from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 
 BITS = {"int8": 8, "int4": 4, "int3": 3, "nf4": 4, "float16": 16, "bfloat16": 16}
-"""Bits of an entry by the name of its type."""
+"""Bits per entry by the name of the type."""
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A weight in fewer bits.
+    """An encoded weight.
 
     Args:
-        codes: int8 in the weight's shape; for int3, int4 and groups as `Rows` lays them
-            out, for int4 two in a byte, for int3 eight in three; for 16 bits the weight
-            itself.
-        scales: float32 or bfloat16, broadcasts against what is laid out; None for 16
-            bits.
-        zero_points: int8, of the shape of the scales; None if all are zero.
-        input_scales: float32, broadcasts against what is laid out: what the weights of
-            each input are multiplied with; None for nothing.
+        codes: Codes, int8. Shape of the weight, or of its `Rows` for int3, int4 and
+            groups. A byte contains two int4 codes; three bytes contain eight int3
+            codes. For 16 bits, the converted weight.
+        scales: Scales, float32 or bfloat16, broadcastable to the layout of the codes.
+            None for 16 bits.
+        zero_points: Zero points, int8, in the shape of the scales. None if all are
+            zero.
+        input_scales: Scale of each input, float32, broadcastable to the layout of the
+            codes. None if there are no input scales.
     """
 
     codes: Any
@@ -61,33 +62,33 @@ class Coded:
     input_scales: Any = None
 
     def map(self, function: Any) -> "Coded":
-        """Return `function` of every part that is there."""
+        """Apply `function` to every part that is not None."""
         return Coded(*(None if x is None else function(x) for x in vars(self).values()))
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The parts that are there."""
+        """Parts that are not None."""
         return tuple(part for part in vars(self).values() if part is not None)
 
     def with_parts(self, parts: Sequence[Any]) -> "Coded":
-        """Return the same with others in place of `parts`, in their order."""
+        """Return a copy with `parts` replaced in order."""
         each = iter(parts)
         return self.map(lambda _: next(each))
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How a weight is stored.
+    """Storage format of a weight.
 
     Args:
-        dtype: one of `BITS`.
-        axes: axes that one output channel sums over.
-        granularity: what shares a scale: a `"channel"`, all of a `"tensor"`, or a
-            `"group"` of `group_size` entries of a channel.
-        group_size: most entries in a group.
-        symmetric: False for zero points beside the scales.
-        by_input: whether there are scales of inputs too.
-        scale_dtype: of the scales that entries share, `"float32"` or `"bfloat16"`.
+        dtype: One of `BITS`.
+        axes: Axes that an output channel sums over.
+        granularity: Unit that shares a scale: `"channel"`, `"tensor"`, or `"group"` for
+            `group_size` entries of a channel.
+        group_size: Maximum number of entries in a group.
+        symmetric: Whether codes have no zero points.
+        by_input: Whether the weight has input scales.
+        scale_dtype: `"float32"` or `"bfloat16"`, the dtype of the scales.
     """
 
     dtype: str
@@ -100,48 +101,48 @@ class Coding:
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "Coding":
-        """Return what `to_json` told."""
+        """Create an instance from the output of `to_json`."""
         return cls(**{**config, "axes": tuple(config["axes"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as plain data."""
+        """Return the fields as JSON-compatible data."""
         return {**asdict(self), "axes": list(self.axes)}
 
     @property
     def bits(self) -> int:
-        """Bits of an entry."""
+        """Bits per entry."""
         return BITS[self.dtype]
 
     @property
     def is_normal(self) -> bool:
-        """Whether codes are numbers of levels that are not evenly apart."""
+        """Whether codes are indices of unevenly spaced levels."""
         return self.dtype == "nf4"
 
     def scales_of(self, largest: np.ndarray) -> np.ndarray:
-        """Return the scales of symmetric codes, float32, of the largest entries."""
+        """Return the float32 scales of symmetric codes from the largest entries."""
         if self.is_normal:
             return positive_scales(largest)
         return scales_of(largest, self.bits)
 
     def codes_of(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Return the symmetric codes, int8, nearest to finite values as laid out."""
+        """Return the nearest symmetric int8 codes of finite values in stored layout."""
         if self.is_normal:
             return normal_codes(values, scales)
         return codes_of(values, scales, self.bits)
 
     def values_of(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Return what symmetric codes stand for, float32."""
+        """Return the float32 values of symmetric codes."""
         return dequantize(levels()[codes & 15] if self.is_normal else codes, scales)
 
     def rows(self, shape: tuple[int, ...]) -> Rows | None:
-        """Return how entries are laid out, None for as they are."""
+        """Return the stored layout. None if the weight keeps its own shape."""
         if self.bits == 16 or (self.bits == 8 and self.granularity != "group"):
             return None
         size = self.group_size if self.granularity == "group" else None
         return Rows(shape, self.axes, size)
 
     def stored(self, shape: tuple[int, ...]) -> Coded:
-        """Return the shape and the type of every part of a weight of a shape."""
+        """Return the shape and dtype of every stored part of a weight."""
         if self.bits == 16:
             return Coded((shape, self.dtype))
         rows, axes = self.rows(shape), self.scale_axes(shape)
@@ -157,11 +158,11 @@ class Coding:
         return Coded((tuple(codes), "int8"), (scales, self.scale_dtype), zeros, inputs)
 
     def input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a scale for each input of a weight of a shape."""
+        """Return the shape of the input scales of a weight."""
         return tuple(n if axis in self.axes else 1 for axis, n in enumerate(shape))
 
     def scale_axes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the axes, of a weight of a shape as laid out, that share a scale."""
+        """Return the axes of the stored layout that share a scale."""
         rows = self.rows(shape)
         if self.granularity == "tensor":
             laid_out = shape if rows is None else rows.stored_shape
@@ -169,7 +170,7 @@ class Coding:
         return self.axes if rows is None else (rows.axis,)
 
     def laid_out(self, values: Any, ops: Any) -> Any:
-        """Return a weight as its codes lie; `ops` is `numpy` or `keras.ops`."""
+        """Return a weight in stored layout. `ops` is `numpy` or `keras.ops`."""
         rows = self.rows(tuple(values.shape))
         return values if rows is None else rows.store(values, ops)
 
@@ -181,18 +182,18 @@ class Coding:
         closely: bool = False,
         input_scales: np.ndarray | None = None,
     ) -> Coded:
-        """Return NumPy arrays that stand for `values`.
+        """Encode a weight as NumPy arrays.
 
         Args:
-            values: the weight.
-            scales: of symmetric codes, as they are stored: what is too large for them
-                gets the last code. None for those of the largest entries.
-            closely: whether scales that are not given are those of the least squared
-                error.
-            input_scales: float32, of the shape `input_shape`; None for ones.
+            values: Weight to encode.
+            scales: Scales of symmetric codes. Larger values are clipped. If None,
+                computed from the largest entries.
+            closely: Whether computed scales minimize the squared error.
+            input_scales: Float32 array of shape `input_shape`. If None, ones.
 
         Raises:
-            ModelError: if `values` holds NaN or infinity, or what 16 bits cannot hold.
+            ModelError: If `values` contains NaN or infinity, or exceeds the range of a
+                16-bit type.
         """
         if self.bits == 16:
             return Coded(self._halved(finite(values)))
@@ -203,15 +204,11 @@ class Coding:
     def encode_and_compare(
         self, values: np.ndarray, scales: np.ndarray | None = None, **options: Any
     ) -> tuple[Coded, tuple[float, float]]:
-        """Return what `encode` does, and what it loses.
-
-        Args:
-            values: the weight.
-            scales: as for `encode`.
-            **options: as for `encode`.
+        """Encode a weight and measure the error.
 
         Returns:
-            NumPy arrays, and the sums of squares of the entries and of what is lost.
+            The result of `encode`, and the sums of squares of the entries and of the
+            errors.
         """
         if self.bits == 16:
             halves = self._halved(finite(values))
@@ -259,14 +256,14 @@ class Coding:
         return replace(Coded(codes, *rest), input_scales=inputs)
 
     def free_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Return an axis along which parts of a weight share no scale, None if none."""
+        """Return an axis along which slices share no scale, or None."""
         if self.granularity == "tensor" and self.bits != 16:
             return None
         axes = () if self.bits == 16 else self.axes
         return next((n for n in range(len(shape)) if n not in axes), None)
 
     def joined(self, parts: Sequence[Coded], shape: tuple[int, ...]) -> Coded:
-        """Return the codes of a weight from those of parts along its `free_axis`."""
+        """Join encoded slices along `free_axis` to the encoded weight."""
         if len(parts) == 1:
             return parts[0]
         axis, rows = self.free_axis(shape), self.rows(shape)
@@ -284,14 +281,11 @@ class Coding:
         dtype: str = "float32",
         half: int | None = None,
     ) -> Any:
-        """Return the weight that tensors stand for, or the part of it they are.
+        """Return the float weight, or a part of it, from encoded tensors.
 
-        Args:
-            coded: tensors.
-            rows: how they are laid out, None for as the weight.
-            dtype: of the result; the arithmetic is float32.
-            half: 0 or 1 to return the even or the odd entries of a 4-bit weight, laid
-                out as `rows.halved()`. `None` for all entries.
+        `rows` is the layout of the codes. Arithmetic is float32, cast to `dtype` at the
+        end. With `half`, 0 or 1, only the even or odd entries of a 4-bit weight are
+        returned, with the layout `rows.halved()`.
         """
         codes = coded.codes
         if self.bits == 16:
@@ -317,16 +311,14 @@ class Coding:
         return keras.ops.cast(exact, dtype)
 
     def decoded(self, coded: Coded, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the float32 weight of a shape that NumPy arrays stand for."""
+        """Return the float32 weight of a shape from encoded NumPy arrays."""
         tensors = coded.map(keras.ops.convert_to_tensor)
         return to_numpy(self.decode(tensors, self.rows(shape)))
 
     def steps(self, values: np.ndarray, like: Coded | None = None) -> np.ndarray:
-        """Return what the codes of 3 to 8 bits of each entry are apart, float32.
+        """Return the float32 step between adjacent integer codes of each entry.
 
-        Args:
-            values: the weight.
-            like: codes with the scales; None for those of the largest entries.
+        `like` contains the scales. By default they come from the largest entries.
         """
         rows = self.rows(values.shape)
         codes = self.laid_out(np.ones(values.shape, np.int8), np)
@@ -338,7 +330,7 @@ class Coding:
         return np.broadcast_to(steps, values.shape)
 
     def describe(self, shape: tuple[int, ...]) -> str:
-        """Return in a few words how a weight of a shape is stored."""
+        """Return a short description of the storage format of a weight."""
         if self.bits == 16:
             return self.dtype
         count = math.prod(self.stored(shape).scales[0])
@@ -348,7 +340,7 @@ class Coding:
         return f"{self.dtype} with {count} {short}scale{'s' * (count != 1)}{more}"
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes that all parts of a weight of a shape take."""
+        """Return the bytes of all stored parts of a weight."""
         parts = self.stored(shape).parts
         return sum(math.prod(own) * np.dtype(dtype).itemsize for own, dtype in parts)
 
@@ -383,13 +375,13 @@ class Coding:
         return codes, wide.astype(np.dtype(self.scale_dtype)), *zeros
 
     def _halved(self, values: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):  # it is looked for below
+        with np.errstate(over="ignore"):  # checked below
             halves = values.astype(np.dtype(self.dtype))
         overflows = np.count_nonzero(~np.isfinite(halves.astype(np.float32)))
         if overflows:
             raise ModelError(
                 f"{overflows} of {values.size} weights are too large for {self.dtype}. "
-                f"Received: one of {np.abs(values).max():.3g}. Next: use "
+                f"Received: a weight of {np.abs(values).max():.3g}. Next: use "
                 "scheme='bfloat16' or 'int8'."
             )
         return halves

@@ -1,4 +1,4 @@
-"""The configs of what quantizes weights, and of what repairs its harm: fields alone."""
+"""Configs of weight quantization and of the techniques that reduce its error."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -21,26 +21,28 @@ METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 @dataclass(frozen=True)
 class Calibration(Checked):
-    """The calibration that chooses ranges of activations for `Quantize("int8-static")`.
+    """The calibration that selects activation ranges for `Quantize("int8-static")`.
 
     Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi,
     "Quantizing deep convolutional networks for efficient inference: A whitepaper",
     2018.
 
     Args:
-        method: `"min-max"` takes all that was seen; `"moving-average"` an average of
-            the batches' ends, late ones counting more; `"percentile"` leaves out the
-            ends of the distribution; `"mse"` and `"entropy"` search for the range with
-            the least squared error, or Kullback-Leibler divergence, of its codes.
-        percentile: percent of the values below the upper end, and above the lower one,
-            in (50, 100].
-        decay: weight of what was before each batch in a moving average, in [0, 1).
-        samples: most samples to look at, from 1.
-        batch_size: samples that go through the model at a time, from 1; batched data
-            keeps its own.
+        method: Calibration method. `"min-max"` uses the full observed range.
+            `"moving-average"` averages the extremes of batches and weights late batches
+            more. `"percentile"` cuts off both tails of the distribution. `"mse"` and
+            `"entropy"` search for the range whose codes have the smallest squared error
+            or Kullback-Leibler divergence. Defaults to `"min-max"`.
+        percentile: Float in (50, 100]. Percentage of values below the upper end and
+            above the lower end. Defaults to 99.99.
+        decay: Float in [0, 1). Weight of earlier batches in the moving average.
+            Defaults to 0.9.
+        samples: Positive integer. Maximum number of samples. Defaults to 512.
+        batch_size: Positive integer. Number of samples per batch. Batched data keeps
+            its own batches. Defaults to 32.
 
     Raises:
-        ConfigError: if one of them cannot be used.
+        ConfigError: If an argument is invalid.
 
     Example:
         >>> Quantize("int8-static", calibration=Calibration("mse")).calibration.samples
@@ -60,10 +62,11 @@ class Budget:
     """A limit on the bytes of the weights, for `Quantize("mixed")`.
 
     Args:
-        max_bytes: most bytes of all weights in RAM, from 0, or a text such as `"2MiB"`.
+        max_bytes: Non-negative integer, or a string such as `"2MiB"`. Maximum bytes of
+            all weights in memory.
 
     Raises:
-        ConfigError: if it is no size.
+        ConfigError: If `max_bytes` is not a valid size.
 
     Example:
         >>> Quantize("mixed", budget=Budget("2KiB")).budget.bytes
@@ -77,7 +80,7 @@ class Budget:
 
     @property
     def bytes(self) -> int:
-        """The limit in bytes."""
+        """Limit in bytes."""
         return parse_bytes(self.max_bytes)
 
 
@@ -85,55 +88,63 @@ class Budget:
 class Quantize(Technique):
     """Quantization: store kernels and embedding tables in fewer bits.
 
+    Supported schemes:
+
+    - `"int8"`, `"int4"`, `"int3"`: integer codes and scales. A byte contains two int4
+      codes; three bytes contain eight int3 codes. Layers compute with floats.
+    - `"nf4"`: 4-bit indices of the quantiles of a normal distribution. Groups of 64
+      work best.
+    - `"float16"`, `"bfloat16"`: 16-bit floats.
+    - `"int8-dynamic"`: int8 weights. Dense, EinsumDense and convolutions also round
+      their inputs to int8 in every call and multiply integers. Each input row has a
+      scale and a zero point, as in LiteRT.
+    - `"int8-static"`: int8 weights and activations, where LiteRT supports int8.
+      Activations have fixed ranges from a calibration on `data`. BatchNormalization is
+      folded first.
+    - `"mixed"`: int3, int4, int8 or float16 for each layer, so that all weights fit
+      `budget`. The choice minimizes the change of the outputs on `data`, or of the
+      weights if there is no data.
+
     Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference", 2018; of adaptive rounding Nagel, Amjad, van
+    Integer-Arithmetic-Only Inference", 2018. Adaptive rounding: Nagel, Amjad, van
     Baalen, Louizos and Blankevoort, "Up or Down? Adaptive Rounding for Post-Training
-    Quantization" (AdaRound), 2020, and Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ:
-    Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022;
-    of scales by their error Choukroun, Kravchik, Yang
-    and Kisilev, "Low-bit Quantization of Neural Networks for Efficient Inference"
-    (OMSE), 2019; of NF4 Dettmers et al., "QLoRA: Efficient Finetuning of Quantized
-    LLMs", 2023; of those by inputs Lin et al., "AWQ: Activation-aware Weight
-    Quantization for LLM Compression and Acceleration", 2023.
+    Quantization" (AdaRound), 2020. GPTQ: Frantar, Ashkboos, Hoefler and Alistarh,
+    "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+    2022. MSE scales: Choukroun, Kravchik, Yang and Kisilev, "Low-bit Quantization of
+    Neural Networks for Efficient Inference" (OMSE), 2019. NF4: Dettmers et al., "QLoRA:
+    Efficient Finetuning of Quantized LLMs", 2023. AWQ: Lin et al., "AWQ:
+    Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
-        scheme: `"int8"`, `"int4"` and `"int3"` store codes and scales, int4 two codes
-            in a byte, int3 eight in three; `"nf4"` stores four bits that stand for
-            levels as weights of a normal distribution lie, best with groups of 64;
-            `"float16"` and `"bfloat16"` store 16 bits.
-            Layers compute with floats as before. In `"int8-dynamic"` Dense, EinsumDense
-            and convolutions round their inputs to int8 too, in every call, with a scale
-            and a zero point per row as LiteRT does, and multiply integers. In
-            `"int8-static"` activations are rounded to int8 as well, in fixed ranges
-            that a calibration on `data` finds, where they have a form in int8 in
-            LiteRT; BatchNormalization is folded before. `"mixed"` chooses int3, int4,
-            int8 or float16 for each layer, so that all weights fit into a `budget` and
-            what the model makes of `data` changes least, or without data the weights.
-        granularity: what shares a scale: an output `"channel"` (a row of an embedding
-            table), the whole `"tensor"`, or a `"group"` of entries of a channel.
-        group_size: Maximum number of entries in a group, from 2 (default: 128). Another
-            value than the default implies `granularity="group"`.
-        symmetric: False for a zero point beside every scale, which uses all codes where
-            positive and negative weights are not alike.
-        include: regular expressions; a weight of two axes or more whose path holds one
-            is quantized too, or whose layer is of a class of that name.
-        exclude: likewise; such a weight is left alone.
-        bias_correction: True to add to biases what rounding takes from a layer's
-            outputs on average, on `data`; fold BatchNormalization first.
-        rounding: `"nearest"`; or, as suits what a layer makes of `data`, each weight up
-            or down by `"adaptive"` (AdaRound), or by `"gptq"` so that later weights
-            make up for what earlier ones lose; or `"auto"`: of GPTQ with each of the
-            scales that leaves a layer the least error in what it makes, if none are
-            named. All three for symmetric integers.
-        scales: `"max"` for the last code at the largest entry; `"mse"` for the least
-            squared error of what shares a scale, with large entries cut off; `"awq"`
-            for finer steps of the weights of large inputs, as suits what a layer makes
-            of `data`, with a scale stored for each input; for int3, int4 and int8.
-        budget: for `"mixed"`, a `km.Budget`.
-        calibration: for `"int8-static"`, a `km.Calibration`; None for its defaults.
+        scheme: String. One of the schemes above. Defaults to `"int8"`.
+        granularity: Unit that shares a scale: `"channel"` for an output channel (a row
+            of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
+            channel. Defaults to `"channel"`.
+        group_size: Integer of at least 2. Maximum number of entries in a group. Any
+            value other than the default implies `granularity="group"`. Defaults to 128.
+        symmetric: Boolean. If `False`, uses asymmetric quantization with a zero point
+            per scale. Defaults to `True`.
+        include: Regular expressions. Additional weights with two or more axes to
+            quantize, selected by weight path or by the class name of the layer.
+        exclude: Regular expressions. Weights to leave unchanged, selected by weight
+            path or by the class name of the layer.
+        bias_correction: Boolean. Whether to correct biases by the mean output error
+            that rounding causes on `data`. Fold BatchNormalization first. Defaults to
+            `False`.
+        rounding: Rounding method: `"nearest"`, `"adaptive"` (AdaRound), `"gptq"` or
+            `"auto"`. All but `"nearest"` need `data` and symmetric integer codes.
+            `"auto"` combines GPTQ with the kind of scales that has the smallest output
+            error per layer, unless `scales` is set. Defaults to `"nearest"`.
+        scales: Kind of scales for int3, int4 and int8. `"max"` maps the largest entry
+            to the last code. `"mse"` minimizes the squared error and clips large
+            entries. `"awq"` uses smaller steps for weights of large inputs, measured on
+            `data`, and stores a scale per input. Defaults to `"max"`.
+        budget: A `km.Budget`, required for `"mixed"`.
+        calibration: A `km.Calibration` for `"int8-static"`. Defaults to
+            `km.Calibration()`.
 
     Raises:
-        ConfigError: if the scheme is unknown, or does not know of an argument.
+        ConfigError: If the scheme is unknown or does not support an argument.
 
     Example:
         >>> Quantize("int4", granularity="group", group_size=32).to_json()["scheme"]
@@ -179,104 +190,106 @@ class Quantize(Technique):
         has_groups = self.granularity == "group"
         yield (
             not has_groups and self.group_size != Quantize.group_size,
-            "The group_size of Quantize is for granularity='group' alone.",
+            "Quantize supports `group_size` only for granularity='group'.",
             ("group_size", "granularity"),
         )
         yield (
             self.calibration is not None and not self.is_static,
-            f"The calibration of Quantize is for scheme={STATIC!r} alone.",
+            f"Quantize supports `calibration` only for scheme={STATIC!r}.",
             ("calibration", "scheme"),
         )
         yield (
             (self.scheme == MIXED) != (self.budget is not None),
-            f"The scheme {MIXED!r} takes a budget, such as km.Budget('2MiB'), and no "
-            "other does; on the command line it stands in a --recipe.",
+            f"The scheme {MIXED!r} needs a budget, such as km.Budget('2MiB'), and no "
+            "other scheme supports one. On the command line, use a --recipe.",
             ("scheme", "budget"),
         )
         yield (
             self.scheme == "nf4" and not self.symmetric,
-            f"{scheme} has levels on both sides of zero, and no zero points.",
+            f"{scheme} does not support zero points.",
             ("scheme", "symmetric"),
         )
         yield (
             self.scheme in ("float16", "bfloat16") and not is_plain,
-            f"{scheme} has no scales.",
+            f"{scheme} does not support scales.",
             ("granularity", "symmetric"),
         )
         yield (
             is_integer and (has_groups or not self.symmetric),
-            f"{scheme} sums integers over a whole channel: it is symmetric, per "
-            "channel or per tensor.",
+            f"{scheme} sums integers over whole channels. Expected: symmetric "
+            "quantization per channel or per tensor.",
             ("granularity", "symmetric"),
         )
         yield (
             self.rounding != NEAREST
             and not (self.has_scales or (self.scheme == MIXED and self.symmetric)),
-            f"Rounding by {self.rounding!r} is for symmetric integers: 'int8', "
-            "'int8-dynamic', 'int4', 'int3' or 'mixed'; 'nf4' has levels instead.",
+            f"Quantize supports rounding={self.rounding!r} only for symmetric integer "
+            "codes: 'int8', 'int8-dynamic', 'int4', 'int3' or 'mixed'.",
             ("rounding", "scheme", "symmetric"),
         )
         yield (
             self.scales == CLOSELY and self.scheme not in (*_SCALED, MIXED),
-            "Scales by their error are for 'int8', 'int8-dynamic', 'int4', 'int3' or "
-            "'mixed'.",
+            f"Quantize supports scales={CLOSELY!r} only for 'int8', 'int8-dynamic', "
+            "'int4', 'int3' or 'mixed'.",
             ("scales", "scheme"),
         )
         yield (
             self.scales == ACTIVATION_AWARE and not (self.has_scales and is_weights),
-            "Scales of inputs are for symmetric codes of weights alone: 'int8', 'int4' "
-            "or 'int3'.",
+            f"Quantize supports scales={ACTIVATION_AWARE!r} only for symmetric codes "
+            "of weights: 'int8', 'int4' or 'int3'.",
             ("scales", "scheme", "symmetric"),
         )
         yield (
             self.is_static and bool(self.include),
-            f"{scheme} takes all that has a form in int8, and no more.",
+            f"{scheme} does not support `include`: it already quantizes every layer "
+            "that LiteRT supports in int8.",
             ("include",),
         )
 
     @property
     def dtype(self) -> str:
-        """The type of the stored codes."""
+        """Type of the stored codes."""
         return self.scheme.partition("-")[0]
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether inputs are rounded too."""
+        """Whether inputs of products are rounded in every call."""
         return self.scheme == DYNAMIC
 
     @property
     def is_static(self) -> bool:
-        """Whether activations have ranges of their own."""
+        """Whether activations have fixed ranges."""
         return self.scheme == STATIC
 
     @property
     def takes_samples(self) -> bool:
-        """Whether weights are stored as suits what layers make of samples."""
+        """Whether rounding or scales depend on samples."""
         return self.rounding != NEAREST or self.scales == ACTIVATION_AWARE
 
     @property
     def takes_any_scales(self) -> bool:
-        """Whether samples are to tell which scales suit each layer."""
+        """Whether samples select the kind of scales per layer."""
         return self.rounding == AUTO and self.scales == "max"
 
     @property
     def takes_input_scales(self) -> bool:
-        """Whether weights may have scales of inputs."""
+        """Whether weights may have input scales."""
         is_free = self.takes_any_scales and self.scheme != MIXED
         return self.scales == ACTIVATION_AWARE or (is_free and not self.is_dynamic)
 
     @property
     def has_scales(self) -> bool:
-        """Whether weights are symmetric codes, each with scales alone beside it."""
+        """Whether weights are symmetric integer codes without zero points."""
         return self.scheme in _SCALED and self.symmetric
 
 
 @dataclass(frozen=True)
 class FoldBatchNorm(Technique):
-    """Batch normalization folding: merge it into the layer with a kernel before it.
+    """Batch normalization folding: merge BatchNormalization into the layer before it.
 
-    The result computes in inference what the original does, with fewer layers. What
-    cannot be folded stays, and the account of the weights tells why.
+    The folded model has fewer layers and computes the same outputs in inference. A
+    BatchNormalization that cannot be folded stays, and its weight changes contain the
+    reason.
 
     Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient
     inference: A whitepaper", 2018.
@@ -292,22 +305,22 @@ class FoldBatchNorm(Technique):
 
 @dataclass(frozen=True)
 class Equalize(Technique):
-    """Cross-layer equalization: scale channels of neighboring layers to one size.
+    """Cross-layer equalization: scale channels of neighboring layers to equal ranges.
 
-    What the model computes stays. Rounding with one scale for a whole kernel loses less
-    then; rounding per channel has less to gain. Fold BatchNormalization first: through
-    it no scale can pass.
+    The outputs of the model do not change. Equalization reduces the rounding error of
+    one scale per tensor, and has less effect on one scale per channel. Fold
+    BatchNormalization first, because it blocks equalization.
 
     Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
     weight equalization and bias correction", 2019.
 
     Args:
-        replace_relu6: True to make a ReLU of each ReLU6 between two such layers, which
-            are left alone else. The model then computes something else wherever a
-            value was cut off at 6.
+        replace_relu6: Boolean. Whether to replace ReLU6 between two layers by ReLU, so
+            that they can be equalized. The outputs then change wherever ReLU6 clipped a
+            value. Defaults to `False`.
 
     Raises:
-        ConfigError: if the argument is no bool.
+        ConfigError: If `replace_relu6` is not a boolean.
 
     Example:
         >>> Equalize(replace_relu6=True).to_json()
@@ -323,19 +336,19 @@ class Equalize(Technique):
 
 @dataclass(frozen=True)
 class ReestimateBatchNorm(Technique):
-    """Batch normalization re-estimation: gather its statistics anew on data.
+    """Batch normalization re-estimation: recompute the moving statistics on data.
 
-    Use it after pruning, rounding or another step that changes what layers make. It
-    takes samples and no labels.
+    Use it after pruning, quantization or another technique that changes activations. It
+    needs samples but no labels.
 
     Source: Sun et al., "Hybrid 8-bit floating point (HFP8) training and inference for
     deep neural networks", 2019.
 
     Args:
-        samples: most samples to look at, from 2.
+        samples: Integer of at least 2. Maximum number of samples. Defaults to 512.
 
     Raises:
-        ConfigError: if there are too few samples.
+        ConfigError: If `samples` is less than 2.
 
     Example:
         >>> ReestimateBatchNorm(samples=256).to_json()

@@ -1,11 +1,11 @@
-"""A model with quantized weights, made a plain float model again."""
+"""Conversion of a model with quantized weights to a float model."""
 
 import json
 from typing import Any
 
 import keras
 
-# Private: a layer that two others tell of is one in a file, and in no config else.
+# Private API: a layer shared by two others stays shared only in this scope.
 from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
 
 from kerasmem.backends import current
@@ -31,23 +31,21 @@ from kerasmem.types import Layer, Model, Node
 
 
 def dequantize(model: Model) -> Any:
-    """Dequantize: return a float model that computes what `model` does.
+    """Dequantize: return a float model with the dequantized weights of `model`.
 
-    Its weights are what the codes stand for, so that stock Keras opens its file. Where
-    `"int8-dynamic"` or `"int8-static"` rounded activations as well, they are rounded no
-    longer. Of a model that `km.quantization_aware` made it is the model as it was
-    trained, without fake quantization.
+    The float model computes the same outputs and its file loads without kerasmem.
+    Activations rounded by `"int8-dynamic"` or `"int8-static"` are no longer rounded.
+    For a model from `km.quantization_aware`, it is the trained float model.
 
     Args:
-        model: one with weights in int8, int4 or 16 bits, or with fake quantization; it
-            is not touched.
+        model: A model with quantized weights or fake quantization. It is not changed.
 
     Returns:
-        A new float model, compiled as `model` is.
+        A new float model, compiled like `model`.
 
     Raises:
-        ConfigError: if `model` is no model.
-        ModelError: if it has no weights in fewer bits, or cannot be copied.
+        ConfigError: If `model` is not a `keras.Model`.
+        ModelError: If `model` has no quantized weights, or cannot be copied.
 
     Example:
         >>> import kerasmem as km
@@ -60,14 +58,14 @@ def dequantize(model: Model) -> Any:
     _check(model)
     float_model = _float_form(model)
     for old, new in zip(_layers(model), _layers(float_model), strict=True):
-        # A layer made of others, such as attention, forgets the LoRA of these.
+        # The config of a composite layer, such as attention, omits inner LoRA.
         if has_lora(old) and not has_lora(new):
             new.enable_lora(old.lora_rank, old.lora_alpha)
         if has_lora(old) or _has_codes(old):
             _carry_over(old, new)
         else:
             load_saved_state(new, *saved_state(old))
-        if getattr(old, "preprocessor", None) is not None:  # of a task of KerasHub
+        if getattr(old, "preprocessor", None) is not None:  # KerasHub tasks
             copy_saved_state(old.preprocessor, new.preprocessor)
     if any(isinstance(layer, FakeQuantize) for layer in sublayers(float_model)):
         float_model = Rebuild(_WithoutFakeQuantize()).run(float_model)
@@ -79,7 +77,7 @@ def _float_form(model: Model) -> Any:
     objects = live_objects(model)
     try:
         with lambdas_allowed(), full_configs(sublayers(model)), ObjectSharingScope():
-            # By way of text, as in a file: what is nested in it is nobody else's.
+            # The text copy shares no nested objects with the original.
             form = json.dumps(keras.saving.serialize_keras_object(model))
         with (
             keras.saving.custom_object_scope(objects),
@@ -95,8 +93,6 @@ def _float_form(model: Model) -> Any:
 
 
 class _WithoutFakeQuantize(Rewrite):
-    """Leaves out the layers that round activations."""
-
     def goes(self, node: Node) -> bool:
         return isinstance(node.operation, FakeQuantize)
 
@@ -133,6 +129,6 @@ def _check(model: Model) -> None:
         raise invalid("dequantize", "model", model, "a keras.Model")
     if not stand_ins(model) and _layers(model) == sublayers(model):
         raise ModelError(
-            f"The model {model.name!r} has nothing to dequantize: km.Quantize has "
-            "stored none of its weights in fewer bits."
+            f"The model {model.name!r} has nothing to dequantize: it has no weights "
+            "quantized by km.Quantize."
         )

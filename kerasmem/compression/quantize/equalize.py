@@ -1,8 +1,8 @@
-"""Equalizing layers: channels that are small here and large there become alike.
+"""Cross-layer equalization of channel ranges.
 
-Between two layers with a ReLU, a channel may be divided by any positive number in the
-first and multiplied with it in the second. Rounding with one scale for a whole kernel
-then loses no channel.
+Assume that only a ReLU separates two layers. Then a channel can be divided by a
+positive factor in the first layer and multiplied by it in the second. Balanced channels
+lose less in rounding with one scale per tensor.
 
 Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
 weight equalization and bias correction", 2019.
@@ -42,11 +42,9 @@ _ACTIVATIONS = ("linear", "relu", "leaky_relu")
 
 
 def lets_through(operation: Operation, *, relu6: bool = False) -> bool:
-    """Return True if `f(s * x) == s * f(x)` for a positive `s` of each channel.
+    """Return whether `f(s * x) == s * f(x)` for positive channel factors `s`.
 
-    Args:
-        operation: a layer without a kernel, or an operation.
-        relu6: whether a bound above, as of ReLU6, is to be overlooked.
+    `operation` has no kernel. `relu6` ignores an upper bound, as in ReLU6.
     """
     entry = entry_of(operation)
     if entry.name == "layers.ReLU":
@@ -58,7 +56,7 @@ def lets_through(operation: Operation, *, relu6: bool = False) -> bool:
 
 
 def passes(activation: Any, *, relu6: bool = False) -> bool:
-    """Return True for an activation of a layer that `lets_through` holds for."""
+    """Return whether `lets_through` holds for the activation of a layer."""
     if activation is None:
         return True
     if isinstance(activation, keras.layers.Layer):
@@ -68,7 +66,7 @@ def passes(activation: Any, *, relu6: bool = False) -> bool:
 
 
 def without_bound(operation: Operation) -> dict[str, Any] | None:
-    """Return what makes a ReLU of the ReLU6 in a layer's config, None without one."""
+    """Return the config change that replaces ReLU6 by ReLU, or None."""
     if entry_of(operation).name == "layers.ReLU":
         return {"max_value": None} if operation.max_value is not None else None
     activation = getattr(operation, "activation", None)
@@ -79,13 +77,7 @@ def without_bound(operation: Operation) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A layer that makes channels, and all that take them.
-
-    Args:
-        maker: the layer that makes them.
-        takers: the layers that take them.
-        between: the operations on the way.
-    """
+    """A layer, the layers that read its channels, and the operations between them."""
 
     maker: Any
     takers: list[Any] = field(default_factory=list)
@@ -93,27 +85,25 @@ class Pair:
 
 
 class _NoWayError(Exception):
-    """A way that ends where channels cannot be scaled."""
+    """The path of a channel reaches an operation that blocks scaling."""
 
 
 def find_pairs(
     model: Model, *, relu6: bool = False
 ) -> tuple[list[Pair], dict[int, str]]:
-    """Return the pairs of a model, and why a layer makes no pair, by its id.
+    """Return the pairs of a model, and the reason of each unpaired layer by its id.
 
-    Args:
-        model: the model.
-        relu6: whether a ReLU6 is taken for a ReLU.
+    `relu6` treats ReLU6 as ReLU.
 
     Raises:
-        ModelError: if its calls are not known.
+        ModelError: If the model has no graph.
     """
     calls = trace(model, 1)
     if calls is None:
         raise ModelError(
-            f"The calls of the model {model.name!r} are not known: its layers cannot "
-            "be equalized. Expected: a Sequential or Functional model. Received: a "
-            "subclassed one."
+            f"The model {model.name!r} has no graph, so its layers cannot be "
+            "equalized. Expected: a Sequential or Functional model. Received: a "
+            "subclassed model."
         )
     way = _Way(calls, relu6, readers(model))
     pairs, reasons = [], {}
@@ -128,7 +118,7 @@ def find_pairs(
 
 
 class _Way:
-    """Where the channels of a layer go."""
+    """Follows the channels of a layer."""
 
     def __init__(self, traced: Trace, relu6: bool, tied: dict[int, str]) -> None:  # noqa: FBT001
         self._relu6, self._tied = relu6, tied
@@ -145,19 +135,21 @@ class _Way:
         if is_einsum(layer):
             raise _NoWayError("is an EinsumDense")
         if not passes(layer.activation, relu6=self._relu6):
-            raise _NoWayError("has an activation that does not pass a scale on")
+            raise _NoWayError("has an activation that does not preserve scales")
         pair, output = Pair(layer), call.outputs[0]
         self._follow(output, output_axis(layer, len(output.shape)), pair)
         if not pair.takers:
-            raise _NoWayError("goes into no layer with a kernel")
+            raise _NoWayError("is not followed by a layer with a kernel")
         return pair
 
     def _check_alone(self, layer: Layer) -> None:
         if self._counts[id(layer)] > 1:
-            raise _NoWayError(f"goes through {layer.name!r}, called in several places")
+            raise _NoWayError(
+                f"needs scaling of {layer.name!r}, which is called in several places"
+            )
         if any(id(weight) in self._tied for weight in layer.weights):
             raise _NoWayError(
-                f"goes through {layer.name!r}, whose weights another layer reads too"
+                f"needs scaling of {layer.name!r}, whose weights another layer reads"
             )
 
     def _follow(self, x: Tensor, axis: int, pair: Pair) -> None:
@@ -168,36 +160,31 @@ class _Way:
             if has_channels(operation):
                 self._check_alone(operation)
                 if is_einsum(operation) or axis != output_axis(operation, len(x.shape)):
-                    raise _NoWayError(
-                        f"goes into {operation.name!r} along another axis"
-                    )
+                    raise _NoWayError(f"feeds {operation.name!r} along another axis")
                 pair.takers.append(operation)
             elif lets_through(operation, relu6=self._relu6):
                 y = reader.outputs[0]
                 pair.between.append(operation)
                 self._follow(y, _behind(operation, x, y, axis), pair)
             else:
-                raise _NoWayError(f"goes into {operation.name!r}")
+                raise _NoWayError(f"feeds {operation.name!r}, which blocks scaling")
 
 
 def _behind(operation: Operation, x: Tensor, y: Tensor, axis: int) -> int:
     if kind(operation) == "layers.Flatten":
-        # Keras moves channels that come first behind the others.
+        # Keras moves the channels of `channels_first` to the last axis.
         first = operation.data_format == "channels_first"
         if axis != (1 if first else len(x.shape) - 1) or y.shape[1] is None:
-            raise _NoWayError(f"goes into {operation.name!r} along another axis")
+            raise _NoWayError(f"feeds {operation.name!r} along another axis")
         return 1
     return axis if len(y.shape) == len(x.shape) else len(y.shape) - 1
 
 
 def equalize(model: Model) -> list[WeightChange]:
-    """Scale the channels of `model` in place; what it computes stays.
-
-    Returns:
-        Every weight, changed or left alone and why.
+    """Equalize the channels of `model` in place. Return its weight changes.
 
     Raises:
-        ModelError: if no two layers can be equalized, or weights are not finite.
+        ModelError: If no layers can be equalized, or a weight is not finite.
     """
     pairs, reasons = find_pairs(model)
     all_weights = list(weights(model))
@@ -208,9 +195,9 @@ def equalize(model: Model) -> list[WeightChange]:
             if id(weight.owner) in reasons
         ]
         raise ModelError(
-            f"The model {model.name!r} has no two layers to equalize. Next: fold its "
-            "BatchNormalization first; a ReLU6 is in the way unless it is replaced. "
-            f"Received: {'; '.join(skipped_weights[:3]) or 'no layer with a kernel'}."
+            f"The model {model.name!r} has no two layers to equalize. "
+            f"Received: {'; '.join(skipped_weights[:3]) or 'no layer with a kernel'}. "
+            "Next: fold BatchNormalization first, or set replace_relu6=True for ReLU6."
         )
     factors = _factors(pairs, all_weights)
     new_values = [
@@ -224,9 +211,9 @@ def equalize(model: Model) -> list[WeightChange]:
 
 
 def without_relu6(model: Model) -> Any:
-    """Return a model with a ReLU for each ReLU6 that is between layers to equalize.
+    """Return a copy with ReLU in place of each ReLU6 between layers to equalize.
 
-    It is `model` itself if there is none; else the one handed in is not touched.
+    Returns `model` itself if there is no such ReLU6.
     """
     pairs, _ = find_pairs(model, relu6=True)
     on_the_way = [op for pair in pairs for op in (pair.maker, *pair.between)]
@@ -239,8 +226,6 @@ def without_relu6(model: Model) -> Any:
 
 
 class _Unbounded(Rewrite):
-    """A ReLU in the place of some ReLU6."""
-
     def __init__(self, bounded: set[int]) -> None:
         self._bounded = bounded
 
@@ -284,8 +269,8 @@ def _peaks(weight: Weight) -> np.ndarray:
     values = np.abs(_exact(weight.variable))
     if not np.isfinite(values).all():
         raise ModelError(
-            "Weights with NaN or infinity cannot be equalized. Received: "
-            f"{weight.path!r} with such entries."
+            "Equalization needs finite weights. Received: NaN or infinity in "
+            f"{weight.path!r}."
         )
     return values.max(tuple(range(values.ndim - 2)))
 
@@ -296,12 +281,12 @@ def _exact(variable: Variable) -> np.ndarray:
 
 def _scaled(weight: Weight, by: np.ndarray) -> np.ndarray:
     dtype = np.dtype(keras.backend.standardize_dtype(weight.variable.dtype))
-    with np.errstate(over="ignore"):  # it is looked for below
+    with np.errstate(over="ignore"):  # checked below
         value = (_exact(weight.variable) * by).astype(dtype)
     if not np.isfinite(value.astype(np.float64)).all():
         raise ModelError(
-            f"The weight {weight.path!r} cannot be equalized: it would be too large "
-            f"for {dtype.name}, or it is not finite already."
+            f"The weight {weight.path!r} cannot be equalized: its values are not "
+            f"finite, or the scaled values exceed the range of {dtype.name}."
         )
     return value
 
@@ -314,6 +299,6 @@ def _change(
         by = factors[id(weight.variable)]
         detail = f"channels scaled by {by.min():.3g} to {by.max():.3g}"
     else:
-        alone = "is next to no layer to equalize it with"
+        alone = "has no neighboring layer to equalize"
         detail = reasons.get(id(weight.owner), alone)
     return account(weight, NAME, detail, changed=is_scaled)

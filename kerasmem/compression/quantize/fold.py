@@ -1,7 +1,7 @@
-"""Folding BatchNormalization into the layers before it.
+"""Batch normalization folding into the layers before it.
 
-In inference it multiplies each channel and adds to it, which the kernel and the bias of
-the layer before can do as well.
+In inference, BatchNormalization scales and shifts each channel. The kernel and bias of
+the layer before it can do the same.
 
 Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference:
 A whitepaper", 2018.
@@ -45,12 +45,9 @@ from kerasmem.types import Layer, Model, Node
 
 @dataclass(frozen=True, eq=False)
 class Taker:
-    """A layer that takes up what comes behind it.
+    """A layer with the BatchNormalizations in `norms` folded into it.
 
-    Args:
-        layer: one of `has_channels`.
-        affine: what it multiplies with and adds then, in the type of its weights.
-        norms: the BatchNormalizations that it took up.
+    `affine` contains the folded kernel and bias, in the dtype of the weights.
     """
 
     layer: Any
@@ -60,12 +57,12 @@ class Taker:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """What is folded.
+    """Plan of a folding.
 
     Args:
-        takers: the layers that take up others, by their id.
-        gone: ids of the calls of what they took up.
-        reasons: why a BatchNormalization stays, by its id.
+        takers: Layers that absorb a BatchNormalization, by their id.
+        gone: Ids of the calls to remove.
+        reasons: Reason why a BatchNormalization stays, by its id.
     """
 
     takers: dict[int, Taker] = field(default_factory=dict)
@@ -74,7 +71,7 @@ class FoldPlan:
 
 
 def fold_plan(model: Model) -> FoldPlan:
-    """Return what can be folded in a model with a graph, and in the models in it."""
+    """Return the folding plan of a model with a graph, including nested models."""
     plan = FoldPlan()
     graphs: dict[int, CallGraph] = {}
     _gather(listed_graph(model), graphs, trained=False)
@@ -96,10 +93,10 @@ class CallGraph:
     """The calls of one graph.
 
     Args:
-        nodes: the calls.
-        uses: how often each tensor is taken, by its id.
-        trained: whether it is called with `training=True`.
-        tied: names of other layers that read a weight, by its id.
+        nodes: Calls in order.
+        uses: Number of reads of each tensor, by its id.
+        trained: Whether the graph is called with `training=True`.
+        tied: Name of another layer that reads a weight, by the id of the weight.
     """
 
     nodes: list[Any]
@@ -129,15 +126,7 @@ def _decide(
     before: dict[int, Any],
     calls: Counter[int],
 ) -> None:
-    """Fold one call, or note why not.
-
-    Args:
-        plan: what is folded so far.
-        graph: the graph of the call.
-        node: the call.
-        before: the layer that a tensor comes from, by the tensor's id.
-        calls: how often each operation is called, by its id.
-    """
+    """Fold one call, or record the reason why not."""
     norm, norm_input = node.operation, node.arguments.keras_tensors[0]
     layer = before.get(id(norm_input))
     reason = next(_unfoldable_reasons(graph, node, layer, calls), None)
@@ -166,7 +155,7 @@ def _unfoldable_reasons(
 ) -> Iterator[str]:
     norm = node.operation
     if kind(norm) != "layers.BatchNormalization":
-        yield f"is of a class of its own, {type(norm).__name__}"
+        yield f"is of the custom class {type(norm).__name__}"
     if layer is None:
         yield "does not come right after a layer with a kernel"
         return
@@ -190,7 +179,7 @@ def _unfoldable_reasons_before(
     if reader is not None:
         yield f"comes after {layer.name!r}, whose weights {reader} reads too"
     if graph.uses[id(norm_input)] > 1:
-        yield f"is not alone in taking what {layer.name!r} makes"
+        yield f"is not the only reader of the output of {layer.name!r}"
     if layer.activation not in (None, keras.activations.linear):
         yield f"comes after {layer.name!r}, which has an activation"
     if per_output(layer, np.ones(norm_input.shape[axis]), axis % rank, rank) is None:
@@ -209,17 +198,11 @@ NAME = "fold_batch_norm"
 
 
 def fold_batch_norm(model: Model) -> tuple[Any, list[WeightChange]]:
-    """Return a model without the BatchNormalizations that a layer can take up.
+    """Return a new model with BatchNormalization folded, and its weight changes.
 
-    It computes in inference what the original does. It is a plain Keras model, compiled
-    as the original with a fresh optimizer.
-
-    Args:
-        model: a built model; it is not touched.
-
-    Returns:
-        The new model, or `model` itself if nothing could be folded; and every weight,
-        changed or left alone and why, with one more for every bias that was made.
+    Returns `model` itself if nothing can be folded. The new model computes the same
+    outputs in inference and is compiled with a new optimizer. Each new bias adds a
+    change.
     """
     plan = FoldPlan() if listed_graph(model) is None else fold_plan(model)
     if not plan.takers:
@@ -232,8 +215,6 @@ def fold_batch_norm(model: Model) -> tuple[Any, list[WeightChange]]:
 
 
 class _Folded(Rewrite):
-    """Layers that have taken up others, and the others gone."""
-
     def __init__(self, plan: FoldPlan) -> None:
         self._plan = plan
 
@@ -267,15 +248,15 @@ def _change(weight: Weight, plan: FoldPlan) -> WeightChange:
         return account(weight, NAME, detail, changed=True, after_bytes=0)
     if taker is not None and weight.variable.name != "depthwise_kernel":
         names = ", ".join(repr(norm.name) for norm in taker.norms)
-        return account(weight, NAME, f"takes up {names}", changed=True)
+        return account(weight, NAME, f"absorbs {names}", changed=True)
     return account(weight, NAME, _why_not(weight, plan), changed=False)
 
 
 def _why_not(weight: Weight, plan: FoldPlan) -> str:
     if not isinstance(weight.owner, keras.layers.BatchNormalization):
-        return "is next to no BatchNormalization that could be folded"
+        return "has no neighboring BatchNormalization to fold"
     reason = plan.reasons.get(id(weight.owner))
-    return reason or f"is inside of {weight.block.name!r}, whose calls are not known"
+    return reason or f"is inside {weight.block.name!r}, which has no graph"
 
 
 def _new_biases(folded: Any, rebuild: Rebuild, plan: FoldPlan) -> list[WeightChange]:
@@ -286,7 +267,7 @@ def _new_biases(folded: Any, rebuild: Rebuild, plan: FoldPlan) -> list[WeightCha
             weight=paths[id(new.bias)],
             technique=NAME,
             changed=True,
-            detail="made anew",
+            detail="created",
             before_bytes=0,
             after_bytes=nbytes(new.bias),
         )

@@ -1,7 +1,8 @@
-"""A model in int8 in Keras's own form, which opens without kerasmem.
+"""Conversion to the int8 form of Keras, which loads without kerasmem.
 
-Keras has that form for Dense, EinsumDense and Embedding. It divides by a scale where
-kerasmem multiplies: its scales are the reciprocals of ours, and the codes are the same.
+Keras has an int8 form of Dense, EinsumDense and Embedding. Keras divides by a scale and
+kerasmem multiplies by one, so the scales are reciprocals of each other. The codes are
+equal.
 """
 
 from collections.abc import Iterator
@@ -24,17 +25,16 @@ _MODE = "int8"
 
 
 def keras_int8(model: Model) -> Any:
-    """Return a model of Keras's own layers with the same codes in int8.
+    """Return a model of Keras layers with the same int8 codes.
 
-    Its activations are not rounded.
+    Activations are not rounded.
 
     Args:
-        model: one whose weights `km.Quantize("int8")` stored; it is not touched.
+        model: A model quantized with `km.Quantize("int8")`. It is not changed.
 
     Raises:
-        ConfigError: if a weight has codes that Keras has no form for, or Keras would
-            not save the form.
-        ModelError: if the model has no weights in fewer bits.
+        ConfigError: If Keras has no int8 form of a weight or cannot save that form.
+        ModelError: If the model has no quantized weights.
 
     Example:
         >>> import kerasmem as km
@@ -62,21 +62,21 @@ def _check(old: Any, new: Any, stand_in: StandIn) -> None:
     is_int8 = coding == Coding(_MODE, coding.axes, group_size=coding.group_size)
     if not isinstance(stand_in, QuantizedVariable) or stand_in.dynamic or not is_int8:
         raise ConfigError(
-            "Keras's own form is that of symmetric int8 weights with a scale for each "
+            "The int8 form of Keras needs symmetric int8 weights with a scale per "
             f"channel. Received: the layer {old.name!r} with {coding.dtype} in another "
-            "form. Next: km.Quantize('int8')."
+            "form. Next: use km.Quantize('int8')."
         )
     if type(new) not in _LAYERS or coding.axes != _summed_axes(new):
         raise ConfigError(
-            f"Keras has no form in int8 of the layer {new.name!r} of class "
+            f"Keras has no int8 form of the layer {new.name!r} of class "
             f"{type(new).__name__}. Expected: Dense, EinsumDense, Embedding. Next: "
-            "leave it out, by km.Quantize('int8', exclude=...) (--quantize-exclude)."
+            "exclude the layer: km.Quantize('int8', exclude=...) (--quantize-exclude)."
         )
 
 
 def _summed_axes(layer: Layer) -> tuple[int, ...]:
     if isinstance(layer, keras.layers.EinsumDense):
-        # Nothing public tells how Keras reads the equation.
+        # Keras has no public API for the axes of the equation.
         layer._set_quantization_info()
         return tuple(sorted(layer._kernel_reduced_axes))
     return (1,) if isinstance(layer, keras.layers.Embedding) else (0,)
@@ -92,26 +92,26 @@ def _become_int8(layer: Layer, stand_in: StandIn) -> None:
         layer.embeddings_scale.assign(reciprocal[:, 0])
         return
     if isinstance(layer, keras.layers.EinsumDense):
-        # As Keras lays scales out itself, for the output of the equation.
+        # Keras stores scales in the layout of the equation's output.
         reciprocal = layer._adjust_scale_for_quant(reciprocal, "kernel")
     layer._kernel.assign(codes)
     layer.kernel_scale.assign(keras.ops.reshape(reciprocal, layer.kernel_scale.shape))
 
 
 def _check_saved(model: Model) -> None:
-    """Raise if a file of the model would be opened otherwise than it is.
+    """Raise if the model would change when it is saved and loaded.
 
-    Keras takes the form of a layer from its config: those inside of others, such as
-    attention, have none in a file.
+    Keras restores the int8 form from the config of a layer. The config of a composite
+    layer, such as attention, does not contain the form of inner layers.
     """
     with keras.saving.custom_object_scope(objects_of(sublayers(model))):
         reloaded_model = type(model).from_config(model.get_config())
     for layer, other in zip(sublayers(model), sublayers(reloaded_model), strict=True):
         if isinstance(layer, _LAYERS) and _form(layer) != _form(other):
             raise ConfigError(
-                f"Keras does not save the form of the layer {layer.path!r}, which is "
-                "inside of another one. Next: leave it out, by km.Quantize('int8', "
-                "exclude=...) (--quantize-exclude)."
+                f"Keras does not save the int8 form of the layer {layer.path!r}, "
+                "because it is inside another layer. Next: exclude the layer: "
+                "km.Quantize('int8', exclude=...) (--quantize-exclude)."
             )
 
 

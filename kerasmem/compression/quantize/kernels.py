@@ -1,8 +1,8 @@
-"""Where the channels of a layer lie in its kernel, and how to scale what it makes.
+"""Channel layout of kernels, and affine transforms of the outputs of a layer.
 
-A kernel of Keras's own has its channels along the last two axes; the arrays in here say
-which channel goes in or comes out at each place of these two. What a
-BatchNormalization does in inference is a factor and an offset per channel.
+Channels lie along the last two axes of a Keras kernel. Arrays over these two axes
+contain the channel index of each entry. In inference, a BatchNormalization is a scale
+and a shift per channel.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ from kerasmem.types import Layer
 
 
 def has_channels(layer: Layer) -> bool:
-    """Return True for a layer of Keras's own whose kernel makes channels.
+    """Return whether a layer is a Keras layer whose kernel has output channels.
 
-    One with LoRA or in Keras's own int8 is none: its kernel is not all of it.
+    Layers with LoRA or in Keras's int8 mode have more than a float kernel and do not
+    count.
     """
     is_converted = getattr(layer, "quantization_mode", None) or getattr(
         layer, "lora_enabled", False
@@ -31,35 +32,34 @@ def has_channels(layer: Layer) -> bool:
 
 
 def is_einsum(layer: Layer) -> bool:
-    """Return True for an EinsumDense, whose channels lie where its letters are."""
+    """Return whether a layer is an EinsumDense, whose equation locates its channels."""
     return entry_of(layer).kernel == "einsum"
 
 
 def is_separable(layer: Layer) -> bool:
-    """Return True for a layer of `has_channels` with a depthwise kernel before."""
+    """Return whether a layer of `has_channels` also has a depthwise kernel."""
     return entry_of(layer).kernel == "separable"
 
 
 def output_kernel(layer: Layer) -> Any:
-    """Return the variable that makes the output channels of a layer."""
+    """Return the variable with the output channels of a layer."""
     return layer.pointwise_kernel if is_separable(layer) else layer.kernel
 
 
 def input_kernel(layer: Layer) -> Any:
-    """Return the variable that takes the input channels of a layer."""
+    """Return the variable with the input channels of a layer."""
     return layer.depthwise_kernel if is_separable(layer) else layer.kernel
 
 
 def output_axis(layer: Layer, rank: int) -> int:
-    """Return the axis of channels of what a layer takes and makes, not of an einsum."""
+    """Return the channel axis of inputs and outputs. Not for EinsumDense."""
     return rank - 1 if entry_of(layer).kernel == "dense" else channel_axis(layer, rank)
 
 
 def output_places(layer: Layer) -> np.ndarray:
-    """Return which channel comes out at each place of the last two kernel axes.
+    """Return the output channel of each entry of the last two kernel axes.
 
-    Returns:
-        An int array that broadcasts against these axes.
+    The int array broadcasts against these axes.
 
     Example:
         >>> import keras
@@ -77,11 +77,7 @@ def output_places(layer: Layer) -> np.ndarray:
 
 
 def input_places(layer: Layer) -> np.ndarray:
-    """Return which channel goes in at each place of the last two kernel axes.
-
-    Returns:
-        An int array that broadcasts against these axes.
-    """
+    """Return the input channel of each entry of the last two kernel axes."""
     rows, columns = input_kernel(layer).shape[-2:]
     if entry_of(layer).kernel == "transposed":
         return np.arange(columns)[None]
@@ -92,16 +88,10 @@ def input_places(layer: Layer) -> np.ndarray:
 
 
 def per_output(layer: Layer, vector: np.ndarray, axis: int, rank: int) -> Any:
-    """Return a number per channel in a shape that broadcasts against the kernel.
+    """Return one number per channel, broadcastable to the kernel.
 
-    Args:
-        layer: one of `has_channels`.
-        vector: one entry for every place along an axis of the output.
-        axis: that axis, from 0.
-        rank: of the output.
-
-    Returns:
-        An array; None if it is no axis that the kernel makes.
+    `vector` has an entry for each position along `axis` of an output with `rank` axes.
+    Returns None if the kernel does not have that axis.
     """
     if not is_einsum(layer):
         return (
@@ -116,12 +106,10 @@ def per_output(layer: Layer, vector: np.ndarray, axis: int, rank: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """What a layer multiplies with and adds, as float64.
+    """Kernel and bias of a layer, float64.
 
-    Args:
-        kernel: of the shape of the layer's kernel.
-        bias: a single zero for none.
-        bias_axes: the letters of an EinsumDense's bias, None for other layers.
+    `bias` is a single zero for a layer without one. `bias_axes` are those of an
+    EinsumDense.
     """
 
     kernel: np.ndarray
@@ -130,7 +118,7 @@ class Affine:
 
 
 def affine_of(layer: Layer) -> Affine:
-    """Return what a layer of `has_channels` multiplies with and adds."""
+    """Return kernel and bias of a layer of `has_channels`."""
     kernel = to_numpy(output_kernel(layer)).astype(np.float64)
     bias = np.zeros(1) if layer.bias is None else to_numpy(layer.bias)
     axes = getattr(layer, "bias_axes", None)
@@ -143,13 +131,10 @@ def scaled_and_shifted(
     factors: tuple[np.ndarray, np.ndarray],
     place: tuple[int, int],
 ) -> Affine:
-    """Return what makes `scale * y + shift` of the `y` that a layer makes.
+    """Return kernel and bias that compute `scale * y + shift` from the layer's output.
 
-    Args:
-        layer: one of `has_channels`.
-        now: what it multiplies with and adds.
-        factors: scale and shift, one number each for every place along an axis.
-        place: that axis of the output and its rank; `per_output` knows of it.
+    `factors` are scale and shift along an axis. `place` is the axis and the output's
+    rank.
     """
     scale, shift = factors
     axis, rank = place
@@ -175,14 +160,14 @@ def _with_letters(
 
 
 def factors(norm: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return scale and shift of a BatchNormalization in inference, as float64."""
+    """Return scale and shift of a BatchNormalization in inference, float64."""
     mean, variance, gamma, beta = _statistics(norm)
     scale = gamma / np.sqrt(variance + norm.epsilon)
     return scale, beta - mean * scale
 
 
 def is_sound(norm: Any) -> bool:
-    """Return True if all of its numbers are finite and it divides by positive ones."""
+    """Return whether statistics are finite and variances positive."""
     values = _statistics(norm)
     _, variance, _, _ = values
     finite = all(np.isfinite(value).all() for value in values)

@@ -1,35 +1,30 @@
-"""One option for each row, so that sizes fit and harm adds up to little.
+"""Multiple-choice knapsack: one option per row within a budget, with minimal harm.
 
-This is the multiple-choice knapsack problem: row by row, of all that was chosen so far
-what is larger and harms more than another is left out.
+The solver extends partial choices row by row. It drops a partial choice if another one
+is smaller and less harmful.
 
 Source: Nemhauser and Ullmann, "Discrete Dynamic Programming and Capital Allocation",
-1969, with a limit on how much is remembered.
+1969, here with a limited number of partial choices.
 """
 
 import numpy as np
 
 _MOST = 1 << 12
-"""So many choices are remembered of the rows so far; more are thinned out by size."""
+"""Maximum number of partial choices to keep. More are thinned out by size."""
 
 
 def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int]:
-    """Return for each row the number of an option, so that harm adds up to little.
+    """Return the option of each row that minimizes the total harm within a budget.
 
-    It is the least that there is, unless rows are so many that choices among them had
-    to be thinned out.
-
-    Args:
-        sizes: of shape `(rows, options)`.
-        harm: of the same shape.
-        budget: most that the sizes may add up to, from the sum of the smallest ones.
+    The result is optimal unless partial choices were thinned out. `sizes` and `harm`
+    have shape `(rows, options)`. `budget` is at least the sum of the smallest sizes.
 
     Example:
         >>> sizes = np.array([[1, 2], [1, 2]])
         >>> best_options(sizes, np.array([[5.0, 1.0], [9.0, 1.0]]), budget=3)
         [0, 1]
     """
-    # What the rows after each take at least.
+    # Minimum size of all rows after each row.
     behind = np.cumsum(sizes.min(1)[::-1])[::-1] - sizes.min(1)
     size, total = np.zeros(1, sizes.dtype), np.zeros(1)
     parents = []
@@ -43,7 +38,7 @@ def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int
         remaining = _thinned(remaining, size[remaining])
         parents.append(remaining)
         size, total = size[remaining], total[remaining]
-    place, options = len(size) - 1, list[int]()  # the last one harms least
+    place, options = len(size) - 1, list[int]()  # the last choice has the least harm
     for remaining in reversed(parents):
         place, option = divmod(int(remaining[place]), sizes.shape[1])
         options.append(option)

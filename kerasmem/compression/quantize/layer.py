@@ -1,11 +1,11 @@
-"""Layers with weights in fewer bits: any Keras layer, with the same call and name.
+"""Keras layers with quantized weights: any layer, with the same call and name.
 
-A layer is quantized by a change of class: its new class computes as the old one does,
-and differs in when it makes its weights float and in how it is saved. The block that a
-model's config knows is saved as `kerasmem>QuantizedLayer` with the float layer's config
-inside; loaded, it first becomes the float layer, is built as Keras builds it, and then
-has its kernels replaced. So one mechanism serves every layer with a kernel: those of
-Keras, composite ones (attention, Bidirectional, TimeDistributed), the user's own,
+Quantizing a layer changes its class. The new class computes the same outputs. It
+differs in when it dequantizes its weights and in how it is saved. A layer listed in the
+model's config (a block) is saved as `kerasmem>QuantizedLayer`, with the config of the
+float layer inside. Loading first restores and builds the float layer, then replaces its
+kernels. One mechanism therefore serves every layer with a kernel: Keras layers,
+composite layers (attention, Bidirectional, TimeDistributed), custom layers and
 subclassed models.
 """
 
@@ -49,22 +49,23 @@ from kerasmem.types import Layer
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where in a block a weight is kept, and how it is stored.
+    """Location of a weight in a block, and the format in which the weight is stored.
 
     Args:
-        layer: index in `sublayers` of the block.
-        attribute: name under which that layer keeps it.
-        coding: how it is stored.
-        block_count: number of blocks in which it becomes float, where that matters.
-        dynamic: whether what it multiplies is quantized too, in every call.
-        activation_scale: of what it multiplies then; None for one that each call finds.
-        fake: whether the weight stays float, and is only read as it would be stored.
-        learned: whether the scales are trained then.
-        path: name of the weight for the user then.
-        scales: of its codes, as they are stored; None for those of its largest entries.
-            Only what the weight is to become depends on them, no config has them.
-        closely: whether scales that are not given are those of the least squared error.
-        input_scales: those of inputs, if the coding has any; None for ones.
+        layer: Index of the owner in `sublayers` of the block.
+        attribute: Name of the owner's attribute that holds the weight.
+        coding: Storage format.
+        block_count: Number of blocks in which the weight is dequantized. Defaults to 1.
+        dynamic: Whether the layer's inputs are quantized in every call too.
+        activation_scale: Fixed scale of these inputs. If None, computed in every call.
+        fake: Whether the weight stays float and is fake-quantized.
+        learned: Whether the scales of the fake quantization are trained.
+        path: Name of a fake-quantized weight in messages.
+        scales: Scales of the codes. If None, computed from the largest entries. Not
+            part of the config.
+        closely: Whether computed scales minimize the squared error.
+        input_scales: Scale of each input, if the coding has input scales. If None,
+            ones.
     """
 
     layer: int
@@ -81,11 +82,11 @@ class WeightPlace:
     input_scales: Any = field(default=None, compare=False)
 
     def encode(self, values: Any) -> Coded:
-        """Return NumPy arrays that stand for a weight."""
+        """Return the NumPy arrays that store a weight."""
         return self.coding.encode(values, self.scales, **self._options)
 
     def encode_and_compare(self, values: Any) -> tuple[Coded, tuple[float, float]]:
-        """Return what `Coding.encode_and_compare` does."""
+        """Return the result of `Coding.encode_and_compare` for a weight."""
         return self.coding.encode_and_compare(values, self.scales, **self._options)
 
     @property
@@ -93,7 +94,7 @@ class WeightPlace:
         return {"closely": self.closely, "input_scales": self.input_scales}
 
     def slices(self, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Return the parts of a weight that can be encoded one by one."""
+        """Return the slices of a weight that can be encoded independently."""
         axis = None if self.scales is not None else self.coding.free_axis(shape)
         if axis is None or 0 in shape:
             return [()]
@@ -104,7 +105,7 @@ class WeightPlace:
         return [(*before, slice(start, start + step)) for start in starts]
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as plain data."""
+        """Return the fields as JSON-compatible data."""
         config = {**vars(self), "coding": self.coding.to_json()}
         left_out = {"scales", "closely", "input_scales"}
         left_out |= set() if self.fake else {"fake", "learned", "path"}
@@ -113,30 +114,29 @@ class WeightPlace:
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> "WeightPlace":
-        """Return what `to_json` told."""
+        """Create an instance from the output of `to_json`."""
         return cls(**{**config, "coding": Coding.from_json(config["coding"])})
 
 
 _SLICE = 1 << 20
-"""Entries that are encoded at a time."""
+"""Number of entries to encode at once."""
 
 Codes = dict[int, Coded] | None
-"""What weights become, by the ids of their variables; each is taken out."""
+"""Encoded weights by the id of the variable. Each entry is removed when it is used."""
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
-"""Layers that call others once a time step; the first of them with codes too."""
+"""Layers that loop over time. TimeDistributed counts only under fake quantization."""
 
 
 @keras.saving.register_keras_serializable("kerasmem", "QuantizedLayer")
 class QuantizedBlock(keras.layers.Layer):
-    """A layer of a model's config, with quantized weights; see `to_quantized`."""
+    """A layer of a model's config with quantized weights. See `to_quantized`."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the float layer's serialized form and the places of its kernels.
+        """Return the config of the float layer and the places of its kernels.
 
-        And the ranks of LoRA, the only thing that is added to a layer after it was
-        quantized: its own as its form tells it, those of layers inside by their place;
-        and which of these are frozen.
+        The config includes LoRA ranks and frozen inner layers, because only LoRA can be
+        added after quantization.
         """
         form = copy.deepcopy(self._float_form)
         form["config"].update(lora_of(self))
@@ -153,10 +153,7 @@ class QuantizedBlock(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the float layer of a config, quantized as soon as it is built.
-
-        Its constructor may build it: then it is quantized at once.
-        """
+        """Return the float layer of a config. Building the layer quantizes it."""
         layer = layer_before(config)
         places = [WeightPlace.from_json(place) for place in config["weights"]]
         _become.get()(layer, config["layer"], places)
@@ -172,7 +169,7 @@ class QuantizedBlock(keras.layers.Layer):
         _replace_weights(self, sublayers(self))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layer, which may build it; then replace kernels that are new."""
+        """Call the layer, then replace kernels that the call has created."""
         outputs = super().__call__(*args, **kwargs)
         if self._missing:
             _replace_weights(self, sublayers(self))
@@ -183,11 +180,10 @@ class QuantizedBlock(keras.layers.Layer):
 def read_as(
     become: Callable[[Any, dict[str, Any], list[WeightPlace]], None],
 ) -> Iterator[None]:
-    """Return a scope in which a config's quantized layers are made by `become`.
+    """Use `become` for the quantized layers of configs that are loaded in the scope.
 
-    Args:
-        become: what to do with the float layer, not built yet, its serialized form and
-            the places of its weights.
+    `become` receives the unbuilt float layer, its serialized config and the places of
+    weights.
     """
     token = _become.set(become)
     try:
@@ -197,21 +193,17 @@ def read_as(
 
 
 def round_inside(block: Layer, quantizer: FakeQuantize) -> None:
-    """Have a `QuantizedBlock` round the tensor within it, see `inside_form`."""
-    if isinstance(block, QuantizedBlock):  # not where a float layer is wanted
+    """Make a `QuantizedBlock` round its inner tensor. See `inside_form`."""
+    if isinstance(block, QuantizedBlock):  # `read_as` can leave the layer float
         with unlocked(block):
             block.inner_quantizer = quantizer
         _change_class(block, inside_form(block))
 
 
 def to_quantized(block: Layer, places: list[WeightPlace], codes: Codes = None) -> None:
-    """Replace the weights at `places` of a built layer by quantized ones, in place.
+    """Replace the weights at `places` of a built layer by quantized weights, in place.
 
-    Args:
-        block: a layer that a model's config knows, or a subclassed model; some of its
-            weights may be quantized already.
-        places: the weights.
-        codes: of those that are known; they are taken out.
+    `block` may be quantized in part. Used entries of `codes` are removed.
     """
     if isinstance(block, QuantizedBlock):
         places = [*block._places, *places]
@@ -219,17 +211,11 @@ def to_quantized(block: Layer, places: list[WeightPlace], codes: Codes = None) -
 
 
 def _float_form(block: Layer, layers: list[Any]) -> dict[str, Any]:
-    """Return the serialized form of the float layer that a layer is, or was.
-
-    Args:
-        block: the layer.
-        layers: its `sublayers`.
-    """
     if isinstance(block, QuantizedBlock):
         return block._float_form
     with full_configs(layers):
         form = keras.saving.serialize_keras_object(block)
-    # Both are told again by the quantized form itself.
+    # The config of the quantized layer contains both.
     form.pop("build_config", None)
     form.pop("compile_config", None)
     return form
@@ -238,36 +224,27 @@ def _float_form(block: Layer, layers: list[Any]) -> dict[str, Any]:
 def _become_block(
     layer: Layer, form: dict[str, Any], places: list[WeightPlace], codes: Codes = None
 ) -> None:
-    # Of what has factors a part is saved as one in `part_as_block` alone: codes come
-    # after factors there too.
+    # Models inside a factorized block become blocks only in `part_as_block`, because
+    # factors must come before codes.
     layers = sublayers(layer)
     parts = [(layers, form, places)]
     if not (form["module"] or "").startswith("kerasmem."):
         parts += _models_inside(layers, places)
     for inner, own_form, own_places in parts:
-        part = inner[0]  # the block itself, or a model inside of it
-        # Not `setattr`: Keras would wrap the values, and refuse a layer that is built.
+        part = inner[0]  # the block or a model inside it
+        # `setattr` of Keras wraps the values, and raises if the layer is built.
         vars(part).update(_float_form=own_form, _places=own_places, _missing=True)
-        # A model within others is found in files by the name of its class.
+        # Weight files store an inner model under the name of its class.
         _change_class(part, QuantizedBlock, renamed=not has_graph(part))
         if part.built:
-            # It has its weights: it was in use, or its constructor builds it, as that
-            # of a model with inputs and outputs does. Nothing builds it a second time.
+            # `build` is not called again, so replace the weights now.
             _replace_weights(part, inner, codes)
 
 
 def _models_inside(
     layers: list[Any], places: list[WeightPlace]
 ) -> list[tuple[list[Any], dict[str, Any], list[WeightPlace]]]:
-    """Return the layers, forms and places of models with a graph inside of a block.
-
-    Such as the backbone of a task: it is saved by itself, and other models are made
-    around it.
-
-    Args:
-        layers: `sublayers` of the block.
-        places: where its weights are kept.
-    """
+    """Return layers, config and places of each inner model with a graph."""
     return [
         (inner, _float_form(inner[0], inner), own)
         for inner in map(sublayers, filter(has_graph, layers[1:]))
@@ -289,11 +266,9 @@ def _places_in(
 
 @contextmanager
 def part_as_block(block: Layer, part: Any) -> Iterator[None]:
-    """Let a model within a quantized one be saved by itself, while the scope is open.
+    """Save an inner model of a quantized model on its own inside the scope.
 
-    Args:
-        block: a model; where it is no `QuantizedBlock`, nothing is done.
-        part: one of its `sublayers`, such as the backbone of a task.
+    `part` is a sublayer of `block`, such as the backbone of a task.
     """
     if isinstance(part, QuantizedBlock) or not isinstance(block, QuantizedBlock):
         yield
@@ -305,22 +280,16 @@ def part_as_block(block: Layer, part: Any) -> Iterator[None]:
         yield
 
 
-# A name that is registered means the same in every scope of Keras's own.
+# A registered name takes precedence over every custom object scope of Keras.
 _become: ContextVar[Any] = ContextVar("become", default=_become_block)
 
 
 def _replace_weights(block: Layer, layers: list[Any], codes: Codes = None) -> None:
-    """Replace those weights of a block that are there and still float.
-
-    Args:
-        block: the block.
-        layers: its `sublayers`.
-        codes: of weights that are known; they are taken out.
-    """
+    """Replace the existing float weights of a block."""
     missing = False
     for place in block._places:
         owner = layers[place.layer] if place.layer < len(layers) else None
-        # Not `getattr`: with LoRA the attribute `kernel` is more than the weight.
+        # With LoRA, `getattr(owner, "kernel")` includes the LoRA delta.
         weight = vars(owner).get(place.attribute)
         if weight is None:
             missing = True
@@ -328,7 +297,7 @@ def _replace_weights(block: Layer, layers: list[Any], codes: Codes = None) -> No
             stand_in = _stand_in_for(weight, owner, place, codes)
             for holder in _exchange(weight, owner, layers, stand_in):
                 _change_class(holder, owner_form(holder))
-    # They read the kernels inside once a call, not once a step.
+    # Loops dequantize their inner kernels once per call instead of once per step.
     loops = _LOOPS[: 1 + any(place.fake for place in block._places)]
     for layer in layers:
         if isinstance(layer, loops) and stand_ins(layer):
@@ -355,17 +324,11 @@ def _stand_in_for(weight: Any, owner: Any, place: WeightPlace, codes: Codes) -> 
 def _exchange(
     weight: Any, owner: Any, layers: list[Any], stand_in: StandIn
 ) -> list[Any]:
-    """Have layers read a float weight through its stand-in; return these layers.
+    """Make layers read a float weight through its stand-in. Return these layers.
 
-    Usually that is `owner` alone; a wrapper such as SpectralNormalization keeps the
-    weight of the layer inside it as well. Under fake quantization, where the float
-    weight stays tracked, it goes on reading that, of which it makes what it assigns.
-
-    Args:
-        weight: the float weight.
-        owner: the layer that is to track the variables of the stand-in.
-        layers: the layers to look in, `owner` among them.
-        stand_in: what holds the weight.
+    A wrapper such as SpectralNormalization also holds the weight of its inner layer.
+    Under fake quantization the wrapper keeps the float weight, from which it computes
+    the value to assign.
     """
     is_fake = isinstance(stand_in, FakeQuantizedVariable)
     holders = [
@@ -377,7 +340,7 @@ def _exchange(
     ]
     for layer, name in holders:
         if is_fake:
-            # No issue known: Keras 3.15 exchanges no weight of a layer that is built.
+            # Keras 3.15 cannot exchange a weight of a built layer (no known issue).
             vars(layer)[name] = stand_in
         else:
             exchange_weight(layer, name, weight, stand_in)
@@ -386,8 +349,8 @@ def _exchange(
             if variable is not weight:
                 owner._track_variable(variable)
                 if is_fake:
-                    # As an attribute as well: so a `tf.train.Checkpoint` finds it. No
-                    # issue known; Keras 3.15 shows it variables in attributes alone.
+                    # `tf.train.Checkpoint` only finds variables that are attributes
+                    # (Keras 3.15, no known issue).
                     setattr(owner, f"_{variable.name}", variable)
     return [layer for layer, _ in holders]
 

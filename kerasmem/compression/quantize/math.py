@@ -11,7 +11,8 @@ import numpy as np
 from kerasmem.errors import ModelError
 
 LIMIT = 127
-"""Symmetric codes lie in [-127, 127]: -128 stays unused, so that negation is exact."""
+"""Symmetric codes lie in [-127, 127]. Code -128 is unused, so that negation is exact.
+"""
 
 
 def quantize(
@@ -19,17 +20,11 @@ def quantize(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return int8 codes and float32 scales with `codes * scales` near `values`.
 
-    Args:
-        values: weights of any float dtype and shape.
-        axes: axes that share a scale; the scales keep them with size 1.
-        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7], 3 for [-3, 3].
-
-    Returns:
-        Codes, int8, of the shape of `values`; scales, float32, positive. No entry is
-        off by more than half a scale.
+    `bits` is 8, 4 or 3, for codes up to 127, 7 or 3. The axes in `axes` share a scale
+    and keep size 1. Scales are positive. The error of an entry is at most half a scale.
 
     Raises:
-        ModelError: if `values` holds NaN or infinity.
+        ModelError: If `values` contains NaN or infinity.
 
     Example:
         >>> codes, scales = quantize(np.array([[1.0, -254.0], [0.5, 127.0]]), (0,))
@@ -38,8 +33,8 @@ def quantize(
         >>> codes.tolist()
         [[127, -127], [64, 64]]
     """
-    # In float32, and by factors: a compiler makes them of divisions, and a training
-    # step that sees the rounding would find other codes.
+    # Multiply in float32, because compilers turn divisions by constants into products
+    # and a compiled training step would get different codes.
     exact = finite(values).astype(np.float32, copy=False)
     largest = np.abs(exact).max(axis=axes, keepdims=True, initial=0.0)
     scales = scales_of(largest, bits)
@@ -47,7 +42,7 @@ def quantize(
 
 
 def scales_of(largest: np.ndarray, bits: int = 8) -> np.ndarray:
-    """Return the scales of symmetric codes, float32, of the largest absolute values.
+    """Return the float32 scales of symmetric codes from the largest absolute values.
 
     Example:
         >>> scales_of(np.float32([0.0, 254.0])).tolist()
@@ -57,12 +52,9 @@ def scales_of(largest: np.ndarray, bits: int = 8) -> np.ndarray:
 
 
 def codes_of(values: np.ndarray, scales: np.ndarray, bits: int = 8) -> np.ndarray:
-    """Return the symmetric codes, int8, that come nearest to values by given scales.
+    """Return the nearest symmetric int8 codes of finite values.
 
-    Args:
-        values: weights of any float dtype and shape, finite.
-        scales: positive, float32; they broadcast against the values.
-        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7].
+    `scales` are positive, float32 and broadcastable to the values.
 
     Example:
         >>> codes_of(np.array([-9.0, 0.2, 0.3]), np.float32(0.5), bits=4).tolist()
@@ -78,20 +70,11 @@ def quantize_affine(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return codes, scales and zero points for `(codes - zero_points) * scales`.
 
-    All codes of the type are used: the smallest and the largest value get the ends.
-    Zero lies in the range and has a code of its own.
-
-    Args:
-        values: weights of any float dtype and shape.
-        axes: axes that share a scale; the scales keep them with size 1.
-        bits: 8 for codes in [-128, 127], 4 for codes in [-8, 7].
-
-    Returns:
-        Codes, int8; scales, float32, positive; zero points, int8. No entry is off by
-        more than half a scale.
+    The smallest and the largest value map to the ends of [-128, 127], or of [-8, 7] for
+    4 bits. Zero has an exact code. The error of an entry is at most half a scale.
 
     Raises:
-        ModelError: if `values` holds NaN or infinity.
+        ModelError: If `values` contains NaN or infinity.
 
     Example:
         >>> codes, scales, zeros = quantize_affine(np.array([0.0, 1.0, 5.1]), (0,))
@@ -108,7 +91,7 @@ def quantize_affine(
 def affine_scales_of(
     low: np.ndarray, high: np.ndarray, bits: int = 8
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales, float32, and zero points, int8, of ranges with zero in them."""
+    """Return float32 scales and int8 zero points of ranges that contain zero."""
     least, most = _ends(bits)
     scales = positive_scales((high - low) * np.float32(1 / (most - least)))
     zeros = np.clip(np.rint(least - low * (1 / scales)), least, most)
@@ -118,14 +101,7 @@ def affine_scales_of(
 def affine_codes_of(
     values: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int = 8
 ) -> np.ndarray:
-    """Return the codes, int8, that come nearest to values by scales and zero points.
-
-    Args:
-        values: float32, finite.
-        scales: positive, float32; they broadcast against the values.
-        zeros: int8, of the shape of the scales.
-        bits: 8 for codes in [-128, 127], 4 for codes in [-8, 7].
-    """
+    """Return the nearest int8 codes of finite float32 values, with zero points."""
     codes = values * (1 / scales)
     np.rint(codes, out=codes)
     codes += zeros
@@ -133,31 +109,22 @@ def affine_codes_of(
 
 
 _SHARES = np.arange(20, 11, -1, dtype=np.float32) / 20
-"""Of the largest entry, how far a scale may reach: 1, 0.95 and so on to 0.6."""
+"""Fractions of the largest entry to try as the end of the range, from 1 to 0.6."""
 
 
 def quantize_closely(
     values: np.ndarray, axes: tuple[int, ...], bits: int = 8, *, symmetric: bool = True
 ) -> tuple[np.ndarray, ...]:
-    """Return codes and scales, and zero points, that leave the least squared error.
+    """Return codes, scales and, if not symmetric, zero points of least squared error.
 
-    Each scale reaches as far as suits what shares it: beyond are a few large entries,
-    which get the last code.
+    Each scale is optimized separately. A few large entries are clipped to the last
+    code.
 
     Source: Choukroun, Kravchik, Yang and Kisilev, "Low-bit Quantization of Neural
     Networks for Efficient Inference" (OMSE), 2019.
 
-    Args:
-        values: weights of any float dtype and shape.
-        axes: axes that share a scale; the scales keep them with size 1.
-        bits: 8 or 4.
-        symmetric: False for zero points.
-
-    Returns:
-        Codes, int8; scales, float32, positive; zero points, int8, if not symmetric.
-
     Raises:
-        ModelError: if `values` holds NaN or infinity.
+        ModelError: If `values` contains NaN or infinity.
 
     Example:
         >>> values = np.float32([[*range(-60, 61), 100]])
@@ -170,7 +137,8 @@ def quantize_closely(
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
     largest = np.maximum(high, -low)
     best: tuple[np.ndarray, ...] = ()
-    least, unit = np.float32(np.inf), scales_of(largest, bits)  # or a square overflows
+    # Errors are in units of a scale, so that squares do not overflow.
+    least, unit = np.float32(np.inf), scales_of(largest, bits)
     for share in _SHARES:
         if symmetric:
             scales = scales_of(largest * share, bits)
@@ -193,7 +161,7 @@ def quantize_closely(
 def dequantize(
     codes: np.ndarray, scales: np.ndarray, zero_points: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the float32 weights that `codes` and their `scales` stand for."""
+    """Return float32 weights from codes, scales and zero points."""
     exact = codes.astype(np.float32)
     if zero_points is not None:
         exact = exact - zero_points.astype(np.float32)
@@ -201,16 +169,9 @@ def dequantize(
 
 
 def pack_int4(codes: np.ndarray, axis: int) -> np.ndarray:
-    """Return two codes of [-8, 7] in every byte, the first of them in the low bits.
+    """Pack two int4 codes per byte along `axis`, the first in the low bits.
 
-    An odd number of codes is filled up with a zero.
-
-    Args:
-        codes: int8, of any shape.
-        axis: the axis along which neighbors share a byte.
-
-    Returns:
-        int8, half as long along `axis`, rounded up.
+    An odd number of codes is padded with a zero.
 
     Example:
         >>> pack_int4(np.array([1, -1, 3], np.int8), 0).tolist()
@@ -224,16 +185,9 @@ def pack_int4(codes: np.ndarray, axis: int) -> np.ndarray:
 
 
 def pack_int3(codes: np.ndarray, axis: int) -> np.ndarray:
-    """Return eight codes of [-4, 3] in every three bytes, the first in the lowest bits.
+    """Pack eight int3 codes per three bytes along `axis`, the first in the lowest bits.
 
-    A number of codes that is no multiple of eight is filled up with zeros.
-
-    Args:
-        codes: int8, of any shape.
-        axis: the axis along which neighbors share bytes.
-
-    Returns:
-        int8, three bytes long along `axis` for every eight codes.
+    The codes are padded with zeros to a multiple of eight.
 
     Example:
         >>> pack_int3(np.array([1, -1], np.int8), 0).tolist()
@@ -255,14 +209,14 @@ def pack_int3(codes: np.ndarray, axis: int) -> np.ndarray:
 
 
 def pack(codes: np.ndarray, axis: int, bits: int) -> np.ndarray:
-    """Return codes of 3, 4 or 8 bits as their bytes."""
+    """Pack codes of 3, 4 or 8 bits."""
     if bits == 8:
         return codes
     return (pack_int4 if bits == 4 else pack_int3)(codes, axis)
 
 
 def packed_length(length: int, bits: int) -> int:
-    """Return how many bytes so many neighbors take: what they share is whole.
+    """Return the number of bytes of `length` packed codes, including padding.
 
     Example:
         >>> packed_length(5, 4), packed_length(9, 3)
@@ -273,32 +227,25 @@ def packed_length(length: int, bits: int) -> int:
 
 
 def finite(values: np.ndarray, name: str | None = None) -> np.ndarray:
-    """Return `values`.
-
-    Args:
-        values: weights.
-        name: what they are called, for the text of the error.
+    """Return `values` unchanged. `name` is used in the message.
 
     Raises:
-        ModelError: if they hold NaN or infinity.
+        ModelError: If `values` contains NaN or infinity.
     """
     good = np.isfinite(values.astype(np.float32, copy=False))
     if not good.all():
         raise ModelError(
-            "Weights with NaN or infinity cannot be quantized. Received: "
-            f"{np.count_nonzero(~good)} such entries of {values.size}"
-            f"{'' if name is None else f' in {name!r}'}."
+            "Quantization needs finite weights. Received: NaN or infinity in "
+            f"{np.count_nonzero(~good)} of {values.size} entries"
+            f"{'' if name is None else f' of {name!r}'}."
         )
     return values
 
 
 def short_scales(scales: np.ndarray) -> np.ndarray:
-    """Return the least bfloat16 numbers that are no smaller than scales, as float32.
+    """Round float32 scales up to bfloat16 values. Returns float32.
 
-    No entry that such a scale was made for is beyond the last code, then.
-
-    Args:
-        scales: float32, positive.
+    Rounding up ensures that no entry exceeds the last code.
 
     Example:
         >>> short_scales(np.float32([1.0, 1.001])).tolist()
@@ -317,7 +264,7 @@ def _limit(bits: int) -> int:
 
 
 def positive_scales(exact: np.ndarray) -> np.ndarray:
-    """Return positive scales: any for zeros, the smallest for what is too small."""
+    """Return float32 scales: 1 for zero, and at least the smallest normal number."""
     scales = exact.astype(np.float32)
     scales[exact == 0.0] = 1.0
     return np.maximum(scales, np.finfo(np.float32).tiny)

@@ -1,4 +1,4 @@
-"""Fewer bits where they harm least: a scheme for each layer, under a budget."""
+"""Mixed precision: a scheme for each layer under a budget."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,40 +24,33 @@ if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
 _LEAST_NOISE = 1e-6
-"""Of int3's: less is none."""
+"""Noise below this fraction of the int3 noise counts as zero."""
 
 _LEAST = 1e-9
-"""In nats: less is the rounding of floats."""
+"""Harm in nats below this is float rounding."""
 
 _TINY = 1e-300
 
 Rows = Sequence[Sequence[int]]
-"""For each layer the numbers of its weights in a plan."""
+"""Indices of the weights of each layer in a plan."""
 
 Choices = Sequence[Sequence[int]]
-"""Each the numbers of candidates, one for each layer."""
+"""Candidate indices per layer, for several choices."""
 
 
 def mixed_plan(model: Model, config: "Quantize", data: Dataset = None) -> WeightPlan:
-    """Return how each weight is stored in as many bits as a budget allows.
+    """Plan the storage format of each weight within a budget, with minimal harm.
 
-    Layers get bits so that harm adds up to least. With `data` harm is how far the
-    outputs of the model go from those of the float one when a layer alone is rounded;
-    and of what is best so, with and without the fewest bits, and of one scheme for all
-    layers that is taken whose outputs, all layers rounded, are nearest. Without data
-    harm is the noise in the weights.
-
-    Scales of groups are kept in 16 bits.
-
-    Args:
-        model: a built model.
-        config: the budget, and what the schemes share.
-        data: samples in any form that `kerasmem.files.data` lists, or None.
+    With data, the harm of a layer is the change of the model's outputs when only that
+    layer is rounded. The plan compares three kinds of choices: the best one, the best
+    one without the fewest bits, and each scheme for all layers. It selects the one with
+    the smallest change of the outputs with all layers rounded. Without data, harm is
+    the noise in the weights. Group scales are stored in 16 bits.
 
     Raises:
-        ConfigError: if a regular expression means no weight.
-        DataError: if the data does not fit the model.
-        ModelError: if the budget is too small, or there is nothing to quantize.
+        ConfigError: If a regular expression matches no weight.
+        DataError: If the data does not fit the model.
+        ModelError: If the budget is too small, or there is nothing to quantize.
     """
     if data is not None:
         check_data(model, data)
@@ -89,10 +82,10 @@ def _plan_of(
 
 
 def _candidates(config: "Quantize") -> Iterator["Quantize"]:
-    """Yield what may become of a layer, the fewest bits first.
+    """Yield the candidate schemes of a layer, fewest bits first.
 
-    Groups are for few bits alone: int8 has a scale for a channel, float16 none. int4
-    may have coarser ones than the config's, too.
+    Groups only help with few bits, so int8 has a scale per channel. int4 has two more
+    candidates with coarser scales.
     """
     config = replace(config, scheme="int3", budget=None)
     by_channel = config
@@ -139,11 +132,11 @@ def _harm(
     noise: np.ndarray,
     data: Dataset,
 ) -> np.ndarray:
-    """Return how far outputs go for each layer and candidate, (layers, candidates).
+    """Return the change of the outputs for each layer and candidate.
 
-    Measured are int3 and int4 as the config has them. What others do follows from the
-    noise in the weights: between the two by the power that they show, below by its
-    square as of all small changes.
+    Only int3 and int4 are measured. Other candidates follow from the noise power in the
+    weights. Between int3 and int4, an exponent is fitted to both. Below int4, harm is
+    proportional to the noise power.
     """
     ends = 0, _int4(plans)
 
@@ -154,7 +147,7 @@ def _harm(
     layers = [plans[0][row[0]][0].owner for row in rows for _ in ends]
     end_harm = _seen(sensitivities(model, layers, changed, data)).reshape(-1, len(ends))
     most, least = noise[:, ends[0]], noise[:, ends[1]]
-    # Where four bits lose nothing, they tell nothing of others.
+    # Lossless int4 contains no information about other candidates.
     is_lossy = least > _LEAST_NOISE * most
     own = np.maximum(np.where(is_lossy, least, most), _TINY)
     tells = (
@@ -234,11 +227,7 @@ def _seen(harm: np.ndarray) -> np.ndarray:
 
 
 def _choices(sizes: np.ndarray, room: float, harm: np.ndarray) -> Choices:
-    """Return choices that fit, each once: numbers of candidates, one for each layer.
-
-    What harms least in sum, of all candidates and without those of fewest bits; and
-    each candidate for all layers.
-    """
+    """Return unique choices within the budget, as candidate indices per layer."""
     rows, count = sizes.shape
     choices = [[option] * rows for option in range(count)]
     choices = [each for each in choices if sizes[:, each[0]].sum() <= room]

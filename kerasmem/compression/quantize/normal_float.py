@@ -1,4 +1,4 @@
-"""NF4: sixteen levels that weights of a normal distribution are equally often next to.
+"""NF4: sixteen levels at quantiles of the normal distribution.
 
 Source: Dettmers, Pagnoni, Holtzman and Zettlemoyer, "QLoRA: Efficient Finetuning of
 Quantized LLMs", 2023.
@@ -20,7 +20,7 @@ _OUTERMOST = 0.9677083
 
 @cache
 def levels() -> np.ndarray:
-    """Return the levels by their code modulo 16, float32: 0 is the first, 1 the 8th.
+    """Return the float32 levels, indexed by code modulo 16.
 
     Example:
         >>> levels()[[0, 8, 9]].tolist()
@@ -36,14 +36,12 @@ def levels() -> np.ndarray:
 
 
 def normal_codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return the codes, int8 in [-8, 7], of the nearest levels; zero has code 0.
+    """Return the int8 codes in [-8, 7] of the nearest levels. Zero has code 0.
 
-    Args:
-        values: weights of any float dtype and shape.
-        scales: positive, float32; the largest entry of what shares each.
+    Each scale is the largest absolute entry of its group.
 
     Raises:
-        ModelError: if `values` holds NaN or infinity.
+        ModelError: If `values` contains NaN or infinity.
     """
     exact = finite(values).astype(np.float32, copy=False) / scales
     order = np.argsort(levels())
@@ -54,7 +52,7 @@ def normal_codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def normal_values(codes: Tensor) -> Any:
-    """Return the levels of a tensor of codes, float32."""
+    """Return the float32 levels of a tensor of codes."""
     ops = keras.ops
     places = ops.cast(codes, "int32") & 15
     return ops.take(ops.convert_to_tensor(levels()), places, axis=0)

@@ -1,7 +1,4 @@
-"""What a layer becomes once some of its own weights are in fewer bits.
-
-It reads them as floats when its inputs are there, and saves them by its own names.
-"""
+"""Layer classes for quantized weights: dequantization in calls, saving and loading."""
 
 import math
 from collections.abc import Iterator
@@ -27,7 +24,7 @@ from kerasmem.types import Layer, Model, Tensors
 
 
 class QuantizedReader(keras.layers.Layer):
-    """A layer that makes its weights float when its inputs are there, not before."""
+    """A layer that dequantizes its weights only when its inputs exist."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
@@ -38,7 +35,7 @@ class QuantizedReader(keras.layers.Layer):
             return super().call(*args, **kwargs)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the layer in its own way: the float weight where it still is."""
+        """Save the variables, with float weights under fake quantization."""
         with ExitStack() as scopes:
             for value in vars(self).values():
                 if isinstance(value, FakeQuantizedVariable):
@@ -47,22 +44,22 @@ class QuantizedReader(keras.layers.Layer):
 
 
 class QuantizedOwner(QuantizedReader):
-    """A reader whose weights Keras would look for under its own names."""
+    """A reader that replaces the save and load methods of its Keras class."""
 
     def save_own_variables(self, store: Any) -> None:
-        """Save all own variables in order: Dense and others look for float kernels."""
+        """Save all variables in order, because Keras expects float kernels."""
         keras.layers.Layer.save_own_variables(self, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` saved."""
+        """Load the variables saved by `save_own_variables`."""
         keras.layers.Layer.load_own_variables(self, store)
 
 
 class QuantizedProduct(QuantizedOwner):
-    """A Dense, EinsumDense or convolution: in blocks, or integers by integers."""
+    """A Dense, EinsumDense or convolution with blockwise or integer products."""
 
     def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
-        """Multiply block by block, or integers by integers; else as ever."""
+        """Run the layer, blockwise or with integers if possible."""
         kernel, lora = getattr(self, "_kernel", None), has_lora(self)
         if isinstance(kernel, FakeQuantizedVariable) and kernel.dynamic and not lora:
             inputs = rounded_inputs(self, inputs)
@@ -73,7 +70,7 @@ class QuantizedProduct(QuantizedOwner):
         elif kernel.is_hoisted or (lora and not has_low_rank_product(self)):
             return super().call(inputs, *args, **kwargs)
         else:
-            # To symbols flows no gradient.
+            # Symbolic inputs have no gradient.
             is_symbol = isinstance(inputs, keras.KerasTensor)
             again = bool(kwargs.get("training")) and not is_symbol
             outputs = float_product(self, inputs, kernel, again=again)
@@ -83,18 +80,18 @@ class QuantizedProduct(QuantizedOwner):
 
 
 class QuantizedEmbedding(QuantizedOwner):
-    """An Embedding that makes float only the rows that are looked up."""
+    """An Embedding that dequantizes only the rows to look up."""
 
     def call(self, inputs: Tensors, *args: Any, **kwargs: Any) -> Any:
         """Return the rows at `inputs`, shape `(*inputs.shape, output_dim)`.
 
-        In reverse return logits, of shape `(*inputs.shape[:-1], input_dim)`.
+        With `reverse`, return logits of shape `(*inputs.shape[:-1], input_dim)`.
         """
         if has_lora(self):
             return super().call(inputs, *args, **kwargs)
         if kwargs.get("reverse") or any(args):
             return self._logits(inputs)
-        if not isinstance(self._embeddings, StandIn):  # the head alone has codes
+        if not isinstance(self._embeddings, StandIn):  # only the head has codes
             return super().call(inputs, *args, **kwargs)
         if keras.backend.standardize_dtype(inputs.dtype) not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
@@ -109,9 +106,9 @@ class QuantizedEmbedding(QuantizedOwner):
         if not is_coded or self.reverse_dtype is not None:
             return super().call(inputs, reverse=True)
         training = getattr(self._get_call_context(), "training", None)
-        # To symbols flows no gradient.
+        # Symbolic inputs have no gradient.
         again = bool(training) and not isinstance(inputs, keras.KerasTensor)
-        # Blocks of logits are put together: of many they are more than the table.
+        # Concatenating many logits would take more memory than the float table.
         rows = inputs.shape[:-1]
         few = None not in rows and math.prod(rows) <= self.output_dim
         logits = float_product(self, inputs, table, again=again, in_blocks=few)
@@ -121,10 +118,10 @@ class QuantizedEmbedding(QuantizedOwner):
 
 
 class QuantizedRecurrent(keras.layers.Layer):
-    """A loop over time that makes kernels float once a call, not once a step."""
+    """A loop over time that dequantizes kernels once per call, not once per step."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer with the float kernels at hand."""
+        """Run the layer with float kernels."""
         with ExitStack() as scopes:
             for kernel in stand_ins(self):
                 scopes.enter_context(kernel.read_once(_first(args, kwargs)))
@@ -132,13 +129,13 @@ class QuantizedRecurrent(keras.layers.Layer):
 
 
 OWNERS = (QuantizedReader, QuantizedRecurrent)
-"""The forms that all others are made of."""
+"""Base classes of all other classes for quantized weights."""
 
 _LOOKUPS = (keras.layers.Embedding.call, keras.layers.ReversibleEmbedding.call)
 
 
 def owner_form(layer: Layer) -> type:
-    """Return what a layer becomes that keeps a quantized weight."""
+    """Return the class that a layer with a quantized weight changes to."""
     if isinstance(layer, OWNERS):
         return QuantizedReader
     cls = type(layer)
@@ -150,17 +147,17 @@ def owner_form(layer: Layer) -> type:
 
 
 def saves_as_keras(layer: Layer) -> bool:
-    """Return False for a layer that saves itself in a way of its own."""
+    """Return whether a layer saves its variables with a method of Keras or kerasmem."""
     return type(layer).save_own_variables.__module__.startswith(("keras.", "kerasmem."))
 
 
 def quantized_variables(layer: Layer) -> list[QuantizedVariable]:
-    """Return the quantized weights of a layer or model, each once."""
+    """Return the quantized weights of a layer or model without duplicates."""
     return [v for v in stand_ins(layer) if isinstance(v, QuantizedVariable)]
 
 
 def stand_ins(layer: Layer) -> list[StandIn]:
-    """Return what stands for weights of a layer or model, each once."""
+    """Return the stand-ins of a layer or model without duplicates."""
     values = (v for inner in sublayers(layer) for v in vars(inner).values())
     by_id = {id(v): v for v in values if isinstance(v, StandIn)}
     return list(by_id.values())
@@ -173,13 +170,10 @@ def _first(args: tuple, kwargs: dict[str, Any]) -> Any | None:
 
 @contextmanager
 def as_floats(model: Model) -> Iterator[None]:
-    """Keep the weights of `model` as float32, made once, within the scope.
+    """Dequantize the weights of a float32 model to float32 once for the scope.
 
-    No layer rounds its inputs or multiplies in blocks there, and fake quantization with
-    fixed ranges hands on its inputs.
-
-    Args:
-        model: a built model that computes in float32.
+    No layer rounds inputs or splits products into blocks in the scope. Fake
+    quantization with fixed ranges has no effect.
     """
     variables = quantized_variables(model)
     before = [(v._own_dtype, v.block_count, v.dynamic) for v in variables]

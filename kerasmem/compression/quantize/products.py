@@ -1,4 +1,4 @@
-"""Products of a kernel: which layers make one, and how it is cut into blocks."""
+"""Products of a kernel: which layers compute one, and how to split them into blocks."""
 
 from typing import Any
 
@@ -16,18 +16,17 @@ _CALLS = (
 
 
 def is_product(layer: Layer) -> bool:
-    """Return True for Dense, EinsumDense and convolutions that compute as Keras's do.
+    """Return whether a layer uses `call` of Keras's Dense, EinsumDense or convolutions.
 
-    Others, such as a subclass with a `call` of its own, cannot be taken apart.
+    A subclass with another `call` cannot be decomposed.
     """
     return type(layer).call in _CALLS
 
 
 def multiplied_weight(layer: Layer) -> str | None:
-    """Return the attribute with the weight of a layer's product, None if it has none.
+    """Return the attribute that contains the weight of a layer's product, or None.
 
-    That of a product is its kernel; of a `ReversibleEmbedding`, what gives logits of
-    words in reverse.
+    For a `ReversibleEmbedding`, it is the weight that computes the logits.
     """
     if class_of_call(layer) is keras.layers.ReversibleEmbedding:
         return "_embeddings" if layer.tie_weights else "reverse_embeddings"
@@ -35,17 +34,14 @@ def multiplied_weight(layer: Layer) -> str | None:
 
 
 def has_rows_of_outputs(layer: Layer) -> bool:
-    """Return True for a head that multiplies with a transposed table."""
+    """Return whether a layer multiplies with a transposed embedding table."""
     return isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
 
 
 def product(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
-    """Return what the layer makes of its inputs with `kernel`, without the bias.
+    """Return the product of inputs and `kernel`, without the bias.
 
-    Args:
-        layer: one of which `multiplied_weight` knew the weight.
-        inputs: its inputs.
-        kernel: a tensor: its kernel, or some output channels of it.
+    `kernel` is a tensor with all or some output channels of the weight.
     """
     if isinstance(layer, _CONVOLUTIONS):
         return _convolved(layer, inputs, kernel)
@@ -59,7 +55,7 @@ def product(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
 def _convolved(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
     if layer.padding != "causal":
         return layer.convolution_op(inputs, kernel)
-    # As `keras.layers.Conv1D.call` does: the convolution itself knows no such padding.
+    # `keras.ops.conv` does not support causal padding, so pad as Conv1D does.
     widths = [(0, 0)] * 3
     steps = 2 if layer.data_format == "channels_first" else 1
     widths[steps] = (layer.dilation_rate[0] * (layer.kernel_size[0] - 1), 0)
@@ -74,14 +70,14 @@ def _convolved(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
 
 
 def is_convolution(layer: Layer) -> bool:
-    """Return True for a convolution that is neither depthwise nor transposed."""
+    """Return whether a layer is a convolution, neither depthwise nor transposed."""
     return isinstance(layer, _CONVOLUTIONS)
 
 
 def block_axes(layer: Layer) -> tuple[int, int] | None:
-    """Return the axis of the kernel to cut along, and that of the output from the end.
+    """Return the kernel axis to split into blocks, and the output axis from the end.
 
-    None where it cannot be cut: the channels of a grouped convolution are not free.
+    None if there is no such axis. A grouped convolution has none.
     """
     if isinstance(layer, _CONVOLUTIONS):
         first = layer.data_format == "channels_first"
@@ -93,7 +89,7 @@ def block_axes(layer: Layer) -> tuple[int, int] | None:
         return 1, -1
     input_letters, kernel, output = einsum_parts(layer.equation)
     axes = [
-        # From the end: where there are dots, the number of axes before is open.
+        # Count from the end, because an ellipsis matches any number of axes.
         (axis, -1 - output[::-1].index(letter))
         for axis, letter in enumerate(kernel)
         if letter in output and letter not in input_letters
@@ -108,7 +104,7 @@ def summed_axes(layer: Layer, inputs: Tensors) -> tuple[int, ...]:
     if not isinstance(layer, keras.layers.EinsumDense):
         return (-1,)
     input_letters, _, output = einsum_parts(layer.equation)
-    # From the end: where there are dots, the number of axes before is open.
+    # Count from the end, because an ellipsis matches any number of axes.
     from_end = input_letters.replace("...", ".")[::-1]
     return tuple(
         -1 - place
@@ -118,12 +114,7 @@ def summed_axes(layer: Layer, inputs: Tensors) -> tuple[int, ...]:
 
 
 def row_axes(layer: Layer, rank: int) -> list[tuple[int, int]]:
-    """Return the axes that the kernel lacks: each of the inputs, and of the output.
-
-    Args:
-        layer: a Dense or EinsumDense that sums no axis which its kernel lacks.
-        rank: of its inputs.
-    """
+    """Return pairs of input and output axis for each axis that the kernel lacks."""
     if not isinstance(layer, keras.layers.EinsumDense):
         return [(axis, axis) for axis in range(rank - 1)]
     input_letters, kernel, output = einsum_parts(layer.equation)

@@ -1,10 +1,10 @@
-"""Quantizing weights, with what data can tell about it and mend.
+"""Weight quantization with data: output errors and bias correction.
 
-What quantized layers lose in what they make, each given what the float one gets; and
-bias correction, which takes off what rounding adds to a layer's outputs on average.
+The output error of a quantized layer is measured on the inputs of the float layer. Bias
+correction removes the mean output error that rounding causes.
 
 Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
-weight equalization and bias correction", 2019; the empirical form, on data.
+weight equalization and bias correction", 2019 (empirical bias correction).
 """
 
 from collections.abc import Iterator
@@ -52,24 +52,16 @@ if TYPE_CHECKING:
 def store_and_repair(
     model: Model, config: "Quantize", plan: WeightPlan, data: Dataset = None
 ) -> list[WeightChange]:
-    """Store the weights of `model` in fewer bits as a plan says, in place.
+    """Quantize the weights of `model` in place as planned. Return their changes.
 
-    Args:
-        model: a built model.
-        config: the scheme, or what several share.
-        plan: of the weights.
-        data: samples in any form that `kerasmem.files.data` lists, to correct biases
-            on and to measure what layers lose in what they make; None to do neither.
-
-    Returns:
-        One change per weight of the model, changed or left alone and why.
+    Samples in `data` are used for rounding, bias correction and output errors. Without
+    data, none of these is done.
 
     Raises:
-        ConfigError: if biases are to be corrected, or weights to be rounded
-            on samples, without data.
-        DataError: if the data does not fit the model, or a layer makes something of it
-            that is not finite.
-        ModelError: if a weight is not finite, or none can be rounded on samples.
+        ConfigError: If bias correction or rounding needs data and there is none.
+        DataError: If the data does not fit the model, or the output of a layer is not
+            finite.
+        ModelError: If a weight is not finite, or no weight can be rounded on samples.
     """
     if data is None:
         _check_needs_no_data(config)
@@ -101,32 +93,27 @@ def store_and_repair(
 def _check_needs_no_data(config: "Quantize") -> None:
     if config.bias_correction:
         raise ConfigError(
-            "Biases are corrected on samples: give data=. Received: "
-            "bias_correction=True, data=None."
+            "Bias correction needs samples. Received: bias_correction=True, "
+            "data=None. Next: pass data=x (--data on the command line)."
         )
     if config.takes_samples:
         raise ConfigError(
-            f"Weights are {what_is_done(config)} on samples: give data=x (--data on "
-            f"the command line). Received: rounding={config.rounding!r}, "
-            f"scales={config.scales!r}, data=None."
+            f"Weights are {what_is_done(config)} on samples. Received: "
+            f"rounding={config.rounding!r}, scales={config.scales!r}, data=None. "
+            "Next: pass data=x (--data on the command line)."
         )
 
 
 def correct_biases(
     model: Model, config: "Quantize", data: Dataset, exclude: Exclude
 ) -> None:
-    """Correct in place the biases of a float model whose weights are to be rounded.
+    """Correct the biases of a float model in place before its weights are rounded.
 
-    Args:
-        model: a built model.
-        config: how its weights are to be rounded.
-        data: samples in any form that `kerasmem.files.data` lists.
-        exclude: tells of weights that are not, also of a copy of the model; in the
-            place of what the config excludes.
+    `exclude` replaces the exclusions in `config`. It also receives weights of a copy.
 
     Raises:
-        DataError: if what comes out of a layer is not finite.
-        ModelError: if there is nothing to quantize.
+        DataError: If the output of a layer is not finite.
+        ModelError: If there is nothing to quantize.
     """
     rounded_model = clone(model)
     quantize_weights(rounded_model, replace(config, exclude=()), exclude)
@@ -141,18 +128,10 @@ def _add(bias: Any, shift: np.ndarray) -> None:
 def _mean_shifts(
     original: Model, quantized: Model, data: Dataset
 ) -> list[tuple[Any, Any, np.ndarray]]:
-    """Return layers, their twins, and what to add to the bias of either.
+    """Return layers, their twins, and the correction of their biases.
 
-    It is what the float layer makes before its activation less what the quantized one
-    makes of the same inputs, as the mean over samples and places.
-
-    Args:
-        original: a float model.
-        quantized: a copy of it with quantized weights.
-        data: samples; the first 128 are taken, batch by batch.
-
-    Raises:
-        DataError: if what comes out of a layer is not finite.
+    The correction is the mean difference between float and quantized layer on the same
+    inputs, without activation. The first 128 samples are used.
     """
     twins = {
         id(before): (before, after)

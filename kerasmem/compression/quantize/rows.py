@@ -1,4 +1,4 @@
-"""How a weight is laid out whose entries share scales in groups."""
+"""Stored layout of weights in groups that share a scale."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,16 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rows:
-    """A weight with all that one output channel sums over on one axis, cut in groups.
+    """Layout with the summed axes of a weight merged and split into groups.
 
-    A weight of shape `(*lead, *summed, *trail)` becomes one of shape
-    `(*lead, groups, length, *trail)`. Summed axes that do not lie side by side are
-    brought to the front first. Where the groups do not fill up, zeros follow.
+    A weight of shape `(*lead, *summed, *trail)` is stored as `(*lead, groups, length,
+    *trail)`. Nonadjacent summed axes are moved to the front first. Incomplete groups
+    are padded with zeros.
 
     Args:
-        shape: of the weight.
-        axes: those that an output channel sums over, ascending.
-        group_size: most entries in a group; None for one group.
+        shape: Shape of the weight.
+        axes: Axes that an output channel sums over, in ascending order.
+        group_size: Maximum number of entries in a group. If None, a single group.
 
     Example:
         >>> rows = Rows((3, 10, 4), (0, 1), group_size=16)
@@ -34,7 +34,7 @@ class Rows:
 
     @property
     def groups(self) -> int:
-        """Number of groups in each output channel, as even as they can be."""
+        """Number of groups per output channel, of sizes as equal as possible."""
         return math.ceil(self._summed / (self.group_size or max(self._summed, 1)))
 
     @property
@@ -44,30 +44,27 @@ class Rows:
 
     @property
     def axis(self) -> int:
-        """The axis of the stored weight along which a group lies."""
+        """Axis of the stored weight that contains the entries of a group."""
         return self._first + 1
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of the stored weight, before anything is packed."""
+        """Shape of the stored weight before packing."""
         lead, trail = self._around
         return (*lead, self.groups, self.length, *trail)
 
     def stored_axis(self, axis: int) -> int:
-        """Return where an axis that is not summed over lies in the stored weight."""
+        """Return the stored position of an axis that is not summed over."""
         place = self._order.index(axis)
         return place if place < self._first else place - len(self.axes) + 2
 
     def narrowed(self, axis: int, size: int) -> "Rows":
-        """Return the layout of a part of the weight, `size` long along `axis`."""
+        """Return the layout of a slice with length `size` along `axis`."""
         shape = tuple(size if i == axis else n for i, n in enumerate(self.shape))
         return replace(self, shape=shape)
 
     def halved(self) -> "Rows | None":
-        """Return the layout of every second entry, `None` if pairs cross rows.
-
-        Two entries that share a byte are then neighbors on the last summed axis.
-        """
+        """Return the layout of every second entry. `None` if a byte spans two rows."""
         last = self.axes[-1] if self.axes else 0
         is_padded = self.groups * self.length != self._summed
         if is_padded or self.length % 2 or not self.axes or self.shape[last] % 2:
@@ -76,7 +73,7 @@ class Rows:
         return replace(half, group_size=self.length // 2)
 
     def store(self, values: Any, ops: Any) -> Any:
-        """Return a weight as it is stored; `ops` is `numpy` or `keras.ops`."""
+        """Return a weight in stored layout. `ops` is `numpy` or `keras.ops`."""
         lead, trail = self._around
         values = ops.transpose(values, self._order)
         values = ops.reshape(values, (*lead, self._summed, *trail))
@@ -87,7 +84,7 @@ class Rows:
         return ops.reshape(values, self.stored_shape)
 
     def restore(self, values: Any, ops: Any) -> Any:
-        """Return the weight of what `store` made."""
+        """Undo `store`."""
         lead, trail = self._around
         total = self.groups * self.length
         values = ops.reshape(values, (*lead, total, *trail))

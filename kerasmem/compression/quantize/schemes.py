@@ -1,4 +1,4 @@
-"""What the techniques of this room do to a model, each scheme by its own module."""
+"""Entry points of the quantization techniques."""
 
 from typing import Any
 
@@ -32,18 +32,17 @@ from kerasmem.types import Model
 def quantize(
     model: Model, config: Quantize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model in fewer bits; for `"int8-static"`, a new one.
+    """Return a quantized model and its weight changes.
 
-    In `"int8-static"` a model whose graph cannot be opened, such as one of KerasHub,
-    has ranges for the inputs of its products, with floats between them.
-    With data, the account of the weights says what layers lose in what they make of it.
-    A model that `km.quantization_aware` made gives its float form, in new layers, with
-    the scales and ranges of the training.
+    For `"int8-static"`, the model is new. Without a graph of layers (KerasHub models),
+    only the inputs of products have fixed ranges. With data, the changes contain the
+    output error of layers. A model from `km.quantization_aware` is replaced by its
+    float form, and its trained scales and ranges are used.
 
     Raises:
-        ConfigError: if data is missing, or a regular expression matches no weight.
-        DataError: if the data does not fit the model, or something is not finite.
-        ModelError: if there is nothing to quantize.
+        ConfigError: If data is missing, or a regular expression matches no weight.
+        DataError: If the data does not fit the model, or a value is not finite.
+        ModelError: If there is nothing to quantize.
     """
     training_record = learned(model)
     training_record.check_stored_so(config)
@@ -69,15 +68,15 @@ def quantize(
 
 
 def check_ready(config: Quantize, context: Context) -> Quantize:
-    """Return the config, if nothing is missing that is known before the first step.
+    """Return the config after checks that are possible before the first technique runs.
 
     Raises:
-        ConfigError: if data is missing, or a regular expression matches no weight.
+        ConfigError: If data is missing, or a regular expression matches no weight.
     """
     original = context.original
     if config.is_static:
         check_has_ranges(config, context.data, learned(original).ranges)
-    # A step before this one may make other layers.
+    # An earlier technique may replace layers.
     if not context.earlier and not is_aware(original):
         fields = {"include": config.include, "exclude": config.exclude}
         check_every_pattern_matches(original.name, list(weights(original)), fields)
@@ -87,10 +86,10 @@ def check_ready(config: Quantize, context: Context) -> Quantize:
 def fold(
     model: Model, config: FoldBatchNorm, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a new model without the BatchNormalization that could be folded.
+    """Return a new model with BatchNormalization folded, and its weight changes.
 
     Raises:
-        ModelError: if there is nothing that could be folded.
+        ModelError: If no BatchNormalization can be folded.
     """
     del config, context
     folded_model, changes = fold_batch_norm(model)
@@ -101,8 +100,8 @@ def fold(
             if change.weight.endswith("moving_mean")
         ]
         raise ModelError(
-            f"The model {model.name!r} has no BatchNormalization that could be "
-            f"folded. Received: {'; '.join(reasons[:3]) or 'a model without'}."
+            f"The model {model.name!r} has no BatchNormalization that can be folded. "
+            f"Received: {'; '.join(reasons[:3]) or 'no BatchNormalization'}."
         )
     return folded_model, changes
 
@@ -110,10 +109,10 @@ def fold(
 def equalize_channels(
     model: Model, config: Equalize, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model whose neighboring layers have channels equally large.
+    """Return an equalized model and its weight changes.
 
     Raises:
-        ModelError: if no two layers can be equalized, or weights are not finite.
+        ModelError: If no layers can be equalized, or a weight is not finite.
     """
     del context
     if config.replace_relu6:
@@ -124,17 +123,17 @@ def equalize_channels(
 def reestimate_statistics(
     model: Model, config: ReestimateBatchNorm, context: Context
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model with statistics of BatchNormalization gathered on the data.
+    """Return a model with BatchNormalization statistics of the data.
 
     Raises:
-        ConfigError: if there is no data.
-        DataError: if the data does not fit the model, or something is not finite.
-        ModelError: if the model has no BatchNormalization.
+        ConfigError: If there is no data.
+        DataError: If the data does not fit the model, or a value is not finite.
+        ModelError: If the model has no BatchNormalization.
     """
     if context.data is None:
         raise ConfigError(
-            "Statistics are gathered on samples: give data=x (--data on the command "
-            "line). Received: data=None."
+            "Batch normalization re-estimation needs samples. Received: data=None. "
+            "Next: pass data=x (--data on the command line)."
         )
     check_data(model, context.data)
     return model, batch_norm.reestimate(model, context.data, config.samples)

@@ -1,4 +1,4 @@
-"""Codes of bytes that hold several, as tensors; `math` packs them."""
+"""Unpacking of codes from bytes, on tensors. The module `math` packs them."""
 
 from typing import Any
 
@@ -6,28 +6,17 @@ import keras
 
 
 def unpack_half(packed: Any, half: int) -> Any:
-    """Return every second int8 code of bytes that contain two each.
-
-    Args:
-        packed: Tensor of int8.
-        half: 0 for the codes at even positions, 1 for those at odd positions.
-    """
+    """Return the int4 codes at even (`half=0`) or odd (`half=1`) positions as int8."""
     four = keras.ops.cast(4, "int8")
     codes = packed if half else keras.ops.left_shift(packed, four)
     return keras.ops.right_shift(codes, four)
 
 
 def unpack_int4(packed: Any, axis: int, length: int) -> Any:
-    """Return int8 codes of bytes that hold two each; the inverse of `pack_int4`.
-
-    Args:
-        packed: an int8 tensor.
-        axis: the axis along which neighbors share a byte.
-        length: number of codes along it.
-    """
+    """Unpack `length` int4 codes along `axis`. Inverse of `pack_int4`."""
     ops = keras.ops
     both = ops.stack([unpack_half(packed, n) for n in range(2)], axis=axis + 1)
-    # What it looks up may be as open as a batch is.
+    # The batch axis of looked-up rows may be unknown.
     shape = ops.shape(packed)
     codes = ops.reshape(both, (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]))
     if length == 2 * shape[axis]:
@@ -36,13 +25,7 @@ def unpack_int4(packed: Any, axis: int, length: int) -> Any:
 
 
 def unpack_int3(packed: Any, axis: int, length: int) -> Any:
-    """Return int8 codes of which three bytes hold eight; the inverse of `pack_int3`.
-
-    Args:
-        packed: an int8 tensor.
-        axis: the axis along which neighbors share bytes.
-        length: number of codes along it.
-    """
+    """Unpack `length` int3 codes along `axis`. Inverse of `pack_int3`."""
     ops = keras.ops
     shape = ops.shape(packed)
     before, behind, count = shape[:axis], shape[axis + 1 :], shape[axis] // 3
@@ -52,7 +35,7 @@ def unpack_int3(packed: Any, axis: int, length: int) -> Any:
     word = ops.bitwise_or(first, ops.left_shift(second, _int32(8)))
     word = ops.bitwise_or(word, ops.left_shift(third, _int32(16)))
     codes = [
-        # The sign, the third bit of a code, goes to the top and comes down again.
+        # The arithmetic right shift extends the sign bit of the code.
         ops.right_shift(ops.left_shift(word, _int32(29 - 3 * n)), _int32(29))
         for n in range(8)
     ]

@@ -1,4 +1,4 @@
-"""A weight that is small in RAM and float wherever a layer reads it."""
+"""Quantized weights: compact in memory, float when a layer reads them."""
 
 import copy
 import functools
@@ -27,16 +27,16 @@ _SUFFIXES = {
 
 
 class StandIn(ComputedVariable):
-    """Stands in the place of a float weight of a layer; subclasses say what it reads.
+    """Base class of replacements for a layer's float weight.
 
     Args:
-        coding: how the weight is stored.
-        origin: the float weight that is replaced.
+        coding: Storage format.
+        origin: Float weight to replace.
 
     Attributes:
-        block_count: number of blocks in which a layer may make the weight float.
-        dynamic: whether what the weight multiplies is to be rounded to int8 too.
-        activation_scale: of its codes then; None for what each call finds.
+        block_count: Number of blocks in which a layer may dequantize the weight.
+        dynamic: Whether the layer's inputs are rounded to int8 too.
+        activation_scale: Fixed scale of these inputs. If None, computed in every call.
     """
 
     def __init__(self, coding: Coding, origin: Any) -> None:
@@ -47,29 +47,24 @@ class StandIn(ComputedVariable):
         self.activation_scale: float | None = None
 
     @property
-    def rows(self) -> Rows | None:
-        """How the codes are laid out, `None` for as the weight."""
-        return self._rows
-
-    @property
     def parts(self) -> Sequence[Any]:
-        """The variables that a layer tracks in place of the float weight."""
+        """Variables that the layer tracks instead of the float weight."""
         raise NotImplementedError
 
     def read_after(self, inputs: Tensors) -> AbstractContextManager[None]:
-        """Return a scope in which the float weight is not made before `inputs` is."""
+        """Return a scope in which the weight is not computed before `inputs` exist."""
         raise NotImplementedError
 
     def read_once(self, inputs: Tensors) -> AbstractContextManager[None]:
-        """Return a scope at whose beginning, after `inputs`, the weight is made."""
+        """Return a scope that computes the weight once on entry, after `inputs`."""
         raise NotImplementedError
 
     def plain(self) -> Any:
-        """Return the float weight as one without a stand-in has it."""
+        """Return the float weight to use without a stand-in."""
         raise NotImplementedError
 
     def lookup(self, indices: Any) -> Any:
-        """Return the float rows at `indices` of a table."""
+        """Return the float rows at `indices` of an embedding table."""
         return keras.ops.take(self.value, indices, axis=0)
 
     def __repr__(self) -> str:
@@ -77,18 +72,18 @@ class StandIn(ComputedVariable):
 
 
 class QuantizedVariable(StandIn):
-    """Holds codes and scales, and is read as what they stand for.
+    """A weight stored as codes and scales, and dequantized when read.
 
-    The float weight is computed on the spot in the layer's compute dtype.
+    Each read computes the float weight in the layer's compute dtype.
 
     Args:
-        coding: how the weight is stored.
-        origin: the float weight that is replaced.
-        compute_dtype: dtype that the layer computes in.
-        known: NumPy arrays that stand for the weight, if there are any yet.
+        coding: Storage format.
+        origin: Float weight to replace.
+        compute_dtype: Compute dtype of the layer.
+        known: Encoded weight as NumPy arrays. If None, encoded from `origin`.
 
     Attributes:
-        coded: the `keras.Variable`s that hold it.
+        coded: The `keras.Variable`s with the encoded weight.
     """
 
     def __init__(
@@ -100,7 +95,7 @@ class QuantizedVariable(StandIn):
         self._own_dtype = compute_dtype
         shape = tuple(origin.shape)
         self._rows = coding.rows(shape)
-        # Only if somebody asks: a file that is loaded lazily has the codes itself.
+        # Encoded on demand only, because a lazily loaded file contains the codes.
         encode = functools.cache(lambda: known or coding.encode(to_numpy(origin)))
         with named_beside(origin):
             part_forms = vars(coding.stored(shape)).items()
@@ -112,41 +107,45 @@ class QuantizedVariable(StandIn):
         for variable, array in zip(
             self.parts, known.parts if known else (), strict=False
         ):
-            if isinstance(array, MappedArray):  # where values stay in files
+            if isinstance(array, MappedArray):  # values stay on disk
                 variable.assign(array)
 
     @property
+    def rows(self) -> Rows | None:
+        """Layout of the codes. `None` for the layout of the weight."""
+        return self._rows
+
+    @property
     def parts(self) -> Sequence[Any]:
-        """The variables with codes, scales and zero points."""
+        """Variables with codes, scales and zero points."""
         return self.coded.parts
 
     def plain(self) -> Any:
-        """Return what the codes stand for, float32."""
+        """Return the dequantized weight, float32."""
         return self.coding.decode(*self.tensors())
 
     @property
     def codes(self) -> Any:
-        """The variable with the codes; see `Coded`."""
+        """Variable with the codes. See `Coded`."""
         return self.coded.codes
 
     @property
     def scales(self) -> Any:
-        """The variable with the scales, None for 16 bits."""
+        """Variable with the scales. None for 16 bits."""
         return self.coded.scales
 
     @property
     def value(self) -> Any:
-        """The float weight, a fresh tensor."""
+        """Float weight. A new tensor unless the weight is hoisted."""
         if self._hoisted is not None:
             return self._hoisted
         return self.decoded(*self.tensors(self._waits_for))
 
     @contextmanager
     def read_after(self, inputs: Tensors) -> Iterator[None]:
-        """Return a scope in which the float weight is not made before `inputs` is.
+        """Return a scope in which the weight is not computed before `inputs` exist.
 
-        A graph runs whatever has its inputs: without this it would make all weights of
-        a model float when it begins.
+        Otherwise a graph would dequantize all weights of a model at its start.
         """
         before, self._waits_for = self._waits_for, inputs
         try:
@@ -156,7 +155,7 @@ class QuantizedVariable(StandIn):
 
     @contextmanager
     def read_once(self, inputs: Tensors) -> Iterator[None]:
-        """Return a scope in which the float weight is computed once, at its begin."""
+        """Return a scope that computes the float weight once, on entry."""
         with self.read_after(inputs):
             self.hoist()
         try:
@@ -171,26 +170,26 @@ class QuantizedVariable(StandIn):
 
     @property
     def is_hoisted(self) -> bool:
-        """Whether the float weight is at hand."""
+        """Whether `hoist` has computed the float weight."""
         return self._hoisted is not None
 
     def drop(self) -> None:
-        """Forget what `hoist` kept."""
+        """Discard the float weight that `hoist` has computed."""
         self._hoisted = None
 
     def has_parts(self, axis: int) -> bool:
-        """Return True along an axis that shares no scale; False for floats at hand."""
+        """Return whether slices along an axis can be dequantized on their own."""
         return self._hoisted is None and axis not in self.coding.axes
 
     def part(self, axis: int, start: int, stop: int, after: Any) -> Any:
-        """Return some entries of the float weight, made when `after` is there."""
+        """Return a slice of the float weight, computed after the tensor `after`."""
         return self.decoded(*self.tensors(after, (axis, start, stop - start)))
 
     def lookup(self, indices: Any) -> Any:
-        """Return the float rows at `indices` of a table, without the other rows."""
+        """Return the float rows at `indices`, without dequantizing other rows."""
 
         def taken(part: Any) -> Any:
-            # One scale for all rows stays as it is.
+            # A single scale serves all rows.
             return part if part.shape[0] == 1 else ops.take(part, flat, axis=0)
 
         ops = keras.ops
@@ -207,13 +206,13 @@ class QuantizedVariable(StandIn):
         part: tuple[int, Any, int] | None = None,
         coded: Coded | None = None,
     ) -> tuple[Coded, Rows | None]:
-        """Return tensors that stand for the weight, and how they are laid out.
+        """Return the encoded weight as tensors, and its layout.
 
         Args:
-            after: a tensor that is to be there before anything is made of them.
-            part: an axis that is not summed over, the first index along this axis, which
-                may be a tensor, and the number of entries. `None` for the whole weight.
-            coded: tensors with the values of its variables; None for those of now.
+            after: Tensor that must exist before the codes are read.
+            part: Axis, start and size of a slice along an axis that is not summed over.
+                The start may be a tensor.
+            coded: Values of the variables. Defaults to the current values.
         """
         rows = self._rows
         coded = coded or self.coded.map(lambda variable: variable.value)
@@ -239,17 +238,17 @@ class QuantizedVariable(StandIn):
         return replace(scales, codes=codes), rows
 
     def without_variables(self) -> "QuantizedVariable":
-        """Return a copy that lays out and decodes tensors alike, and holds nothing."""
+        """Return a copy without variables that only lays out and decodes tensors."""
         layout = copy.copy(self)
         object.__setattr__(layout, "coded", Coded(None))
         return layout
 
     def decoded(self, coded: Coded, rows: Rows | None, half: int | None = None) -> Any:
-        """Return the float weight, or part of it, that tensors stand for."""
+        """Return the float weight, or a part of it, from encoded tensors."""
         return self.coding.decode(coded, rows, self._own_dtype, half)
 
     def assign(self, value: Any) -> Any:
-        """Replace the weight by `value`, quantized anew (on the host)."""
+        """Quantize `value` on the host and replace the weight."""
         values = to_numpy(value)
         inputs = self.coded.input_scales
         if inputs is not None:

@@ -1,4 +1,4 @@
-"""What a caller wants of a search, and what they are told in the end."""
+"""Requests, checks and messages of a compression search."""
 
 import math
 import time
@@ -37,16 +37,10 @@ _EPOCHS = 2
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search that is asked for.
+    """Settings of a search.
 
-    Args:
-        target: what the model may cost.
-        max_drop: most that the first metric may get worse; None for any.
-        until: `time.monotonic()` at which nothing more is tried.
-        verbose: 0 for silence, 1 to tell of each trial on stderr.
-        parallel: where the trials run; None for this process.
-        epochs: of fine-tuning, unless the caller says otherwise.
-        coding: of the file, unless the caller says otherwise.
+    `until` is the `time.monotonic()` deadline of the trials. `epochs` and `coding` are
+    defaults that the caller can override.
     """
 
     target: Target
@@ -66,11 +60,7 @@ class SearchRequest:
         verbose: int,
         parallel: Any,
     ) -> "SearchRequest":
-        """Return the request that a caller means.
-
-        Raises:
-            ConfigError: if the target, the time or the place cannot be used.
-        """
+        """Creates a request from arguments of `compress`."""
         seconds = math.inf if time_budget is None else time_budget
         if seconds != math.inf:
             Real(least=0).check("compress", "time_budget", time_budget)
@@ -78,35 +68,37 @@ class SearchRequest:
         check_parallel(parallel)
         if parallel is not None and "latency_ms" in limits.costs:
             raise ConfigError(
-                "Trials that run beside each other disturb each other's times. Next: "
-                "leave out parallel, or limit flops in place of latency_ms. Received: "
-                f"parallel={parallel!r}."
+                "Parallel trials distort latency measurements. Received: "
+                f"parallel={parallel!r}. Next: leave out parallel, or limit flops "
+                "instead of latency_ms."
             )
         until = time.monotonic() + float(seconds)
         return cls(limits, max_drop, until, verbose, parallel)
 
     def check(self, data: Dataset, validation_data: Dataset, epochs: int) -> None:
-        """Raise if there is nothing to judge by, or nothing else than for trials."""
+        """Raises `ConfigError` without data, or without separate validation data."""
         del epochs
         if data is None:
             raise ConfigError(
-                "A search judges what it tries: give samples with labels as "
-                "data=(x, y) (--data on the command line). Received: data=None."
+                "A search needs labeled samples to evaluate its trials. Received: "
+                "data=None. Next: give data=(x, y) (--data on the command line)."
             )
         if validation_data is None:
             return
         if _first_array(data) is _first_array(validation_data):
             raise ConfigError(
-                "What is tried is judged by samples of data, and the result by others: "
-                "validation_data takes samples of its own. Received: the same in both."
+                "A search evaluates its trials on data and its result on "
+                "validation_data, so these must be different samples. Received: the "
+                "same samples in both."
             )
         if (
             self.max_drop is not None
             and first_samples(validation_data).get("y") is None
         ):
             raise ConfigError(
-                "max_drop is judged on validation_data, and that takes labels: give "
-                f"validation_data=(x, y). Received: max_drop={self.max_drop}."
+                "max_drop is evaluated on validation_data, which needs labels. "
+                f"Received: max_drop={self.max_drop}. Next: give validation_data="
+                "(x, y)."
             )
 
     def run(
@@ -116,17 +108,17 @@ class SearchRequest:
         coding: Coding,
         validation_data: Dataset,
     ) -> Outcome:
-        """Return what the search finds; of `validation_data` it sees the number only.
+        """Runs the search. It only uses the number of samples in `validation_data`.
 
         Raises:
-            ConfigError: if the model has no loss, or none that tells how well it does
-                its job; or if a cost of it cannot be told.
-            DataError: if no samples can be held out.
+            ConfigError: If the model has no comparable loss or metric, or one of its
+                costs cannot be computed.
+            DataError: If no samples can be held out.
         """
         if not original.compiled:
             raise ConfigError(
-                f"The model {original.name!r} has no loss, so nothing that is tried "
-                "can be judged. Give loss= (--loss on the command line)."
+                f"The model {original.name!r} has no loss, so trials cannot be "
+                "evaluated. Next: give loss= (--loss on the command line)."
             )
         check_metric(original)
         self._check_processes(current().processes(original)[1])
@@ -158,9 +150,9 @@ class SearchRequest:
         if processes > 1 and any(own.values()):
             names = ", ".join(name for name, is_given in own.items() if is_given)
             raise ConfigError(
-                "Processes that train together all have to decide alike, and each has "
-                "a clock and workers of its own. Next: leave out time_budget, "
-                f"latency_ms and parallel. Received: {names}, {processes} processes."
+                "Processes that train together must make equal decisions, but each has "
+                f"separate clocks and workers. Received: {names}, {processes} "
+                "processes. Next: leave out time_budget, latency_ms and parallel."
             )
 
     def _search(self, task: SearchTask) -> tuple[Candidate, SearchReport]:
@@ -171,7 +163,7 @@ class SearchRequest:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The figures that `judge` needs, and those of the target."""
+        """Names of the figures that `judge` and the target need."""
         own = {"latency_ms": LATENCY, "activation_bytes": ACTIVATIONS}
         target_figures = [
             name for cost, name in own.items() if cost in self.target.costs
@@ -179,14 +171,14 @@ class SearchRequest:
         return (*target_figures, *(() if self.max_drop is None else (METRICS,)))
 
     def judge(self, result: Any) -> None:
-        """Raise `TargetError`, with what is reachable and the result."""
+        """Raises `TargetError` if the result misses the target or drops too much."""
         comparison = result.report
         report = comparison.search
         if not report.is_met:
             raise TargetError(out_of_reach(report), result)
         if self.max_drop is None:
             return
-        # Written so that a metric of NaN is a drop.
+        # A NaN metric must count as a drop.
         if not (metric_drop := drop_of(comparison)) <= self.max_drop:
             raise TargetError(dropped(report, comparison.samples, metric_drop), result)
         if report.chosen == 0 and not report.target:
@@ -198,13 +190,13 @@ def _first_array(data: Dataset) -> Any:
 
 
 def tell(trial: SearchTrial) -> None:
-    """Write a line about a trial to stderr."""
+    """Prints a trial to stderr."""
     console = Console(stderr=True, highlight=False)
     console.print(f"tried {trial_text(trial)}", markup=False, soft_wrap=True)
 
 
 def trial_text(trial: SearchTrial) -> str:
-    """Return a trial in one line."""
+    """Returns a trial in one line."""
     costs = ", ".join(cost_text(name, value) for name, value in trial.costs.items())
     training = "trained" if trial.epochs else "not trained"
     return (
@@ -214,7 +206,7 @@ def trial_text(trial: SearchTrial) -> str:
 
 
 def out_of_reach(report: SearchReport) -> str:
-    """Return what is reachable instead of the target."""
+    """Returns the message that the target was not reached, with the closest trials."""
     limits = ", ".join(cost_text(name, limit) for name, limit in report.target.items())
     within = "" if report.max_drop is None else f" with max_drop={report.max_drop:g}"
     within_target = [trial for trial in report.trials if trial.over <= 1]
@@ -225,31 +217,31 @@ def out_of_reach(report: SearchReport) -> str:
         least = min(report.trials, key=lambda trial: trial.over)
         other = f"Smallest of all: {trial_text(least)}."
     return (
-        f"Nothing that was tried meets the target ({limits}){within}. Nearest{within}: "
+        f"No trial meets the target ({limits}){within}. Nearest{within}: "
         f"{trial_text(report.trials[report.chosen])}. {other} Trials: "
-        f"{len(report.trials)}; {report.stopped}. Next: ask for less, or give more "
+        f"{len(report.trials)}; {report.stopped}. Next: relax the target, or give more "
         "time, samples or epochs of fine-tuning."
     )
 
 
 def dropped(report: SearchReport, samples: int, lost: float) -> str:
-    """Return that the result drops more on samples that no trial saw."""
+    """Returns the message that the result drops too much on validation data."""
     trial = report.trials[report.chosen]
     return (
-        f"On the {samples or ''} samples of validation_data {report.metric} got worse "
-        f"by {lost:.4f}, which is more than max_drop={report.max_drop} allows. On the "
-        f"{report.samples} samples of data that judged the search it was "
-        f"{trial.drop:.4f} ± {trial.drop_error:.4f}. Next: a larger max_drop, or "
+        f"On the {samples or ''} samples of validation_data, {report.metric} got worse "
+        f"by {lost:.4f}, which exceeds max_drop={report.max_drop}. On the "
+        f"{report.samples} held-out samples of data, the drop was "
+        f"{trial.drop:.4f} ± {trial.drop_error:.4f}. Next: increase max_drop, or give "
         "more samples."
     )
 
 
 def nothing_smaller(report: SearchReport) -> str:
-    """Return that the model is as it was, and how much a drop can be told."""
+    """Returns the message that no trial stays within `max_drop`."""
     finest = min((t.drop_error for t in report.trials[1:]), default=math.nan)
     return (
-        "Nothing smaller that was tried keeps surely within "
-        f"max_drop={report.max_drop:g}, so the model is as it was ({report.stopped}). "
-        f"The samples tell a drop to {finest:.4f} at best. Next: more samples, or "
-        "a larger max_drop."
+        "No smaller model stays within "
+        f"max_drop={report.max_drop:g} with certainty, so the model is unchanged "
+        f"({report.stopped}). The samples resolve a drop of {finest:.4f} at best. "
+        "Next: give more samples, or increase max_drop."
     )

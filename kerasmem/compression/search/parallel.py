@@ -1,4 +1,4 @@
-"""Parallel trials: a branch of a search, for several families in as many processes."""
+"""Runs the trials of several families in parallel processes."""
 
 import math
 import os
@@ -27,11 +27,7 @@ from kerasmem.processes.isolated import isolated
 
 
 def check_parallel(parallel: Any) -> None:
-    """Raise unless trials can run there.
-
-    Raises:
-        ConfigError: if it is no executor of processes, or is not installed.
-    """
+    """Raises `ConfigError` unless `parallel` is a supported and installed executor."""
     if parallel is None:
         return
     is_executor = isinstance(parallel, Executor)
@@ -39,10 +35,9 @@ def check_parallel(parallel: Any) -> None:
         is_executor or parallel in ("isolated", "ray")
     ):
         raise ConfigError(
-            "The trials of a search run one after the other (None), so but each family "
-            "in a process of its own ('isolated'), on Ray ('ray'), or in the processes "
-            "of a concurrent.futures.Executor; threads would share their random "
-            f"numbers. Received: parallel={parallel!r}."
+            "Invalid `parallel` in compress. Expected: None, 'isolated', 'ray' or a "
+            "concurrent.futures.Executor of processes; threads would share random "
+            f"number generators. Received: parallel={parallel!r}."
         )
     if parallel == "ray":
         feature("RayExecutor").check()
@@ -50,7 +45,7 @@ def check_parallel(parallel: Any) -> None:
 
 @contextmanager
 def executing(parallel: Any) -> Iterator[Executor]:
-    """Return a scope with the executor; one of the caller's own stays open."""
+    """Yields the executor. An executor of the caller is not shut down."""
     if isinstance(parallel, Executor):
         yield parallel
         return
@@ -63,49 +58,39 @@ def executing(parallel: Any) -> Iterator[Executor]:
 
 
 class IsolatedExecutor(Executor):
-    """Runs each call at once in a process of its own, whose memory goes back whole."""
+    """Runs each call at once in a new process, whose memory is then fully released."""
 
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        """Return the future of a call that has ended.
+        """Runs a call and returns its completed future.
 
-        It raises what the call raises, or `BrokenExecutor` if the process died.
-
-        Args:
-            fn: the function.
-            *args: for it.
-            **kwargs: for it.
+        The future raises the error of the call, or `BrokenExecutor` if the process
+        died.
         """
         future: Future[Any] = Future()
         try:
             future.set_result(isolated(fn, *args, **kwargs))
         except ChildDiedError as error:
             future.set_exception(BrokenExecutor(str(error)))
-        except Exception as error:  # noqa: BLE001 - as every executor
+        except Exception as error:  # noqa: BLE001 - executors forward all errors
             future.set_exception(error)
         return future
 
 
 _PROCESS = os.getpid()
-"""Which is another one in a fork."""
+"""Process id at import, to detect a fork."""
 
 _GRACE = 10.0
-"""Seconds in which a process hands in what it has when the time is up."""
+"""Seconds after the deadline in which a process can return its results."""
 
 
 @dataclass(frozen=True)
 class SharedSetup:
-    """What all remote trials of a search need, sent once.
+    """Data that all remote trials of a search need, sent once.
 
-    Args:
-        model: the model.
-        task: what is searched for, without the model.
-        backend: that Keras runs on.
-        floats: type of new weights, as Keras is set.
-        policy: types of the layers that a layer of the user's own makes, as Keras is
-            set.
-        images: where the channels are in images, as Keras is set.
+    `floats`, `policy` and `images` are the Keras settings `floatx`, `dtype_policy` and
+    `image_data_format`.
     """
 
     model: PackedModel
@@ -117,7 +102,7 @@ class SharedSetup:
 
     @classmethod
     def of(cls, task: SearchTask) -> "SharedSetup":
-        """Return the setup of a search."""
+        """Creates the setup of a search."""
         return cls(
             packed(task.original),
             replace(task, original=None, tell=silent),
@@ -128,25 +113,22 @@ class SharedSetup:
         )
 
     def unpacked(self, until: float) -> SearchTask:
-        """Return the task in this process.
-
-        Args:
-            until: `time.time()` at which nothing more is tried.
+        """Returns the task in this process, with a `time.time()` deadline.
 
         Raises:
-            ConfigError: if nothing can be tried here.
+            ConfigError: If the process was forked or uses another backend.
         """
         if os.getpid() != _PROCESS:
             raise ConfigError(
-                "A process that was forked from one with a framework in it hangs. "
-                "Next: processes that start anew, such as ProcessPoolExecutor("
+                "A process forked from a process with a loaded framework hangs. Next: "
+                "use spawned processes, such as ProcessPoolExecutor("
                 "mp_context=multiprocessing.get_context('spawn'))."
             )
         if keras.backend.backend() != self.backend:
             raise ConfigError(
-                "A search is on one backend in all of its processes: set KERAS_BACKEND="
-                f"{self.backend} where they start. Received: KERAS_BACKEND="
-                f"{keras.backend.backend()}."
+                "All processes of a search must use the same backend. Expected: "
+                f"KERAS_BACKEND={self.backend} in each process. Received: "
+                f"KERAS_BACKEND={keras.backend.backend()}."
             )
         keras.config.set_floatx(self.floats)
         keras.config.set_dtype_policy(self.policy)
@@ -161,12 +143,9 @@ class SharedSetup:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a remote trial.
+    """Result of a remote branch.
 
-    Args:
-        value: what the branch returned; None if the time was up before.
-        findings: what is known after; a better model than before is packed.
-        time_is_up: whether it was.
+    `value` is `None` if time ran out. A better model in `findings` is packed.
     """
 
     value: Any
@@ -177,14 +156,10 @@ class Answer:
 def run_remotely(
     setup: SharedSetup, branch: Branch, setting: Setting, known: Findings, until: float
 ) -> Answer:
-    """Run a branch in the process that this is called in.
+    """Runs a branch of the search in the current process.
 
-    Args:
-        setup: what all branches of the search need.
-        branch: what is done.
-        setting: to which family.
-        known: what is known before, without a model.
-        until: `time.time()` at which nothing more is tried.
+    `known` contains earlier findings without a model. `until` is a `time.time()`
+    deadline.
     """
     trials = Trials(setup.unpacked(until), known)
     value, time_is_up = None, False
@@ -200,14 +175,10 @@ def run_remotely(
 
 @dataclass(frozen=True)
 class ParallelTrials:
-    """Runs a branch for every setting, where an executor runs things.
+    """Runs a branch for every setting on an executor.
 
-    The answers are taken in the order of the settings, so it is of no consequence which
-    process is the first to be done.
-
-    Args:
-        executor: of processes that have this package.
-        setup: what they need.
+    Results are merged in the order of the settings, so the outcome does not depend on
+    the order of completion. The processes must be able to import kerasmem.
     """
 
     executor: Executor
@@ -216,11 +187,11 @@ class ParallelTrials:
     def __call__(
         self, trials: Trials, branch: Branch, settings: Sequence[Setting]
     ) -> list[Any]:
-        """Return what a branch returns for every setting.
+        """Returns the values of a branch for all settings.
 
         Raises:
-            ConfigError: if something cannot be sent there, or cannot be run there.
-            TimeIsUpError: if the time is up; what was found by then is taken over.
+            ConfigError: If data cannot be sent to a process, or used there.
+            TimeIsUpError: If time ran out. Earlier findings are merged first.
         """
         trials.check_time()
         until = time.time() + (trials.task.until - time.monotonic())
@@ -229,7 +200,7 @@ class ParallelTrials:
         answers = []
         try:
             with _reaching():
-                for setting in settings:  # one by one: those before an error end too
+                for setting in settings:  # keeps earlier futures for `cancel` on error
                     arguments = self.setup, branch, setting, findings, until
                     futures += [self.executor.submit(run_remotely, *arguments)]
             for future in futures:
@@ -259,19 +230,18 @@ def _reaching() -> Iterator[None]:
         yield
     except BrokenExecutor as error:
         raise ConfigError(
-            "A process of the search ended before its trials did. Either memory ran "
-            "out: then take fewer processes. Or it could not open what it was sent: "
-            "parts of a model have to come from a module, and processes be started "
+            "A process of the search died. Either it ran out of memory: then use fewer "
+            "processes. Or it could not unpickle its input: all parts of a model must "
+            "be importable from a module, and processes must be started "
             f"under `if __name__ == '__main__':`. Received: {_in_short(error)}"
         ) from error
     except (TypeError, AttributeError, ValueError, PicklingError) as error:
         if "pickle" not in str(error):
             raise
         raise ConfigError(
-            "A search in other processes sends them the model, its loss and metrics, "
-            "and the callbacks, and something of these cannot be sent. Expected: "
-            "parts from a module, without open files or locks. Received: "
-            f"{_in_short(error)}"
+            "The model, its loss and metrics, or the callbacks cannot be sent to other "
+            "processes. Expected: objects from importable modules, without open files "
+            f"or locks. Received: {_in_short(error)}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""How much worse a model is than another on held-out samples, how sure that is."""
+"""Drop of a metric on held-out samples, with its standard error."""
 
 import math
 import statistics
@@ -17,18 +17,14 @@ from kerasmem.types import Dataset, Logs, Model
 
 _PARTS = 20
 _SHARE, _MOST = 0.2, 20_000
-"""What is held out: a share of the samples, at most so many."""
+"""Held-out fraction of the samples, and its maximum number."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Samples that judge trials, in parts of equal length.
+    """Held-out samples for evaluating trials, in parts of `part` samples each.
 
-    Args:
-        data: the samples, `(x, y)` or `(x, y, sample_weight)`.
-        samples: number of them.
-        part: number of them in one part.
-        batch_size: number of them in a batch; divides a part.
+    `batch_size` divides `part`.
     """
 
     data: tuple[Any, ...]
@@ -40,39 +36,32 @@ class HeldOut:
 def split(
     data: Dataset, batch_size: int, seed: int | None
 ) -> tuple[tuple[Any, ...], HeldOut]:
-    """Return the samples to train on, and those that are held out to judge by.
-
-    They are drawn at random, and in no order.
-
-    Args:
-        data: samples in arrays, with labels.
-        batch_size: most samples in a batch.
-        seed: of the draw; None for another one each time.
+    """Splits samples at random into training and held-out samples.
 
     Raises:
-        DataError: if the samples are no arrays, have no labels, or are too few.
+        DataError: If the samples are not arrays, have no labels, or are too few.
     """
     if not is_array_data(data):
         raise DataError(
-            "A search holds samples of data out to judge by, and can do so only from "
-            f"arrays. Received: {type(data).__name__}. Next: give data=(x, y)."
+            "A search needs arrays, because it holds out some of the samples. "
+            f"Received: {type(data).__name__}. Next: give data=(x, y)."
         )
     if not isinstance(data, tuple) or len(data) < 2 or data[1] is None:
         raise DataError(
-            "A search judges what it tries, and that takes labels: give data=(x, y)."
+            "A search needs labels to evaluate its trials. Next: give data=(x, y)."
         )
     count = sample_count(data) or 0
     most_samples = min(int(_SHARE * count), _MOST)
-    if most_samples < _PARTS:  # of fewer parts a standard error would be a guess
+    if most_samples < _PARTS:  # fewer parts make the standard error unreliable
         raise DataError(
-            "A search holds a fifth of data out to judge by, so it takes at least "
+            "A search holds out one fifth of data, so it needs at least "
             f"{math.ceil(_PARTS / _SHARE)} samples. Received: {count}."
         )
     batch = shared(min(batch_size, most_samples // _PARTS))
     if not batch:
         raise DataError(
-            f"A search judges by {_PARTS} parts of a fifth of data, and every part "
-            "is shared by all devices, which takes more samples. Received: "
+            f"A search holds out one fifth of data in {_PARTS} parts, and each part "
+            "must be divisible among all devices, so it needs more samples. Received: "
             f"{count} samples."
         )
     part = most_samples // _PARTS // batch * batch
@@ -87,28 +76,19 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Drop:
-    """By how much a metric got worse.
-
-    Args:
-        mean: over all samples.
-        error: standard error of what it will be on other samples.
-    """
+    """Mean drop of a metric, and the standard error for other samples."""
 
     mean: float
     error: float
 
 
 def metrics_by_part(model: Model, held: HeldOut) -> list[dict[str, float]]:
-    """Return what each part of the samples adds to the loss and metrics of a model.
+    """Returns the contribution of each part to the loss and metrics of a model.
 
-    For a mean over samples that is the mean over the part. For any other metric it is
-    such that the mean over the parts is the metric of all samples.
-
-    Args:
-        model: a compiled model.
-        held: the samples.
+    For a mean over samples, this is the mean of the part. For other metrics, the mean
+    of all contributions is the metric on all samples.
     """
-    # Its parts would be cut in two otherwise; the caller's own model is another one.
+    # Several steps per execution could cross the end of a part.
     model.steps_per_execution = 1
     ends = _PartEnds(held.part // held.batch_size)
     x, y, *weight = held.data
@@ -136,19 +116,15 @@ def drop(
     samples: int,
     final_samples: int | None,
 ) -> Drop:
-    """Return by how much the first metric got worse from one model to another.
+    """Returns the drop of the first metric between two models on the same samples.
 
-    Both are judged on the same samples, so the error is that of their difference from
-    part to part. Of a share of samples, such as an accuracy, one sample more that gets
-    worse is always allowed for: that none of them did does not mean that none will.
-    If a metric is no number, the drop is none, and its error infinite.
+    The error is the standard error of the differences per part. For metrics such as
+    accuracy, the error is at least one sample, because zero observed differences do not
+    imply zero error. If a metric is NaN or infinite, the drop is NaN and the error is
+    infinite.
 
-    Args:
-        before: metrics of one model, part by part.
-        after: metrics of the other on the same parts.
-        samples: number of samples in all parts.
-        final_samples: number of the other samples that the drop will be seen on, which
-            add an error of their own; None for as many.
+    `final_samples` is the number of validation samples, which increase the error.
+    `None` assumes as many as `samples`.
     """
     name = first_metric(before[0])
     sign = 1 if is_better_if_higher(name) else -1
@@ -164,7 +140,7 @@ def drop(
 
 
 class _PartEnds(keras.callbacks.Callback):
-    """Keeps the metrics of all samples so far, at the end of each part."""
+    """Records cumulative metrics at the end of each part."""
 
     def __init__(self, batches: int) -> None:
         super().__init__()
@@ -172,6 +148,6 @@ class _PartEnds(keras.callbacks.Callback):
         self.seen: list[dict[str, float]] = []
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Keep the metrics, if a part is over."""
+        """Records the metrics at the end of a part."""
         if (batch + 1) % self._batches == 0:
             self.seen.append(dict(logs or {}))

@@ -1,9 +1,9 @@
-"""The compression that meets a target, or is the smallest, and still does its job.
+"""Search strategy: finds the best compression within a target or a maximum drop.
 
-For each family of techniques the weakest strength is looked for that meets the target;
-that takes no training, and tells how much each of them hurts. Those that hurt least are
-trained. If none of them does its job then, or if there is no target, every family is
-taken as far as the drop allows, first without training, then the most promising with.
+For each family of techniques, the search first finds the lowest strength that meets the
+target, without training. It then trains the families with the smallest drop. If no
+result is acceptable, or without a target, it increases the strength of every family up
+to the maximum drop. Only the best families are then trained.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +25,7 @@ from kerasmem.stats.pareto import front
 
 @dataclass(frozen=True)
 class Setting:
-    """A family, and how far it is taken.
-
-    Args:
-        family: its name.
-        strength: how much of it.
-        most: the most of it that can be applied.
-    """
+    """A family, its strength, and the maximum strength that can be applied."""
 
     family: str
     strength: float = 0.0
@@ -39,57 +33,53 @@ class Setting:
 
 
 Branch = Callable[[Trials, Setting], Any]
-"""Some trials of one family, each of which may depend on those before it."""
+"""Sequence of trials of one family."""
 
 Spread = Callable[[Trials, Branch, Sequence[Setting]], list[Any]]
-"""Runs a branch for every setting, and returns what they return, in that order."""
+"""Runs a branch for every setting and returns the results in order."""
 
 
 def in_turn(trials: Trials, branch: Branch, settings: Sequence[Setting]) -> list[Any]:
-    """Return what a branch returns for every setting, in this process."""
+    """Returns the results of a branch for all settings, in this process."""
     return [branch(trials, setting) for setting in settings]
 
 
 _STRENGTHS = (1.0, 0.75, 0.5, 0.25)
-"""At full strength there may be too little left of a model to be one."""
+"""Starting strengths, because full strength can leave too little of a model."""
 _HALVINGS, _TRAINED_HALVINGS = 5, 3
 _PROMISING = 3
-"""So many families are trained."""
+"""Number of families to train."""
 _ATTEMPTS = 3
-"""So often, if training makes a file larger than it was before."""
+"""Maximum number of trainings per family if training makes the file larger."""
 
 _Ranked = tuple[float, Setting]
-"""The lower the number, the more it promises to train the setting."""
+"""Rank and setting; lower ranks are trained first."""
 
 
 def search(
     task: SearchTask, spread: Spread = in_turn
 ) -> tuple[Candidate, SearchReport]:
-    """Return the compression that was found, or the nearest to it, and all trials.
+    """Runs the search and returns the best candidate and a report.
 
-    What is done to one family depends on no other family, so it may be done anywhere.
-
-    Args:
-        task: what is searched for.
-        spread: does one thing to several families, and returns what comes of each.
+    Families do not depend on each other, so `spread` can run them in other processes.
 
     Raises:
-        InputError: if a cost of the model cannot be told.
+        InputError: If a cost of the model cannot be computed.
     """
     trials = Trials(task)
     every = [Setting(name) for name in trials.families]
-    reason = "all that was planned was tried"
+    reason = "all planned trials were run"
     try:
         if task.target.limits and not trials.is_done:
-            # Judge what just meets the target, and train what loses least.
+            # Find the lowest strengths that meet the target; train the smallest drops.
             fitting = spread(trials, _just_fitting, every)
             spread(trials, _train_to_fit, _promising(trials, fitting))
         if not trials.is_done:
-            # Take every family as far as the drop allows; train those furthest.
+            # Find the highest strengths within the drop; train the smallest models.
             furthest = spread(trials, _furthest_untrained, every)
             spread(trials, _furthest_trained, _promising(trials, furthest))
     except TimeIsUpError:
-        reason = "the time was up"
+        reason = "time ran out"
     return trials.findings.best, _report(trials, reason)
 
 
@@ -100,7 +90,7 @@ def _just_fitting(trials: Trials, setting: Setting) -> _Ranked | None:
         return None
     strength = _weakest(trials, family, most, 1.0)
     if len(family.at(strength)) < len(family.parts):
-        return None  # what is left of it is a family of its own
+        return None  # another family covers the remaining techniques
     trial = trials.judge(family, strength)
     return trial and (trial.worst_drop, Setting(family.name, strength, most))
 
@@ -111,7 +101,7 @@ def _train_to_fit(trials: Trials, setting: Setting) -> None:
         trial = trials.judge(family, strength, trained=True)
         if trial is None or trial.over <= 1:
             return
-        # Trained weights may be harder to code than those before.
+        # Entropy coding can be less effective on trained weights.
         limit = trials.cost_share(family, strength) / trial.over
         if trials.cost_share(family, setting.most) > limit:
             return
@@ -157,7 +147,7 @@ def _furthest(trials: Trials, setting: Setting, *, trained: bool) -> float:
 
     def keeps(strength: float) -> bool:
         trial = trials.judge(family, strength, trained=trained)
-        # A little of some techniques cannot be applied, and does no harm.
+        # Some techniques cannot be applied at low strength, which is no drop.
         return trial is None or trials.task.keeps(trial)
 
     if keeps(setting.most):

@@ -1,4 +1,4 @@
-"""What a model costs and may cost at most, and the compressions that a search tries."""
+"""Costs of a model, their limits, and the technique families of a search."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,24 +25,19 @@ COSTS = ("file_bytes", "weight_bytes", "activation_bytes", "latency_ms", "flops"
 
 @dataclass(frozen=True)
 class Target:
-    """The most that a model may cost, by the name of the cost.
+    """Upper limits on the costs of a model.
 
-    Args:
-        limits: on some of `COSTS`, above 0; empty for as small a file as possible.
+    Without limits, a search minimizes the file size.
     """
 
     limits: dict[str, float]
 
     @classmethod
     def of(cls, limits: Any) -> "Target":
-        """Return the target that a caller means.
-
-        Args:
-            limits: numbers by the name of a cost, sizes also as text like `"200KiB"`;
-                None for no limit.
+        """Creates a target from the argument of `compress`.
 
         Raises:
-            ConfigError: if a name is unknown, or a limit is no number above 0.
+            ConfigError: If a name is unknown, or a limit is not a positive number.
 
         Example:
             >>> Target.of({"file_bytes": "2KiB", "latency_ms": 1.5}).limits
@@ -57,11 +52,11 @@ class Target:
 
     @property
     def costs(self) -> tuple[str, ...]:
-        """Names of the costs that matter."""
+        """Names of the costs to compute."""
         return tuple(self.limits) or ("file_bytes",)
 
     def over(self, costs: Mapping[str, float]) -> float:
-        """Return the largest cost as a share of its limit.
+        """Returns the largest ratio of a cost to its limit.
 
         Example:
             >>> Target({"file_bytes": 100.0, "flops": 10.0}).over(
@@ -73,7 +68,7 @@ class Target:
 
 
 def cost_text(name: str, value: float) -> str:
-    """Return a cost with its name and unit.
+    """Formats a cost with its name and unit.
 
     Example:
         >>> cost_text("file_bytes", 2048.0)
@@ -83,7 +78,7 @@ def cost_text(name: str, value: float) -> str:
 
 
 def cost_value(name: str, value: float) -> str:
-    """Return a cost with its unit."""
+    """Formats a cost with its unit."""
     if name.endswith("_bytes"):
         return format_bytes(round(value))
     return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
@@ -104,17 +99,13 @@ def costs(
     coding: Coding,
     batch: tuple[Any, int],
 ) -> dict[str, float]:
-    """Return some of the costs of a model.
+    """Returns costs of a model by name.
 
-    Args:
-        names: of the costs.
-        model: a built model.
-        as_floats: the model before its weights became codes, which tells its flops.
-        coding: of its file.
-        batch: samples, and how many of them make a batch whose latency is measured.
+    `as_floats` is the model before quantization, for its FLOPs. `batch` contains
+    samples and the batch size, for the latency.
 
     Raises:
-        ConfigError: if one of the costs cannot be told.
+        ConfigError: If a cost cannot be computed.
     """
     measures: dict[str, Callable[[], float | None]] = {
         "file_bytes": lambda: size_of(model, coding=coding).file_bytes,
@@ -127,8 +118,8 @@ def costs(
     for name, value in values.items():
         if not value:
             raise ConfigError(
-                f"The {name} of the model {model.name!r} cannot be told: it has no "
-                "graph of layers, or an axis of open length. Received: target with "
+                f"Cannot compute {name} of the model {model.name!r}, because it has no "
+                "graph of layers or has dynamic axes. Received: target with "
                 f"{name!r}."
             )
     return {name: float(value or 0) for name, value in values.items()}
@@ -139,18 +130,16 @@ _OF = {
     "latency_ms": "multiplications",
     "flops": "multiplications",
 }
-"""What channels are removed by, so that a cost falls; parameters for the others."""
+"""Quantity that channel pruning reduces, by cost. Defaults to parameters."""
 
 
 @dataclass(frozen=True)
 class AdjustableTechnique:
-    """A technique of which there may be more or less.
+    """A technique with an adjustable strength.
 
-    Args:
-        name: what it is called.
-        make: makes it, from the share of the model that stays.
-        least: that share at full strength; None if there is only one strength.
-        most: that share at next to none.
+    `make` creates the technique from the fraction of the model to keep. This fraction
+    is `least` at full strength (`None` for a fixed strength) and `most` at zero
+    strength.
     """
 
     name: str
@@ -161,35 +150,30 @@ class AdjustableTechnique:
 
 @dataclass(frozen=True)
 class TechniqueFamily:
-    """Techniques in order, with one strength for all that have one.
-
-    Args:
-        parts: the techniques.
-    """
+    """Techniques in sequence with a common strength."""
 
     parts: tuple[AdjustableTechnique, ...]
 
     @property
     def name(self) -> str:
-        """The techniques in words."""
+        """Names of the techniques."""
         return ", ".join(part.name for part in self.parts)
 
     @property
     def has_strength(self) -> bool:
-        """Whether there is more or less of it."""
+        """Whether the strength is adjustable."""
         return any(part.least is not None for part in self.parts)
 
     @property
     def trains(self) -> bool:
-        """Whether fine-tuning helps any of it."""
+        """Whether fine-tuning can follow a technique."""
         return any(step.trains_on for step in self.at(1.0))
 
     def at(self, strength: float) -> tuple[Technique, ...]:
-        """Return the techniques of a strength from 0 to 1.
+        """Returns the techniques for a strength in [0, 1].
 
-        What stays of the model shrinks by equal factors in equal steps of strength.
-        Several techniques share it: each takes a part of the whole factor. At strength
-        0, techniques by which nothing would go are left out.
+        The kept fraction decreases exponentially with the strength and is divided among
+        the techniques. At strength 0, techniques without effect are left out.
         """
         share = strength / max(sum(part.least is not None for part in self.parts), 1)
         return tuple(
@@ -200,11 +184,7 @@ class TechniqueFamily:
 
 
 def families(costs: Sequence[str]) -> tuple[TechniqueFamily, ...]:
-    """Return the families that a search tries.
-
-    Args:
-        costs: names of what is to become less, the most important first.
-    """
+    """Returns the technique families for costs, the most important cost first."""
     of = _OF.get(costs[0], "parameters")
     channels = AdjustableTechnique(
         "channels", lambda share: PruneChannels(1 - share, of=of, scope="global"), 0.05
@@ -212,7 +192,7 @@ def families(costs: Sequence[str]) -> tuple[TechniqueFamily, ...]:
     prune = AdjustableTechnique(
         "prune", lambda share: Prune(1 - share, scope="global"), 0.02
     )
-    # A rank of half the full one is about where two factors are smaller than a kernel.
+    # At half rank, two factors are about as large as the kernel.
     factorize = AdjustableTechnique("factorize", Factorize, 0.03, 0.5)
     cluster = AdjustableTechnique("cluster", lambda _: Cluster(16))
     float16, int8, int4 = (

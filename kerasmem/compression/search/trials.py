@@ -1,4 +1,4 @@
-"""Compressions that are made, weighed and judged, and the best of them so far."""
+"""Trials of a search: compressed models with costs, drops and the best candidate."""
 
 import math
 import time
@@ -26,24 +26,24 @@ from kerasmem.types import Logs, Model
 
 
 def silent(trial: SearchTrial) -> None:
-    """Tell nothing."""
+    """Reports nothing."""
     del trial
 
 
 @dataclass(frozen=True)
 class SearchTask:
-    """What is searched for, and with what.
+    """Inputs of a search.
 
     Args:
-        original: the model, compiled.
-        target: what it may cost.
-        max_drop: most that the first metric may get worse; None for any.
-        context: how a trial is fine-tuned.
-        held: judges the trials.
-        final_samples: number of samples that judge the result; None if unknown.
-        coding: of the file.
-        until: `time.monotonic()` at which nothing more is tried.
-        tell: told of each trial.
+        original: The compiled model.
+        target: Limits on the costs.
+        max_drop: Maximum allowed drop of the first metric, or `None`.
+        context: Data and settings for fine-tuning.
+        held: Held-out samples for evaluation.
+        final_samples: Number of validation samples, or `None`.
+        coding: Coding of the file.
+        until: `time.monotonic()` deadline of the trials.
+        tell: Function that reports a trial.
     """
 
     original: Any
@@ -57,17 +57,17 @@ class SearchTask:
     tell: Callable[[SearchTrial], None] = silent
 
     def keeps(self, trial: SearchTrial) -> bool:
-        """Return whether a trial surely does its job."""
+        """Returns whether the drop of a trial is within `max_drop` with certainty."""
         most = self.max_drop
         return math.isfinite(trial.worst_drop) and (
             most is None or trial.worst_drop <= most
         )
 
     def rank(self, trial: SearchTrial) -> tuple[float, float, float]:
-        """Return what the best trial has the least of.
+        """Returns a sort key; the best trial has the lowest.
 
-        Of those that meet the target and do their job, the one that drops least; else
-        of those that do their job, the smallest.
+        Trials that meet the target within `max_drop` come first, by drop. Other trials
+        within `max_drop` follow, by cost.
         """
         if self.keeps(trial):
             if self.target.limits and trial.over <= 1:
@@ -78,14 +78,7 @@ class SearchTask:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trial with its model.
-
-    Args:
-        trial: what it costs and loses.
-        steps: its techniques.
-        model: the model.
-        changes: the account of its weights.
-    """
+    """A trial with its techniques, its model and the changes of all weights."""
 
     trial: SearchTrial
     steps: tuple[Technique, ...]
@@ -98,17 +91,16 @@ Steps = tuple[Technique, ...]
 
 @dataclass
 class Findings:
-    """All that was looked at; the first trial is the model unchanged.
+    """Results of all trials. The first trial is the unchanged model.
 
     Args:
-        before: metrics of the model unchanged, part by part.
-        limits: what a cost is a share of.
-        best: the best trial; its model is None if that lies in another process.
-        tried: what was judged, by its techniques and whether it was trained.
-        cost_shares: cost as a share of the limits by techniques, infinite if they
-            cannot be applied.
-        reasons: why a family could not be applied the last time, by its name.
-        left_out: why a family is not tried at all, by its name.
+        before: Metrics of the unchanged model per part.
+        limits: Limits that costs are divided by.
+        best: The best candidate. Its model is `None` if it is in another process.
+        tried: Trials by techniques and whether they were trained.
+        cost_shares: Ratio of cost to limit by techniques, infinite if inapplicable.
+        reasons: Latest reason why a family was inapplicable, by name.
+        left_out: Reasons why families were left out, by name.
     """
 
     before: Sequence[Metrics]
@@ -120,7 +112,7 @@ class Findings:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def without_model(self) -> "Findings":
-        """Return a copy that another process can go on from."""
+        """Returns a copy without the model, for another process."""
         return replace(
             self,
             best=replace(self.best, model=None, changes=[]),
@@ -131,10 +123,10 @@ class Findings:
         )
 
     def add(self, other: "Findings") -> list[SearchTrial]:
-        """Take over all but the best from one that went on, and return its new trials.
+        """Merges the findings of another process and returns the new trials.
 
-        What was known already stays: so the order in which others are added decides,
-        not who was first.
+        Existing entries are kept, so the result depends only on the merge order. The
+        best candidate is not merged.
         """
         new = {key: t for key, t in other.tried.items() if key not in self.tried}
         self.tried |= new
@@ -145,18 +137,14 @@ class Findings:
 
 
 class TimeIsUpError(Exception):
-    """The time budget is spent; never leaves the search."""
+    """Raised within a search when the time budget is used up."""
 
 
 class Trials:
-    """Compressions of one model, each made once.
+    """Runs compression trials on one model and caches the results.
 
-    What is drawn in a trial depends on the seed only, not on the trials before it: so
-    it is the same in whatever process it is made.
-
-    Args:
-        task: what is searched for.
-        findings: what is known already; None to begin with the model unchanged.
+    Random draws depend only on the seed, so a trial gives the same result in every
+    process and order. Without `findings`, the first trial is the unchanged model.
     """
 
     def __init__(self, task: SearchTask, findings: Findings | None = None) -> None:
@@ -169,13 +157,14 @@ class Trials:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is one that meets the target and does its job."""
+        """Whether a trial meets the target within `max_drop`."""
         return self.task.rank(self.findings.best.trial)[0] == 0
 
     def cost_share(self, family: TechniqueFamily, strength: float) -> float:
-        """Return what a compression costs as a share of the target, infinite if none.
+        """Returns the ratio of cost to limit, infinite for inapplicable techniques.
 
-        Nothing is trained or judged. If it cannot be made, `findings.reasons` has why.
+        The model is not trained or evaluated. `findings.reasons` contains the reason if
+        the techniques are inapplicable.
         """
         steps, findings = family.at(strength), self.findings
         if steps not in findings.cost_shares:
@@ -193,13 +182,7 @@ class Trials:
     def judge(
         self, family: TechniqueFamily, strength: float, *, trained: bool = False
     ) -> SearchTrial | None:
-        """Return what a compression costs and loses, None if it cannot be made.
-
-        Args:
-            family: the techniques.
-            strength: how much of them.
-            trained: whether the model is fine-tuned.
-        """
+        """Returns the trial of a family, `None` if the techniques are inapplicable."""
         steps = family.at(strength)
         trained = trained and family.trains and self.task.context.epochs > 0
         if (steps, trained) not in self.findings.tried:
@@ -212,7 +195,7 @@ class Trials:
         return self.findings.tried[steps, trained]
 
     def add(self, findings: Findings) -> None:
-        """Take over what another process has found from what was known here."""
+        """Merges the findings of another process."""
         for trial in self.findings.add(findings):
             self.task.tell(trial)
         if self._is_better(findings.best):
@@ -221,11 +204,11 @@ class Trials:
 
     @property
     def time_is_up(self) -> bool:
-        """Whether the time budget is spent."""
+        """Whether the time budget is used up."""
         return time.monotonic() >= self.task.until
 
     def check_time(self) -> None:
-        """Raise `TimeIsUpError` if it is."""
+        """Raises `TimeIsUpError` if the time budget is used up."""
         if self.time_is_up:
             raise TimeIsUpError
 
@@ -246,7 +229,7 @@ class Trials:
     ) -> Candidate:
         begin = time.monotonic()
         context = self.task.context
-        # The last one: those before it have ended by then.
+        # Added last, because it raises in `on_train_end` and other callbacks must end.
         fit = {"callbacks": [*context.fit["callbacks"], _UntilTimeIsUp(self)]}
         epochs = context.epochs if trained else 0
         context = replace(context, fit={**context.fit, **fit}, epochs=epochs)
@@ -272,7 +255,7 @@ class Trials:
     def _compressed(
         self, steps: tuple[Technique, ...], context: Context
     ) -> tuple[Any, list[WeightChange]]:
-        # The place of no step: `run_steps` draws anew at each of its own.
+        # Steps use positions from 1 for their seeds, so 0 is free.
         with seeded_at(context, 0):
             return run_steps(self.task.original, steps, context)
 
@@ -300,19 +283,19 @@ class Trials:
 
 
 class _UntilTimeIsUp(keras.callbacks.Callback):
-    """Breaks a training off when the time is up."""
+    """Stops training when the time budget is used up."""
 
     def __init__(self, trials: Trials) -> None:
         super().__init__()
         self._trials = trials
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:  # noqa: ARG002
-        """Look at the clock."""
+        """Stops training when the time budget is used up."""
         if self._trials.time_is_up:
             self.model.stop_training = True
 
     def on_train_end(self, logs: Logs = None) -> None:  # noqa: ARG002
-        """Raise `TimeIsUpError` if it is."""
+        """Raises `TimeIsUpError` if the time budget is used up."""
         self._trials.check_time()
 
 
@@ -321,7 +304,6 @@ def _check_finite(parts: Sequence[Metrics]) -> None:
     wrong = [part[name] for part in parts if not math.isfinite(part[name])]
     if wrong:
         raise DataError(
-            f"The {name} of the model, before anything was done to it, is {wrong[0]} "
-            "on samples of data, so nothing can be compared with it. Next: look for "
-            "samples or weights that are no numbers."
+            f"The {name} of the original model is {wrong[0]} on data, so trials cannot "
+            "be compared with it. Next: check samples and weights for NaN or infinity."
         )

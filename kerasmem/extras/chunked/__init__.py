@@ -1,4 +1,4 @@
-"""Layers that keep less: the end of a language model, whose logits are never whole."""
+"""Output layer and loss of a language model that never hold all logits in memory."""
 
 from kerasmem.extras.chunked.training import ChunkedCrossentropy
 from kerasmem.extras.chunked.vocabulary import ChunkedVocabulary

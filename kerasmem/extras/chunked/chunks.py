@@ -1,7 +1,7 @@
-"""Sums over a vocabulary, some rows at a time: loss with slopes, the best words.
+"""Cross-entropy and top-k over a large vocabulary, a few rows at a time.
 
-The logits of a row are made, used and forgotten. What the loss needs to be trained, its
-slopes by states and table, comes of the same logits, so that nothing is made twice.
+Logits exist only for the current rows. The gradients by states and table are computed
+together with the loss, so no logits are computed twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ from kerasmem.types import Tensor
 
 @dataclass(frozen=True)
 class VocabularyTable:
-    """What states are multiplied with.
+    """Weights of the output layer.
 
     Args:
-        weights: (words, width), or (width, words) if `by_columns`; of codes the
-            `ComputedVariable`, whose floats are made for some words at a time.
-        by_columns: whether a word is a column.
-        dtype: that the products are computed in.
-        trained: whether slopes by the weights are wanted.
-        soft_cap: limit of the logits, `soft_cap * tanh(logits / soft_cap)`, or None.
+        weights: Tensor of shape `(words, width)`, or `(width, words)` if `by_columns`.
+            Quantized weights are a `ComputedVariable`, dequantized in parts.
+        by_columns: Whether each word is a column.
+        dtype: Dtype of the matrix products.
+        trained: Whether to compute gradients by the weights.
+        soft_cap: Limit of the logits, `soft_cap * tanh(logits / soft_cap)`, or None.
     """
 
     weights: Any
@@ -47,25 +47,28 @@ class VocabularyTable:
 
     @property
     def in_parts(self) -> bool:
-        """Whether floats are made of codes, for every product anew."""
+        """Whether the weights are dequantized in parts for each product."""
         return isinstance(self.weights, ComputedVariable)
 
     def whole(self) -> "VocabularyTable":
-        """Return the table with a tensor for its weights."""
+        """Return the table with its weights as one tensor."""
         own = ops.cast(ops.convert_to_tensor(self.weights), self.dtype)
         return replace(self, weights=own)
 
     def parts(self) -> list[tuple[int, int]]:
-        """Return where parts of the words begin and end.
+        """Return the start and end of each part of the vocabulary.
 
-        What is added to the slopes by a part takes as much memory as the part.
+        The gradient update of a part needs as much memory as the part.
         """
         size = -(-self.words // PARTS)
         starts = range(0, self.words, size)
         return [(start, min(start + size, self.words)) for start in starts]
 
     def cut(self, start: int, stop: int, after: Any = None) -> Any:
-        """Return the weights of some words; of codes made when `after` is there."""
+        """Return the weights of some words.
+
+        Quantized weights are dequantized once `after` is computed.
+        """
         if self.in_parts:
             axis = 1 if self.by_columns else 0
             own = self.weights.part(axis, start, stop, after)
@@ -75,15 +78,15 @@ class VocabularyTable:
         return self.weights[start:stop]
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """Return what was cut into parts."""
+        """Concatenate parts along the vocabulary axis."""
         return ops.concatenate(parts, axis=1 if self.by_columns else 0)
 
     def logits(self, states: Any) -> Any:
-        """Return logits, float32 (rows, words), of states (rows, width)."""
+        """Return float32 logits of shape `(rows, words)` for states `(rows, width)`."""
         return self.capped(states)[0]
 
     def capped(self, states: Any) -> tuple[Any, Any]:
-        """Return logits and their slope by what was not capped yet, or None."""
+        """Return the logits and their gradient by the uncapped logits, or None."""
         logits = ops.cast(self._products(states), "float32")
         if self.soft_cap is None:
             return logits, None
@@ -93,20 +96,14 @@ class VocabularyTable:
     def slopes(
         self, states: Any, by_logits: Any, by_parts: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        """Return slopes by states, and by parts of the weights with earlier ones.
-
-        Args:
-            states: (rows, width).
-            by_logits: slopes by their logits.
-            by_parts: sums so far, one for each of `parts`; none if not trained.
-        """
+        """Return the gradients by states and by parts of the weights."""
         by_logits = ops.cast(by_logits, self.dtype)
         by_states = self._by_states(by_logits)
         last = by_states
         sums = []
         for (start, stop), before in zip(self.parts(), by_parts, strict=False):
             part = _after(by_logits, last, start, stop)
-            # Not `matmul` of a transposed tensor, which may become a copy.
+            # A `matmul` with a transposed tensor may copy the tensor.
             last = before + ops.einsum(f"rd,rw->{self._axes}", states, part)
             sums.append(last)
         return by_states, sums
@@ -118,7 +115,7 @@ class VocabularyTable:
         for part in self.parts():
             own = self.cut(*part, products[-1] if products else states)
             products.append(ops.einsum(f"rd,{self._axes}->rw", states, own))
-            del own  # before the next are made
+            del own  # free this part before the next one
         return ops.concatenate(products, axis=-1)
 
     def _by_states(self, by_logits: Any) -> Any:
@@ -130,7 +127,7 @@ class VocabularyTable:
             part = by_logits[:, start:stop]
             change = ops.einsum(f"rw,{self._axes}->rd", part, own)
             del own
-            change = ops.cast(change, "float32")  # sums of 16 bits are rounded again
+            change = ops.cast(change, "float32")  # 16-bit sums would lose precision
             total = change if total is None else total + change
         return ops.cast(total, self.dtype)
 
@@ -147,17 +144,17 @@ def crossentropy(
     counts: Any,
     smoothing: float,
 ) -> tuple[Any, Any]:
-    """Return the weighted sum of cross-entropies of rows, with its slopes; the hits.
+    """Return the weighted cross-entropy sum, with gradients, and the accuracy sum.
 
-    Hits are the sum of the counts of the rows whose label is the best word.
+    The accuracy sum adds the counts of all rows whose label has the largest logit.
 
     Args:
-        states: (rows, width).
-        table: of the words.
-        labels: (rows,), integers from 0 to `words - 1`.
-        weights: of the cross-entropies, (rows,), float32.
-        counts: of the hits, likewise.
-        smoothing: share of the label that goes to all words alike.
+        states: Tensor of shape `(rows, width)`.
+        table: Weights of the output layer.
+        labels: Int tensor of shape `(rows,)`, in [0, words).
+        weights: Float32 tensor of shape `(rows,)`. Loss weights.
+        counts: Float32 tensor of shape `(rows,)`. Accuracy weights.
+        smoothing: Label smoothing: fraction of each label spread over all words.
     """
     if states.shape[0] == 0:  # a replica without samples
         nothing = ops.cast(ops.sum(states), "float32")
@@ -172,17 +169,17 @@ def crossentropy(
     def step(index: Any, sums: tuple[Any, ...]) -> tuple[Any, ...]:
         total, hits, by_states, *by_parts = sums
         start, fresh = starts(index)
-        # Or TensorFlow would begin with ten chunks at once.
+        # Without this dependency, TensorFlow would start ten chunks at once.
         last = [by_states, *by_parts][-1]
         own = current().after(apart, last, lambda x: _part(x, start, size))
         weight, count = (_part(x, start, size) * fresh for x in (weights, counts))
         label = _part(labels, start, size)
         logits, bend = constant_table.capped(own)
-        # What does not count may have any label.
+        # Labels with zero weight may be out of range.
         valid = ops.where(ops.equal(weight, 0), 0, label)
         loss, slope, best = current().crossentropy(logits, valid)
         if smoothing:
-            # No mask of a chunk's size is made before its turn.
+            # Delays the one-hot mask of a chunk until its loss is computed.
             valid = current().after(valid, loss, lambda x: x)
             at_label = ops.take_along_axis(logits, valid[:, None], axis=-1)[:, 0]
             loss += smoothing * (at_label - ops.mean(logits, axis=-1))
@@ -211,7 +208,7 @@ def crossentropy(
         slopes.append((table.weights, constant_table.joined(by_parts)))
     total = ops.stop_gradient(total)
     for value, slope in slopes:
-        # Zero, with the slope that is known.
+        # Adds zero, but with the known gradient.
         total += current().linear(
             lambda *_: ops.zeros((), "float32"),
             lambda upstream, slope: ops.cast(
@@ -228,7 +225,7 @@ def _after(x: Tensor, last: Any, start: int, stop: int) -> Any:
 
 
 def best_words(states: Any, table: VocabularyTable, count: int) -> tuple[Any, Any]:
-    """Return the largest logits of each row and their words, (rows, count) each."""
+    """Return the largest logits of each row and their words, both `(rows, count)`."""
     size, starts = _chunks(states)
 
     def step(index: Any, best: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -246,9 +243,9 @@ def best_words(states: Any, table: VocabularyTable, count: int) -> tuple[Any, An
 
 
 def _chunks(states: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-    """Return rows of a chunk; and what gives its first row and which are new in it.
+    """Return the rows per chunk, and a function for its start and its new rows.
 
-    The last chunk is as long as the others and begins earlier.
+    All chunks have the same length, so the last one may overlap the previous one.
     """
     rows = ops.shape(states)[0]
     if isinstance(rows, int):

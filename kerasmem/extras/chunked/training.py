@@ -1,4 +1,4 @@
-"""The loss of a head whose logits are never whole, which tells its accuracy too."""
+"""Loss of an output layer with chunked logits, which also updates its accuracy."""
 
 from typing import Any
 
@@ -15,19 +15,20 @@ from kerasmem.types import Tensor
 
 @keras.saving.register_keras_serializable("kerasmem")
 class ChunkedCrossentropy(keras.losses.Loss):
-    """Cross-entropy of integer labels and what `ChunkedVocabulary` gives.
+    """Cross-entropy of integer labels and the output of `ChunkedVocabulary`.
 
-    Gradients come with the loss, some rows at a time, and so does the head's accuracy.
-    Without such a head it is `SparseCategoricalCrossentropy(from_logits=True)`.
+    The gradients and the accuracy are computed with the loss, a few rows at a time. For
+    any other output, the loss is `SparseCategoricalCrossentropy(from_logits=True)`.
 
     Args:
-        label_smoothing: share of each label that goes to all words alike, from 0 to 1.
-        ignore_class: a label that does not count, or None.
-        name: of the loss.
+        label_smoothing: Float in [0, 1]. Fraction of each label that is spread evenly
+            over all words. Defaults to 0.
+        ignore_class: Int or None. Label to ignore. Defaults to None.
+        name: String. Name of the loss.
 
     Raises:
-        ConfigError: if an argument is out of its range, or labels are no integers, one
-            for each state.
+        ConfigError: If an argument is out of range, or the labels are not one integer
+            per state.
 
     Example:
         >>> loss = ChunkedCrossentropy()
@@ -52,7 +53,7 @@ class ChunkedCrossentropy(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None
     ) -> Any:
-        """Return the mean over what counts, a float32 scalar."""
+        """Return the mean loss of all counted labels as a float32 scalar."""
         head, states = head_and_states(y_pred)
         labels, weights, counts = _flat(
             y_true, y_pred, sample_weight, self.ignore_class
@@ -61,7 +62,7 @@ class ChunkedCrossentropy(keras.losses.Loss):
         count = ops.maximum(ops.sum(counts), 1.0)
         if head is None:
             logits = ops.cast(rows, "float32")
-            # A label that does not count may be any number.
+            # Labels with zero weight may be out of range.
             valid = ops.where(ops.equal(weights, 0), 0, labels)
             own = ops.sparse_categorical_crossentropy(valid, logits, from_logits=True)
             others = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
@@ -75,7 +76,7 @@ class ChunkedCrossentropy(keras.losses.Loss):
         return total / count
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
+        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "label_smoothing": self.label_smoothing,
@@ -94,9 +95,9 @@ def _flat(
     if len(y_true.shape) != len(y_pred.shape) - 1:
         shapes = tuple(y_true.shape), tuple(y_pred.shape)
         raise ConfigError(
-            "Labels are integers, one for each state. Expected: the shape of the "
+            "The labels do not fit the predictions. Expected: the shape of the "
             f"predictions without the last axis. Received: labels of {shapes[0]}, "
-            f"predictions of {shapes[1]}. Next: np.argmax of labels that are one-hot."
+            f"predictions of {shapes[1]}. Next: use np.argmax for one-hot labels."
         )
     counts = ops.ones_like(y_true, "float32")
     mask = mask_of(y_pred)

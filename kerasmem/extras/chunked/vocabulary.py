@@ -1,4 +1,4 @@
-"""The head of a language model: states in training, logits where they are asked for."""
+"""Output layer of a language model: states in training, logits in inference."""
 
 import weakref
 from dataclasses import replace
@@ -15,37 +15,38 @@ from kerasmem.graph.computed import ComputedVariable
 from kerasmem.types import Layer, Tensors
 
 _HEADS: dict[int, tuple[Any, Any]] = {}
-"""What heads gave, by id: the head, and the states if it is not these."""
+"""Head and, in inference, its input states by the id of the output tensor."""
 
 
 @keras.saving.register_keras_serializable("kerasmem")
 class ChunkedVocabulary(keras.layers.Layer, Tied):
-    """Products of states with a large vocabulary, never whole while training.
+    """Output layer for a large vocabulary that never holds all logits in training.
 
-    In training it hands its states on, and `ChunkedCrossentropy` makes the logits of
-    some rows at a time, for the loss and its gradients at once. In inference it gives
-    logits, of shape `(..., words)`, or the best words. An `evaluate` of that loss alone
-    does not make them either, where it is compiled. The loss tells the metric
-    `accuracy` too.
+    In training, the layer returns its input states. `ChunkedCrossentropy` then computes
+    the logits, the loss and its gradients for a few rows at a time. In inference, the
+    layer returns logits of shape `(..., words)` or the top-k words. A compiled
+    `evaluate` with only this loss computes no full logits either. The loss also updates
+    the metric `accuracy`.
 
     Source: Wijmans, Huval, Hertzberg, Koltun and Krähenbühl, "Cut Your Losses in
     Large-Vocabulary Language Models", 2024.
 
     Args:
-        embedding_or_units: an `Embedding` whose table is the head's too, or a
-            `ReversibleEmbedding`; a backbone of KerasHub that the model calls, for its
-            `token_embedding`; or the number of words, for a kernel of its own.
-        top_k: None for logits in inference; or a number, for the largest logits and
-            their words, each of shape `(..., top_k)`. The model cannot be trained or
-            evaluated then.
-        logit_soft_cap: limit of the logits, which bend towards it; None for that of the
-            embedding, if it has one.
-        kernel_initializer: of the own kernel.
-        **kwargs: `name`, `dtype` and the like.
+        embedding_or_units: `Embedding` or `ReversibleEmbedding` whose table is shared.
+            Or a KerasHub backbone used in the model, whose `token_embedding` is shared.
+            Or an int, the number of words of a new kernel.
+        top_k: Int or None. If set, inference returns the `top_k` largest logits and
+            their words, each of shape `(..., top_k)`. Such a model cannot be trained or
+            evaluated. Defaults to None, which returns all logits.
+        logit_soft_cap: Float or None. Smooth limit of the logits. Defaults to the limit
+            of the embedding, if any.
+        kernel_initializer: Initializer of the new kernel. Defaults to
+            `"glorot_uniform"`.
+        **kwargs: Arguments of the base layer, such as `name` and `dtype`.
 
     Raises:
-        ConfigError: if it is neither a number nor an embedding, `top_k` is out of its
-            range, or a head with `top_k` is called in training.
+        ConfigError: If `embedding_or_units` has another type, `top_k` is out of range,
+            or a layer with `top_k` is called in training.
 
     Example:
         >>> tokens = keras.Input((None,), dtype="int32")
@@ -68,7 +69,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         self.supports_masking = True
         self.embedding: Any = None
         self.units: int | None = None
-        # Not tracked: it is a layer of the model, and not one of this layer.
+        # Bypasses Keras's tracking: the layer belongs to the model, not to this layer.
         object.__setattr__(self, "_told_by", embedding_or_units)
         if isinstance(embedding_or_units, keras.Model):
             embedding_or_units = getattr(embedding_or_units, "token_embedding", None)
@@ -89,7 +90,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         self.accuracy = keras.metrics.Mean("accuracy")
 
     def build(self, input_shape: Any) -> None:
-        """Make the own kernel, `(width, units)`, if there is one."""
+        """Create the kernel of shape `(width, units)`, if it is not shared."""
         if self.units is not None:
             self.kernel = self.add_weight(
                 (input_shape[-1], self.units), self.kernel_initializer, name="kernel"
@@ -99,7 +100,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
 
     @property
     def table(self) -> VocabularyTable:
-        """What states are multiplied with: tensors, or the variable of codes."""
+        """Weights of the layer, as a tensor or a `ComputedVariable` with codes."""
         if self.embedding is None:
             own, by_columns = self.kernel, True
         elif getattr(self.embedding, "tie_weights", True):
@@ -111,19 +112,19 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         cap, axis = self.logit_soft_cap, 1 if by_columns else 0
         table = VocabularyTable(own, by_columns, self.compute_dtype, is_trained, cap)
         if isinstance(own, ComputedVariable) and own.has_parts(axis):
-            return replace(table, trained=False)  # codes are not
+            return replace(table, trained=False)  # codes have no gradient
         return table.whole()
 
     def call(self, inputs: Tensors, training: Any = None) -> Any:
-        """Return states of shape `(..., width)` as they are, or their logits."""
+        """Return the states in training, their logits or top-k words in inference."""
         if training and self.top_k is not None:
             raise ConfigError(
-                "A head that gives the best words is not trained. Received: "
-                f"top_k={self.top_k}. Next: train one without `top_k`, and give its "
-                "weights to this model."
+                "A head with `top_k` cannot be trained. Received: "
+                f"top_k={self.top_k}. Next: train a head without `top_k`, then copy "
+                "its weights to this model."
             )
         if training:
-            # A tensor of its own, so that it is known again.
+            # A new tensor whose id identifies this head.
             outputs = inputs * 1
             _remember(outputs, self, None)
             return outputs
@@ -136,13 +137,13 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
                 ops.reshape(x, (*around, self.top_k)) for x in words_and_logits
             )
         if rows.shape[0] is None or rows.shape[0] > width:
-            table = table.whole()  # parts of so many logits are more than it
+            table = table.whole()  # smaller than the logits of its parts
         outputs = ops.reshape(table.logits(rows), (*around, table.words))
         _remember(outputs, self, inputs)
         return outputs
 
     def compute_output_spec(self, inputs: Tensors, training: Any = None) -> Any:
-        """Return what inference gives."""
+        """Return the spec of the inference output."""
         del training
         before, dtype = inputs.shape[:-1], "float32"
         if self.top_k is not None:
@@ -152,7 +153,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         return keras.KerasTensor((*before, words), dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments; an embedding is known again as that of the model."""
+        """Return the arguments of the constructor, including a shared embedding."""
         own = self.units
         if self.embedding is not None:
             own = keras.saving.serialize_keras_object(self._told_by)
@@ -165,17 +166,17 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
         }
 
     def tied_to(self) -> list[Any]:
-        """Return the backbone or the embedding, and last the embedding itself."""
+        """Return the shared backbone or embedding, followed by the embedding."""
         return [] if self.embedding is None else [self._told_by, self.embedding]
 
     def made_of(self, layer: Layer) -> "ChunkedVocabulary":
-        """Return a head with the same arguments, of another backbone or embedding."""
+        """Return a head with the same arguments for another backbone or embedding."""
         config = {**self.get_config(), "embedding_or_units": layer}
         return type(self).from_config(config)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ChunkedVocabulary":
-        """Return the layer of a config."""
+        """Create the layer from its config."""
         own = config["embedding_or_units"]
         if isinstance(own, dict):
             own = keras.saving.deserialize_keras_object(own)
@@ -183,7 +184,7 @@ class ChunkedVocabulary(keras.layers.Layer, Tied):
 
 
 def head_and_states(outputs: Tensors) -> tuple[ChunkedVocabulary | None, Any]:
-    """Return which head gave something, None if none did, and of which states."""
+    """Return the head that produced the outputs, or None, and the states."""
     entry = _HEADS.get(id(outputs))
     head = entry and entry[0]()
     if entry is None or head is None:

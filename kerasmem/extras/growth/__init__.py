@@ -1,4 +1,4 @@
-"""Growth over many trainings, predictions and models: what stayed, who holds it."""
+"""Memory growth over many trainings, predictions and models."""
 
 from kerasmem.extras.growth.scope import Scope as scope  # noqa: N813 - called as one
 

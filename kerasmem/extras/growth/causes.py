@@ -1,4 +1,4 @@
-"""Usual causes of growth by name, each with its remedy."""
+"""Names frequent causes of growth and suggests a fix for each."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,29 +10,29 @@ if TYPE_CHECKING:
     from kerasmem.extras.growth.scope import Scope
 
 _MANY = 3
-"""Number of models or arrays with one name, or of graphs, from which it is a cause."""
+"""Number of graphs, or of models or arrays with one name, that counts as growth."""
 _MANY_TRACES = 5
 _LEAST_BYTES = 64 * KIB
 _LEAST_FREE_BYTES = 64 * MIB
 _LEAST_FREE_SHARE = 0.75
-"""Of the growth: what XLA compiles for the first time leaves more than it frees."""
+"""Minimum fraction of the growth, since XLA's first compilation keeps memory."""
 _COPY_OF_WEIGHTS = ".best_weights[...]"
 
 
 def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
-    """Yield the kind and the text of each cause of growth in a scope that has ended."""
+    """Yield the kind and the message of each cause of growth in a finished scope."""
     for name, number in scope.traced:
         if number >= _MANY_TRACES:
             yield (
                 "retracing",
-                f"{name}() was traced {number} times more; each trace stays. Next: pad "
+                f"{name}() was traced {number} more times, and traces stay. Next: pad "
                 "batches to one shape (drop_remainder=True); pass numbers as tensors.",
             )
     if len(scope.graphs) >= _MANY:
         yield (
             "graphs",
-            f"TensorFlow's registry of gradients keeps {len(scope.graphs)} graphs of "
-            f"models that are gone, with {format_bytes(sum(scope.graphs))} of "
+            f"TensorFlow's gradient registry keeps {len(scope.graphs)} graphs of "
+            f"deleted models, with {format_bytes(sum(scope.graphs))} of "
             "variables. clear_session() does not remove them. Next: scope.free() after "
             "each model, or run each trial with km.memory.isolated().",
         )
@@ -40,9 +40,9 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
     if free_bytes >= max(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * scope.host_bytes):
         yield (
             "free heap",
-            f"Resident memory rose by {format_bytes(scope.host_bytes)}, of which "
-            f"{format_bytes(free_bytes)} are free: the C library keeps them for later "
-            "use. Next: del model and gc.collect(), or scope.free() after each model.",
+            f"Resident memory rose by {format_bytes(scope.host_bytes)}, including "
+            f"{format_bytes(free_bytes)} of free memory that the C library caches. "
+            "Next: del model and gc.collect(), or scope.free() after each model.",
         )
     for one in scope.stayed:
         yield from _models(one) if one.models else _arrays(one)
@@ -51,7 +51,7 @@ def causes(scope: "Scope") -> Iterator[tuple[str, str]]:
     if helpers:
         yield (
             "workers",
-            f"Helpers still run: {', '.join(helpers[:_MANY])}. Workers of a data set "
+            f"Workers still run: {', '.join(helpers[:_MANY])}. Workers of a dataset "
             "run until all batches are read. Next: read all batches, or use workers=1.",
         )
 
@@ -70,14 +70,14 @@ def _models(one: Stayed) -> Iterator[tuple[str, str]]:
     if one.is_own and "closure" in one.through:
         yield (
             "closure",
-            f"A function that stayed holds a model in its closure: {one}. "
+            f"A function in memory holds a model in its closure: {one}. "
             "Next: pass the model as an argument, or delete the function.",
         )
 
 
 def _arrays(one: Stayed) -> Iterator[tuple[str, str]]:
     size = format_bytes(one.array_bytes)
-    # EarlyStopping has one copy of the weights, whatever the number of epochs.
+    # EarlyStopping keeps only one copy of the weights.
     is_copy = one.held_by.endswith(_COPY_OF_WEIGHTS)
     if "callback" in one.through and one.arrays >= _MANY and not is_copy:
         yield (

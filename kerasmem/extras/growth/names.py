@@ -1,4 +1,4 @@
-"""The name by which a program reaches an object: `search.trials[3].model`."""
+"""Finds the expression that reaches an object, such as `search.trials[3].model`."""
 
 import gc
 import inspect
@@ -26,14 +26,14 @@ _OWN_DICT_IS_COPIED = sys.version_info < (3, 13)
 
 
 class Link(NamedTuple):
-    """An object and the link that it was reached from.
+    """An object and the reference through which it was reached.
 
     Args:
         object: The object.
-        above: The link of an object that refers to this one; None for a variable.
-        name: Name of the variable at the root, such as `"trials"`.
-        where: Place of the variable: `"a local of run()"`, or the name of a module.
-        is_own: Whether the variable is the program's, not that of a library.
+        above: Link of the referring object, or None for a variable.
+        name: Name of the root variable, such as `"trials"`.
+        where: Location of the variable: `"a local of run()"`, or a module name.
+        is_own: Whether the variable belongs to the program, not to a library.
     """
 
     object: Any
@@ -43,7 +43,7 @@ class Link(NamedTuple):
     is_own: bool = True
 
     def chain(self) -> list["Link"]:
-        """Return the links from the root down to this one."""
+        """Return the links from the root to this one."""
         links: list[Link] = [self]
         while links[-1].above is not None:
             links.append(links[-1].above)
@@ -61,15 +61,12 @@ class Link(NamedTuple):
 
 
 def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
-    """Return how a program reaches objects, by their identity.
+    """Return the link of each object by its identity.
 
-    References are followed downward and breadth first, so that names are short: from
-    the local variables of running functions and the program's own modules, then from
-    all other modules.
+    References are followed breadth first, so that names are short. The search starts at
+    local variables and the program's own modules, then continues at all other modules.
 
-    Args:
-        objects: The objects to name. Those that no name reaches in time are left out.
-        seconds: Maximum processor time of the search.
+    Objects that are not found within `seconds` of CPU time are left out.
 
     Example:
         >>> def search():
@@ -80,9 +77,9 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
         "trials[0]['model'], a local of search()"
     """
     target_ids = {id(each) for each in objects}
-    # Neither the caller's list nor this search is a place where anything stays.
+    # The caller's list and this search must not appear as holders.
     visited_ids = {id(objects), id(target_ids)}
-    # Nor is a module's namespace a way from one variable to another.
+    # A module namespace must not connect unrelated variables.
     visited_ids |= {id(vars(module)) for module in list(sys.modules.values()) if module}
     links_by_id: dict[int, Link] = {}
     until = time.thread_time() + seconds
@@ -108,12 +105,12 @@ def _below(link: Link, seen: set[int]) -> Iterator[Link]:
 
 
 def _is_leaf(one: Any) -> bool:
-    # By its type: to ask an object for its class may run code of it, and warn.
+    # `isinstance` may run code of the object and cause warnings.
     return issubclass(type(one), _LEAVES) or is_own(type(one))
 
 
 def local_variables() -> Iterator[Link]:
-    """Yield the local variables of running functions, except ours."""
+    """Yield the local variables of running functions outside this package."""
     for frame in list(sys._current_frames().values()):
         running: FrameType | None = frame
         while running is not None:
@@ -126,7 +123,7 @@ def local_variables() -> Iterator[Link]:
                     if not _is_leaf(value):
                         yield Link(value, None, name, where)
                 if _OWN_DICT_IS_COPIED:
-                    values.clear()  # the frame keeps it, and it what was deleted since
+                    values.clear()  # the frame's cached dict would keep deleted objects
             running = running.f_back
 
 

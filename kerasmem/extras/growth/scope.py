@@ -1,4 +1,4 @@
-"""What stayed when a piece of a program ended, who holds it, and what can be freed."""
+"""Reports objects that stay in memory after a block, and frees caches."""
 
 import gc
 import multiprocessing
@@ -32,11 +32,11 @@ _T = TypeVar("_T")
 
 
 class Freed(NamedTuple):
-    """Bytes that were given back.
+    """Bytes freed by `scope.free()`.
 
     Args:
-        host_bytes: Resident bytes of the process, before less after.
-        device_bytes: Bytes in use by device, before less after.
+        host_bytes: Int. Decrease of the resident memory of the process in bytes.
+        device_bytes: Dict of int. Decrease of the bytes in use by device name.
     """
 
     host_bytes: int
@@ -44,29 +44,29 @@ class Freed(NamedTuple):
 
 
 class Scope:
-    """Memory growth of a `with` block: what stays after it, and who holds that.
+    """Memory growth of a `with` block: objects that stay, and their holders.
 
-    The growth is counted from the moment when the scope is created. Without a `with`
-    block, `update()` reads what has stayed so far, such as in a whole process. The cost
-    is one scan of all objects at the beginning and one at the end, some tenths of a
-    second each. The holders are searched when `stayed` or `findings` is read.
+    Growth is measured from the creation of the scope. Without a `with` block,
+    `update()` measures the growth so far. The cost is one scan of all objects at the
+    beginning and one at the end, a few tenths of a second each. Holders are searched
+    when `stayed` or `findings` is read.
 
     Args:
-        name: Name of the scope in findings.
+        name: String. Name of the scope in findings. Defaults to `"scope"`.
 
     Attributes:
-        host_bytes: Resident bytes of the process, after less before.
-        free_heap_bytes: Bytes of `host_bytes` that the C library keeps: freed, to be
-            used again.
-        device_bytes: Bytes in use by device, after less before.
-        traced: Name and number of new traces of each compiled function that lives.
-        traces: Number of new traces by the names of the compiled functions.
-        graphs: Bytes of the variables of each new graph that only the framework holds.
-        threads: Names of threads that were started and still run.
-        files: Paths of files that were opened and are still open.
+        host_bytes: Growth of the resident memory of the process in bytes.
+        free_heap_bytes: Freed bytes of `host_bytes` that the C library caches for
+            reuse.
+        device_bytes: Growth of the bytes in use by device name.
+        traced: Name and number of new traces of each existing compiled function.
+        traces: Number of new traces by function name.
+        graphs: Bytes of variables of each new graph that only the framework holds.
+        threads: Names of new threads that still run.
+        files: Paths of new open files.
 
     Raises:
-        ConfigError: If `name` is not a string, or empty; if a figure is read before
+        ConfigError: If `name` is not a non-empty string, or if a figure is read before
             the scope has ended.
 
     Example:
@@ -91,17 +91,17 @@ class Scope:
 
     def __init__(self, name: str = "scope") -> None:
         if not isinstance(name, str) or not name:
-            raise invalid("scope", "name", name, "a text that is not empty")
+            raise invalid("scope", "name", name, "a non-empty string")
         self.name = name
         self._before = _Snapshot(collected=False)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise the error for a figure that is not there yet, or for no attribute."""
+        """Raise `ConfigError` for a figure that is not measured yet."""
         if name not in Scope.__annotations__:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         raise ConfigError(
             f"The scope {self.name!r} has no figures yet. Expected: a scope that has "
-            "ended. Received: one that runs. Next: leave its `with` block, or call "
+            "ended. Received: a running scope. Next: leave its `with` block, or call "
             "update()."
         )
 
@@ -112,7 +112,7 @@ class Scope:
         self.update()
 
     def update(self) -> None:
-        """Read what has stayed until now. A scope does it when it ends."""
+        """Measure the growth so far. Called at the end of a `with` block."""
         before, after = self._before, _Snapshot(collected=True)
         self.__dict__.pop("stayed", None)
         self._new = _new(before.objects, after.objects)
@@ -139,33 +139,33 @@ class Scope:
 
     @property
     def children(self) -> list[int]:
-        """Process ids of child processes that were started and still run."""
-        # One that was short-lived has ended by now.
+        """Process ids of new child processes that still run."""
+        # Short-lived children have ended by now.
         return sorted(filter(_runs, self._children))
 
     @cached_property
     def stayed(self) -> list[Stayed]:
-        """Objects that stayed by who holds them, those with most bytes first."""
+        """Objects that stay in memory, by holder, largest first."""
         return stayed(self._new)
 
     @property
     def findings(self) -> list[Finding]:
-        """Usual causes of the growth with their remedies; empty if there is none."""
+        """Known causes of the growth with a suggested fix each. May be empty."""
         return [
             Finding(kind, f"{text} (Scope {self.name!r}.)", 0, None, "scope")
             for kind, text in causes(self)
         ]
 
     def free(self) -> Freed:
-        """Give back what Keras, the framework and the C library can give back.
+        """Free the caches of Keras, the framework and the C library.
 
-        Keras's global state (`keras.utils.clear_session`), what the garbage collector
-        finds, the framework's caches of compiled programs and of device memory, and
-        free pages of the C library's heap. Models that a variable holds continue to
-        work; their steps are compiled again when they are called.
+        Clears Keras's global state (`keras.utils.clear_session`) and collects garbage.
+        Then frees the framework's caches of compiled programs and device memory, and
+        unused pages of the C library's heap. Models held by a variable still work, and
+        their steps are compiled again on the next call.
 
         Returns:
-            The bytes given back, of the host and by device.
+            A `Freed` tuple with the freed bytes of the host and of each device.
         """
         host, devices = resident_bytes(), Counter(_reserved_bytes())
         keras.utils.clear_session()
@@ -177,14 +177,14 @@ class Scope:
         return Freed(host - resident_bytes(), dict(devices))
 
     def table(self) -> str:
-        """Return what stayed as text.
+        """Return the growth as a text table.
 
         Returns:
-            One line of figures, then a line for each holder.
+            String with one line of figures and one line for each holder.
         """
         figures = [
             f"host {_signed(self.host_bytes)}",
-            f"of which {format_bytes(self.free_heap_bytes)} are free",
+            f"{format_bytes(self.free_heap_bytes)} of it free",
             *(f"{name} {_signed(size)}" for name, size in self.device_bytes.items()),
             *(f"{n} more traces of {name}" for name, n in self.traces.items()),
             *([f"{len(self.graphs)} graphs of the framework"] if self.graphs else []),
@@ -200,13 +200,13 @@ class Scope:
 
 
 class _Snapshot:
-    """What a process has at one moment: memory, objects of Keras, arrays, traces.
+    """Memory, Keras objects, arrays and traces of the process at one moment.
 
-    Takes about two tenths of a second, and Python's own collection as much again.
+    A snapshot takes about 0.2 seconds, and Python's garbage collection another 0.2
+    seconds.
 
-    Args:
-        collected: Whether all garbage is collected before, or the youngest alone: what
-            is garbage then may die later, and counts as there.
+    With `collected=False`, only the youngest garbage is collected first. Other garbage
+    counts as present.
     """
 
     def __init__(self, *, collected: bool) -> None:
@@ -217,15 +217,14 @@ class _Snapshot:
         self.device_bytes = {device.name: device.current_bytes for device in devices}
         self.host_bytes = resident_bytes()
         self.heap = c_heap() or CHeap(0, 0)
-        # By their own identity: an object has one reference, as long as it is kept.
+        # Keyed by identity, since a living object has only one weak reference.
         self.objects = {id(each): each for each in _references(objects)}
         self.traced = [*traced_functions(objects).values()]
         self.graphs = backend.orphaned_graphs(objects)
         self.threads = {t.ident or 0: t.name for t in threading.enumerate()}
         self.files = frozenset(file.path for file in process.open_files())
-        # Not all below: what a child that was there before begins, this process did
-        # not. Processes of a fork server are its children, though this process began
-        # them.
+        # Not recursive: other children start their own children. The children of a fork
+        # server are included, since this process requested them.
         children = {child.pid for child in process.children()}
         children |= {child.pid or 0 for child in multiprocessing.active_children()}
         self.children = frozenset(filter(_runs, children))
@@ -237,13 +236,13 @@ def _new(before: Mapping[int, _T], after: Mapping[int, _T]) -> list[_T]:
 
 def _references(objects: list[Any]) -> Iterator["ref[Any]"]:
     kinds = KindTable(lambda kind: issubclass(kind, OF_KERAS) and not is_own(kind))
-    # A plain dict of arrays that a local variable holds is unknown to the collector.
+    # The garbage collector does not track a plain dict of arrays in a local variable.
     local_values = [link.object for link in local_variables()]
     arrays = (
         x for x in arrays_of(objects + local_values) if not isinstance(x, OF_KERAS)
     )
     for each in chain((x for x in objects if kinds[type(x)]), arrays):
-        with suppress(TypeError):  # a kind that cannot be referred to weakly
+        with suppress(TypeError):  # a type without weak references
             yield ref(each)
 
 

@@ -1,4 +1,4 @@
-"""Objects that stayed, grouped by the names that hold them."""
+"""Groups objects that stay in memory by the names that hold them."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,17 +16,17 @@ from kerasmem.memory.census import kind_name
 from kerasmem.memory.held_arrays import array_bytes, is_array
 
 OF_KERAS = (
-    keras.layers.Layer,  # a model, too
+    keras.layers.Layer,  # includes models
     keras.Variable,
     keras.optimizers.Optimizer,
     keras.callbacks.Callback,
     keras.metrics.Metric,
     keras.KerasTensor,
 )
-"""Kinds of objects that Keras makes."""
+"""Types of objects that Keras creates."""
 
 NO_NAME = "no name of the program: Keras, the framework or native code"
-"""What holds an object that no variable leads to."""
+"""Holder of an object that no variable leads to."""
 
 _WAYS = {
     "callback": keras.callbacks.Callback,
@@ -37,20 +37,20 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Stayed:
-    """Objects that stayed, and the name by which the program holds them.
+    """Objects that stay in memory, and the name through which the program holds them.
 
     Args:
-        held_by: The name, such as `"search.trials[...].model"`. `[...]` stands for
-            several indices.
+        held_by: Name of the holder, such as `"search.trials[...].model"`. `[...]`
+            replaces several indices.
         where: `"a local of run()"`, or the module of the variable.
-        kinds: Number of objects by kind, those inside of others included.
-        number: Number of objects that the name itself leads to.
-        array_bytes: Bytes of the arrays and weights that they hold.
-        through: Kinds of objects on the way: `"callback"`, `"closure"`, `"optimizer"`.
-        is_own: Whether the variable is the program's, not that of a library.
-        models: Number of models, without models inside of other models.
-        arrays: Number of arrays and tensors that are not objects of Keras.
-        weight_bytes: Bytes of `array_bytes` that are weights of the models.
+        kinds: Number of objects by type, including nested objects.
+        number: Number of objects that the name refers to directly.
+        array_bytes: Bytes of the arrays and weights of these objects.
+        through: Types on the reference path: `"callback"`, `"closure"`, `"optimizer"`.
+        is_own: Whether the variable belongs to the program, not to a library.
+        models: Number of models, without nested models.
+        arrays: Number of arrays and tensors that are not Keras objects.
+        weight_bytes: Bytes of the models' weights in `array_bytes`.
     """
 
     held_by: str
@@ -69,11 +69,7 @@ class Stayed:
 
 
 def stayed(references: Iterable["ref[Any]"]) -> list[Stayed]:
-    """Return the living objects by who holds them, those with most bytes first.
-
-    Args:
-        references: References to the objects.
-    """
+    """Return the living objects grouped by holder, largest first."""
     living = {id(each): each for r in references if (each := r()) is not None}
     links = names([*living.values()])
     groups: dict[tuple[str, str], list[_Held]] = defaultdict(list)
@@ -86,13 +82,13 @@ def stayed(references: Iterable["ref[Any]"]) -> list[Stayed]:
 
 
 _Held = tuple[Link, Link]
-"""How the program reaches an object, and the first new one on the way to it."""
+"""Link of an object, and of the first new object on the path to it."""
 
 
 def _group(held: Sequence[_Held], new: Mapping[int, Any]) -> Stayed:
     owners = {id(owner.object): owner for _, owner in held}
     first = held[0][1]
-    # Bytes of an array that is on the way to another count once.
+    # An array that contains another array counts once.
     objects = [link.object for link, _ in held if not any(map(_size, _above(link)))]
     models = [
         link.object

@@ -1,1 +1,1 @@
-"""Figures and model cards of language models."""
+"""Metrics and model cards of language models."""

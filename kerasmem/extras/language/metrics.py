@@ -1,7 +1,7 @@
-"""How well a model foretells text, and how near it comes to another one.
+"""Perplexity, KL divergence and top-1 agreement of language models.
 
-Perplexity is the exponential of the mean cross-entropy of the next token. Logits are
-there for one batch at a time.
+Perplexity is the exponential of the mean cross-entropy of the next token. Only the
+logits of one batch are in memory.
 """
 
 import math
@@ -27,29 +27,33 @@ from kerasmem.records import ModelFigures
 from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 _LOGIT_BYTES = 1 << 28
-"""So many bytes may the logits of a batch take."""
+"""Maximum size of the logits of a batch."""
 
 _NEAR = 1e-3
-"""By so much may what a causal model says differ by rounding, as a share."""
+"""Relative tolerance for rounding in the causality check."""
 
 
 def language_figures(
     models: dict[str, Any], data: Dataset, batch_size: int = 32
 ) -> dict[str, ModelFigures]:
-    """Return the figures of language models on the same rows, the first as reference.
+    """Return the figures of language models on the same rows.
 
-    The metrics are `perplexity`; of every model but the first also `kl_divergence`, the
-    mean of KL(first || other) over tokens in nats, and `top1_agreement`, the share of
-    tokens where both have the same likeliest one.
+    The first model is the reference.
+
+    The metrics are `perplexity` and, for all but the first model, `kl_divergence` and
+    `top1_agreement`. `kl_divergence` is the mean of KL(first || other) over tokens in
+    nats. `top1_agreement` is the fraction of tokens with the same most likely next
+    token.
 
     Args:
-        models: built models by name; their files are not looked at (`file_bytes` is 0).
-        data: rows of token ids with the ids behind them, see `files.data.tokens`.
-        batch_size: most rows in a batch; fewer where logits take more than 256 MiB.
+        models: Built models by name. Their files are not measured (`file_bytes` is 0).
+        data: Rows of token ids and their next ids. See `files.data.tokens`.
+        batch_size: Maximum rows per batch. Reduced if the logits exceed 256 MiB.
+            Defaults to 32.
 
     Raises:
-        DataError: if a model gives no logits for each token, if it sees tokens that it
-            is to foretell, or if models know different tokens.
+        DataError: If a model does not return logits for each token, is not causal, or
+            has another number of tokens.
     """
     by_name, rows = {}, batch_size
     for model in models.values():
@@ -74,13 +78,9 @@ def language_figures(
 def language_metrics(
     model: Model, data: Dataset, batch_size: int, reference: Model = None
 ) -> dict[str, float]:
-    """Return the perplexity of a model, and how near it comes to a reference.
+    """Return the perplexity of a model, and its distance from a reference.
 
-    Args:
-        model: gives logits or probabilities, (batch, length, tokens).
-        data: as for `language_figures`.
-        batch_size: rows in a batch.
-        reference: another model; None for none.
+    The models return logits or probabilities `(batch, length, tokens)`.
     """
     sums, total = np.zeros(3), 0.0
     with current().inference():
@@ -103,8 +103,8 @@ def _batches(
         other = log_probabilities(outputs_on(reference, x)) if reference else own
         if own.shape[-1] != other.shape[-1]:
             raise DataError(
-                "The models know different tokens, so their answers cannot be "
-                f"compared. Received: {other.shape[-1]} in {reference.name!r}, "
+                "Expected models with the same number of tokens. "
+                f"Received: {other.shape[-1]} in {reference.name!r}, "
                 f"{own.shape[-1]} in {model.name!r}."
             )
         ids = keras.ops.convert_to_tensor(to_numpy(y), "int32")
@@ -119,11 +119,7 @@ def _of_tokens(own: Any, other: Any, ids: Any) -> tuple[Any, Any, Any]:
 
 
 def _rows_within(model: Model, data: Dataset, batch_size: int) -> int:
-    """Return how many rows may go through a model at once; raise if it is none.
-
-    Raises:
-        DataError: see `language_figures`.
-    """
+    """Return the number of rows per batch."""
     x = sample_inputs(data, 1)
     flat = keras.tree.flatten(x)
     length = flat[0].shape[1]
@@ -135,7 +131,7 @@ def _rows_within(model: Model, data: Dataset, batch_size: int) -> int:
     ):
         shapes = [tuple(y.shape) for y in keras.tree.flatten(outputs)]
         raise DataError(
-            f"The model {model.name!r} is no language model. Expected: logits or "
+            f"The model {model.name!r} is not a language model. Expected: logits or "
             f"probabilities of the next token, (batch, {length}, tokens). Received: "
             f"outputs of shape {', '.join(map(str, shapes))}."
         )
@@ -156,26 +152,26 @@ def _check_is_causal(model: Model, x: Tensor, outputs: Tensors) -> None:
 
     leaves = keras.tree.flatten(x)
     if not all(leaf.all() for leaf in leaves if leaf.dtype.kind == "b"):
-        x = keras.tree.map_structure(whole, x)  # what is padding is not looked at
+        x = keras.tree.map_structure(whole, x)  # the outputs of padding may differ
         outputs = outputs_on(model, x)
     again = outputs_on(model, keras.tree.map_structure(changed, x))
     before, after = (
         to_numpy(keras.ops.cast(y, "float32"))[:, :-1] for y in (outputs, again)
     )
     if not np.isfinite(before).all():
-        raise DataError(f"The model {model.name!r} gives NaN or infinity for tokens.")
+        raise DataError(f"The model {model.name!r} returns NaN or infinity for tokens.")
     if not np.allclose(before, after, rtol=_NEAR, atol=_NEAR * np.abs(before).max()):
         raise DataError(
-            f"The model {model.name!r} sees the tokens that it is to foretell: with "
-            "another last token it says something else of those before. Perplexity is "
-            "of causal language models alone."
+            f"The model {model.name!r} is not causal: its outputs for earlier tokens "
+            "change with the last token. Perplexity is only defined for causal "
+            "language models."
         )
 
 
 def token_bytes(model: Model) -> int:
     """Return the bytes of weights that are read for one token.
 
-    These are all weights, but a single row of a table that is looked up alone.
+    All weights count, but only one row of an embedding that is not an output layer.
     """
     total = sum(map(nbytes, model.weights))
     layers = sublayers(model)

@@ -1,4 +1,4 @@
-"""A model card in the form of Hugging Face: what was done to a model, what it cost."""
+"""Model card in Hugging Face format: the compression steps and their cost."""
 
 import importlib.metadata
 from collections.abc import Iterator, Sequence
@@ -23,31 +23,24 @@ def model_card(
     changes: Sequence[WeightChange],
     metadata: dict[str, str],
 ) -> str:
-    """Return the card as Markdown, with its metadata in YAML before it.
-
-    Args:
-        name: of the model.
-        report: figures of the original and of the result.
-        changes: every weight after every technique.
-        metadata: further entries of the YAML, such as `license`.
-    """
+    """Return the card as Markdown with YAML metadata."""
     techniques = [str(step.get("technique")) for step in report.steps]
     tags = dict.fromkeys(["compression", *(_TAGS.get(t, t) for t in techniques)])
     head = {"library_name": "keras", "tags": list(tags), **metadata}
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(name)}",
-        "A Keras model, made smaller with kerasmem "
+        "A Keras model compressed with kerasmem "
         f"{importlib.metadata.version('kerasmem')} (Keras {keras.__version__}, "
         f"{keras.backend.backend()} backend).",
         *([f"> **Warning**: {_plain(report.warning)}"] if report.warning else []),
-        "## What was done",
+        "## Compression steps",
         "\n".join(_steps(report, changes)),
-        "## What it costs",
+        "## Cost",
         "\n".join(_figures(report)),
         _judged(report),
-        "## How to use it",
-        "```python\nimport keras\n\nimport kerasmem  # its int8 and coded weights\n\n"
+        "## Usage",
+        "```python\nimport keras\n\nimport kerasmem  # registers its layers\n\n"
         'model = keras.models.load_model("model.keras")\n```',
     ]
     return "\n\n".join(parts) + "\n"
@@ -62,10 +55,10 @@ def _steps(report: CompressionReport, changes: Sequence[WeightChange]) -> Iterat
         )
         yield f"{number}. **{step.get('technique')}**{': ' * bool(config)}{config}"
     if not report.steps:
-        yield "The weights were written in another coding, and are the same."
+        yield "Only the coding of the file changed. All weights are the same."
     count = len({change.weight for change in changes if change.changed})
     others = len({change.weight for change in changes}) - count
-    yield f"\nWeights changed: {count:,}; as they were: {others:,}."
+    yield f"\nChanged weights: {count:,}. Unchanged weights: {others:,}."
 
 
 def _figures(report: CompressionReport) -> Iterator[str]:
@@ -77,8 +70,8 @@ def _figures(report: CompressionReport) -> Iterator[str]:
 
 def _judged(report: CompressionReport) -> str:
     if not report.samples:
-        return "No data was there to judge it by: its accuracy is unknown."
-    return f"Loss and metrics are of {report.samples:,} validation samples."
+        return "The accuracy is unknown, because no validation data was used."
+    return f"Loss and metrics are measured on {report.samples:,} validation samples."
 
 
 def _plain(text: str) -> str:

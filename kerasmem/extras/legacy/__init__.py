@@ -1,1 +1,1 @@
-"""Models of tf_keras and tfmot, and layers that files of earlier versions contain."""
+"""Loads models of tf_keras and tfmot, and layers of older kerasmem files."""

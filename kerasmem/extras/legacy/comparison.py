@@ -1,4 +1,4 @@
-"""Whether a converted model answers as the one in the file does under tf_keras."""
+"""Compares a converted model with the original model in tf_keras."""
 
 import importlib.util
 import tempfile
@@ -19,29 +19,25 @@ from kerasmem.types import Model
 
 _SAMPLES, _OPEN_LENGTH = 4, 8
 _KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
-"""Environment in which TensorFlow's own Keras is tf_keras."""
+"""Environment variable that makes tf_keras TensorFlow's Keras."""
 
 _TOLERANCE, _TOLERANCE_OF_HALVES = 1e-5, 2e-2
 
 
 def compare(path: Path, converted: ConvertedLayer) -> float:
-    """Return how far a model is from the one it was made of, on random inputs.
+    """Return how much a converted model differs from the original on random inputs.
 
-    It is the largest difference of an entry, in units of the largest answer if that is
-    more than 1.
-
-    Args:
-        path: the file of Keras 2.
-        converted: the model that was made of it.
+    The result is the largest difference of an output entry. It is relative to the
+    largest output if that exceeds 1.
 
     Raises:
-        ModelError: if they cannot be compared; the message says why.
-        ModelFileError: if they are further apart than the tolerance.
+        ModelError: If the models cannot be compared.
+        ModelFileError: If the difference exceeds the tolerance.
     """
     if path.is_dir():
-        raise ModelError("the functions of TensorFlow in a SavedModel are not run")
+        raise ModelError("TensorFlow functions in a SavedModel are never run")
     if converted.is_rounded:
-        raise ModelError("the model in the file rounds, and the new one does not")
+        raise ModelError("only the model in the file rounds its activations")
     model = converted.layer
     inputs = _inputs(model)
     keras_2_outputs = answers_of_keras_2(path, inputs, with_tfmot=converted.is_wrapped)
@@ -49,17 +45,17 @@ def compare(path: Path, converted: ConvertedLayer) -> float:
     outputs = [to_numpy(answer) for answer in keras.tree.flatten(answers)]
     if [a.shape for a in outputs] != [b.shape for b in keras_2_outputs]:
         raise ModelFileError(
-            f"{str(path)!r}: the converted model gives outputs of the shapes "
-            f"{[a.shape for a in outputs]}. Expected: "
-            f"{[b.shape for b in keras_2_outputs]}."
+            f"{str(path)!r}: the outputs of the converted model have other shapes. "
+            f"Expected: {[b.shape for b in keras_2_outputs]}. "
+            f"Received: {[a.shape for a in outputs]}."
         )
     apart = difference(outputs, keras_2_outputs, least=1.0)
     halves = any("16" in layer.compute_dtype for layer in sublayers(model))
     tolerance = _TOLERANCE_OF_HALVES if halves else _TOLERANCE
     if not apart <= tolerance:
         raise ModelFileError(
-            f"{str(path)!r}: the converted model answers otherwise than the one in the "
-            f"file does under tf_keras. Expected: a difference of at most "
+            f"{str(path)!r}: the outputs of the converted model differ from those "
+            f"computed by tf_keras. Expected: a difference of at most "
             f"{tolerance}. Received: {apart:.3g}."
         )
     return apart
@@ -68,17 +64,12 @@ def compare(path: Path, converted: ConvertedLayer) -> float:
 def answers_of_keras_2(
     path: Path, inputs: Sequence[np.ndarray], *, with_tfmot: bool
 ) -> list[np.ndarray]:
-    """Return the outputs of a model that tf_keras wrote, as tf_keras computes them.
+    """Return the outputs of a tf_keras model, computed by tf_keras.
 
-    Takes some ten seconds, for a process that starts TensorFlow, on the CPU.
-
-    Args:
-        path: the `.h5` or `.keras` file.
-        inputs: an array per input.
-        with_tfmot: whether wrappers of tfmot are in it.
+    It takes about ten seconds to start a TensorFlow process on the CPU.
 
     Raises:
-        ModelError: if tf_keras is not installed, or cannot load or call the model.
+        ModelError: If tf_keras is not installed, or cannot load or call the model.
     """
     if importlib.util.find_spec("tf_keras") is None:
         raise ModelError("tf_keras is not installed (pip install tf_keras)")
@@ -91,7 +82,7 @@ def answers_of_keras_2(
             doing = f"Calling {path.name!r} in tf_keras"
             run_script(script, *names, doing=doing, environment=_KERAS_2)
         except ChildDiedError as error:
-            raise ModelError(f"tf_keras fails: {error.reason}") from error
+            raise ModelError(f"tf_keras failed: {error.reason}") from error
         with np.load(y) as arrays:
             return [arrays[name] for name in arrays.files]
 
@@ -105,7 +96,7 @@ def _inputs(model: Model) -> list[np.ndarray]:
         first, *rest = tensor.shape
         shape = [first or _SAMPLES, *(n or _OPEN_LENGTH for n in rest)]
         if takes_indices or "float" not in tensor.dtype:
-            values = random.integers(0, 2, shape)  # which any table has
+            values = random.integers(0, 2, shape)  # valid indices in any table
         else:
             values = random.normal(size=shape)
         arrays.append(values.astype(tensor.dtype))

@@ -1,4 +1,4 @@
-"""What every file of Keras 2 holds, whichever its format, and where weights go."""
+"""Common structures of Keras 2 files, and the assignment of weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,29 +28,29 @@ _ACTIVATIONS = ("QuantizeAwareActivation", "NoOpActivation")
 
 
 def wrapper_kind(stored: Config) -> str | None:
-    """Return what a wrapper of tfmot is for, None for any other layer."""
+    """Return the technique of a tfmot wrapper, or None for other layers."""
     return _WRAPPERS.get(_class_name(stored))
 
 
 def is_quantizer(stored: Config) -> bool:
-    """Return True for a layer that only rounds what goes through it."""
+    """Return whether the layer only rounds its inputs."""
     return _class_name(stored) == "QuantizeLayer"
 
 
 def is_rounding(stored: Config) -> bool:
-    """Return True for a layer of a quantization-aware training."""
+    """Return whether the layer belongs to quantization-aware training."""
     return is_quantizer(stored) or wrapper_kind(stored) == "quantize"
 
 
 def inner_layer(stored: Config) -> Config:
-    """Return the layer in the wrappers, if it is in any."""
+    """Return the layer inside its wrappers, if any."""
     while wrapper_kind(stored) is not None:
         stored = stored["config"]["layer"]
     return stored
 
 
 def inner_activation(activation: Any) -> Any:
-    """Return the activation around which tfmot put a rounding one."""
+    """Return the activation inside tfmot's rounding activations."""
     while isinstance(activation, dict) and _class_name(activation) in _ACTIVATIONS:
         activation = activation["config"].get("activation")
     return activation
@@ -63,15 +63,13 @@ def _class_name(stored: Config) -> str:
 def clustered(
     weight: np.ndarray, centroids: np.ndarray, indices: np.ndarray
 ) -> np.ndarray:
-    """Return a weight every entry of which is the nearest centroid.
+    """Return a weight whose entries are replaced by the nearest centroid.
 
-    Where tfmot preserves zeros it keeps a centroid at zero, and what was told to be of
-    it stays so, wherever training moved the weight to.
+    If tfmot preserves zeros, one centroid is zero. Its entries stay zero, even if
+    training moved the weight.
 
-    Args:
-        weight: as it is trained, `(..., channels)`.
-        centroids: `(n,)`, or `(channels, n)`.
-        indices: which centroid every entry took last, shaped as `weight`.
+    The shapes are `(..., channels)` for `weight` and `indices` (last centroid of each
+    entry), and `(n,)` or `(channels, n)` for `centroids`.
 
     Example:
         >>> clustered(np.array([0.9, 2.2]), np.array([1.0, 2.0]), np.array([0, 0]))
@@ -93,11 +91,9 @@ def clustered(
 def masked(
     weights: Sequence[np.ndarray], masks: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Return weights, those with a mask multiplied by it.
+    """Multiply the weights by their masks, if any.
 
-    Args:
-        weights: in the order of the layer.
-        masks: of some of them, in the same order, told apart by their shapes.
+    Masks are in the order of the weights and matched by shape.
     """
     waiting = list(masks)
     new_weights = []
@@ -116,11 +112,10 @@ _RANGES = ("_min", "_max")
 
 
 def without_wrappers(entries: Sequence[Named]) -> list[Named]:
-    """Return the weights of a layer, those of tfmot's own put into them or left out.
+    """Return the weights of a layer, with tfmot's own weights applied and removed.
 
-    Args:
-        entries: `(name, array)` pairs, as tfmot lists them: a clustered weight stands
-            just before its centroids, the indices behind all of them in that order.
+    In tfmot's order, each clustered weight is followed by its centroids, and all
+    indices come last.
     """
     entries = _with_masks(_with_centroids(entries))
     return [(name, array) for name, array in entries if not _is_of_tfmot(name)]
@@ -169,12 +164,12 @@ def _with_masks(entries: Sequence[Named]) -> list[Named]:
 
 @dataclass
 class ConvertedLayer:
-    """A layer of the file and the one that was made of it.
+    """A layer in the file and the layer converted from it.
 
     Args:
-        stored: what the file says of it: `class_name`, `config`.
-        layer: that of Keras 3; None for a function or a quantizer without weights.
-        layers: of a model, those that it lists, in the order of the file.
+        stored: `class_name` and `config` in the file.
+        layer: Keras 3 layer. None for a function or a quantizer without weights.
+        layers: Layers of a model in the order of the file.
     """
 
     stored: Config
@@ -183,82 +178,69 @@ class ConvertedLayer:
 
     @property
     def name(self) -> str:
-        """What the file calls it, tfmot's wrapper around it included."""
+        """Name in the file, of the outermost tfmot wrapper if any."""
         return self.stored["config"]["name"]
 
     @property
     def inner(self) -> Config:
-        """What the file says of the layer itself, without wrappers."""
+        """Stored layer without wrappers."""
         return inner_layer(self.stored)
 
     @property
     def is_wrapped(self) -> bool:
-        """True if tfmot wrapped it, or a layer in it."""
+        """Whether tfmot wraps the layer or a nested layer."""
         if wrapper_kind(self.stored) is not None:
             return True
         return any(layer.is_wrapped for layer in self.layers)
 
     @property
     def is_rounded(self) -> bool:
-        """True if tfmot rounds it, or a layer in it, while it is trained."""
+        """Whether quantization-aware training rounds the layer or a nested layer."""
         return is_rounding(self.stored) or any(
             layer.is_rounded for layer in self.layers
         )
 
 
 class Assignment:
-    """What was put into the variables of a model, to say what is still missing."""
+    """Assigns the variables of a model and records them, to detect missing weights."""
 
     def __init__(self) -> None:
         self._done: set[int] = set()
 
     def put(self, variable: Variable, array: np.ndarray, layer: str) -> None:
-        """Assign an array.
-
-        Raises:
-            ModelFileError: if it has another number of entries or axes.
-        """
+        """Assign an array of the same shape to a variable."""
         shape = tuple(variable.shape)
         if array.shape != shape:
             raise ModelFileError(
-                f"The weight {variable.name!r} of the layer {layer!r} has the shape "
-                f"{array.shape} in the file. Expected: {shape}."
+                f"Invalid weight {variable.name!r} of the layer {layer!r} in the file. "
+                f"Expected: shape {shape}. Received: shape {array.shape}."
             )
         if math.prod(shape):
             variable.assign(array)
         self._done.add(id(variable))
 
     def check_complete(self, model: Model) -> None:
-        """Raise if a weight of the model got no array.
-
-        Raises:
-            ModelFileError: it names the first one.
-        """
+        """Raise `ModelFileError` if a weight of the model was not assigned."""
         for weight in weights(model):
             if id(weight.variable) not in self._done:
                 raise ModelFileError(
-                    f"The weight {weight.path!r} is missing in the file. Expected: one "
-                    f"of shape {tuple(weight.variable.shape)}."
+                    f"The weight {weight.path!r} is missing in the file. Expected: "
+                    f"shape {tuple(weight.variable.shape)}."
                 )
             if isinstance(weight.owner, keras.layers.Normalization):
                 weight.owner.finalize_state()
 
 
 Fill = Callable[[ConvertedLayer, Assignment], None]
-"""Puts the weights of a file into the layers of a model.
+"""Function that assigns the weights of a file to the layers of a model.
 
-Raises a `ModelFileError` if one is superfluous or of another shape."""
+Raises `ModelFileError` for an unexpected weight or shape.
+"""
 
 
 @dataclass(frozen=True)
 class LegacyFile:
-    """A model of Keras 2 as its file has it.
-
-    Args:
-        config: `class_name` and `config` of the model.
-        training: loss, metrics and optimizer, None for a model that was not compiled.
-        fill: puts its weights into the model that is made of the config.
-    """
+    """Keras 2 model as stored in its file."""
 
     config: dict[str, Any]
     training: dict[str, Any] | None

@@ -1,10 +1,10 @@
-"""Weights of a file that lists those of each layer, with their names.
+"""Weights of files that contain one list of named weights per layer.
 
-So do `.h5` files and SavedModels: those that are trained first, then the others; of a
-model within the model, all of its layers' in one list.
+`.h5` files and SavedModels have this format. Trainable weights come before the others.
+A nested model has one list for all its layers.
 
-The functions of TensorFlow in them are neither read nor run. What Keras put beside them
-is: the config in `keras_metadata.pb`, and the weights in the checkpoint.
+TensorFlow functions in these files are neither read nor run. Keras stores the config in
+`keras_metadata.pb` and the weights in the checkpoint.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,22 +31,15 @@ from kerasmem.types import Layer
 
 Layers = Mapping[str, "Sequence[Named] | Layers"]
 _Run = tuple[Any, list[Any]]
-"""A layer, and variables of it that a file lists one after another."""
+"""A layer, and consecutive variables of the layer in a file."""
 
 
 def fill_by_layer(
     layers: Layers, model: ConvertedLayer, assignment: Assignment
 ) -> None:
-    """Put the weights of a file into the layers of a model.
+    """Assign the weights of a file to the layers of a model.
 
-    Args:
-        layers: `(name, array)` pairs by the name of a layer of the model; of a model
-            within it such pairs too, or another mapping.
-        model: gets them.
-        assignment: notes them.
-
-    Raises:
-        ModelFileError: if one is superfluous or of another shape.
+    `layers` contains `(name, array)` pairs by layer name, nested for nested models.
     """
     for layer in model.layers:
         entries = layers.get(layer.name, ())
@@ -76,8 +69,8 @@ def _fill(
             assignment.put(variable, array, layer.name)
     if at < len(entries):
         raise ModelFileError(
-            f"The file has a weight {entries[at][0]!r} that the layer "
-            f"{converted.name!r} has not."
+            f"The file has an unexpected weight {entries[at][0]!r} for the layer "
+            f"{converted.name!r}."
         )
 
 
@@ -115,7 +108,7 @@ def _order_within(layer: Layer) -> tuple[list[Any], list[Any]]:
     inner = [_order_within(child) for child in _children(layer)]
     trainable = [variable for variables, _ in inner for variable in variables]
     others = [variable for _, variables in inner for variable in variables]
-    if isinstance(layer, keras.Model):  # which lists its own behind those within
+    if isinstance(layer, keras.Model):  # a model lists its own variables last
         trainable, others = [*trainable, *own[0]], [*others, *own[1]]
     else:
         trainable, others = [*own[0], *trainable], [*own[1], *others]
@@ -137,22 +130,22 @@ _ROOT = "root"
 
 
 def read_saved_model(path: Path) -> LegacyFile:
-    """Return what the folder of a SavedModel holds.
+    """Read the folder of a SavedModel.
 
     Raises:
-        ModelFileError: if Keras 2 did not write it, or it is damaged.
+        ModelFileError: If Keras 2 did not write the folder, or the folder is damaged.
     """
     metadata = _metadata(path)
     config = metadata.get("config")
     if not (isinstance(config, dict) and "layers" in config):
         raise ModelFileError(
             f"the model {metadata.get('name')!r} ({metadata.get('class_name')}) is a "
-            "subclass, of which the file has functions of TensorFlow but no layers. "
-            "Next: load it where its code is, and save it with Keras 3."
+            "subclassed model, stored as TensorFlow functions without layers. "
+            "Next: load it with its code, and save it with Keras 3."
         )
     folder = path / "variables"
     try:
-        for file in folder.iterdir():  # TensorFlow would wait for a fifo
+        for file in folder.iterdir():  # TensorFlow would block on a FIFO
             open_regular(file, follow_link=True).close()
         checkpoint = Checkpoint(folder / "variables")
         layers = _layers(checkpoint, checkpoint.root, config)
@@ -165,8 +158,8 @@ def read_saved_model(path: Path) -> LegacyFile:
 def _metadata(path: Path) -> dict[str, Any]:
     if not (path / _METADATA).is_file():
         raise ModelFileError(
-            f"there is no {_METADATA} in the folder. Expected: what model.save of "
-            "Keras 2 wrote. Next: keras.layers.TFSMLayer runs any other SavedModel."
+            f"there is no {_METADATA} in the folder. Expected: a folder written by "
+            "model.save of Keras 2. Next: run others with keras.layers.TFSMLayer."
         )
     try:
         content = read_regular(path / _METADATA, MOST_BYTES, follow_link=True)
@@ -178,7 +171,7 @@ def _metadata(path: Path) -> dict[str, Any]:
                     return read_json(text, object_hook=_without_wrapping)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ModelFileError(f"{_METADATA} is damaged") from error
-    raise ModelFileError(f"{_METADATA} tells of no model")
+    raise ModelFileError(f"{_METADATA} contains no model")
 
 
 def _without_wrapping(value: dict[str, Any]) -> Any:
@@ -190,7 +183,7 @@ def _without_wrapping(value: dict[str, Any]) -> Any:
 def _layers(checkpoint: Checkpoint, node: Node, config: dict[str, Any]) -> Layers:
     layers = config["layers"]
     if "output_layers" not in config:
-        # A Sequential does not count its input.
+        # The layer indices of a Sequential model do not include its input.
         layers = [layer for layer in layers if layer["class_name"] != "InputLayer"]
     weights: dict[str, Sequence[Named] | Layers] = {}
     for index, layer in enumerate(layers):

@@ -1,8 +1,7 @@
-"""A model of Keras 2, made anew of Keras 3's layers from its config.
+"""Builds a Keras 3 model from the config of a Keras 2 model.
 
-A config names a tensor that goes into a call by a reference, `[layer, call, output]`.
-The first one of a call has its keyword arguments behind that; a value that is no tensor
-stands in the place of `output`.
+A config refers to a tensor as `[layer, call, output]`. The first reference of a call is
+followed by its keyword arguments. A value that is not a tensor replaces `output`.
 """
 
 import re
@@ -27,20 +26,20 @@ from kerasmem.types import Model, Tensor
 _CONSTANT = "_CONSTANT_VALUE"
 
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
-"""What Keras 2 calls on a list: the sequence, and the states to begin with."""
+"""Layers that Keras 2 calls on a list of sequence and initial states."""
 _OPERATORS = ("TFOpLambda", "SlicingOpLambda")
 
 
 def is_operator(stored: Config) -> bool:
-    """Return True for a function of TensorFlow, such as `a + b`."""
+    """Return whether the layer is a TensorFlow function, such as `a + b`."""
     return stored["class_name"] in _OPERATORS
 
 
 def make(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedLayer:
-    """Return the Keras 3 layer or model that a file of Keras 2 tells of.
+    """Create the Keras 3 layer or model of a Keras 2 config.
 
     Raises:
-        ModelFileError: if there is no such layer; it is named, with the reason.
+        ModelFileError: If there is no such layer, with its name and the reason.
     """
     if is_operator(stored) or is_quantizer(stored):
         return ConvertedLayer(stored, None)
@@ -75,14 +74,14 @@ def _sequential(stored: Config, custom_objects: Mapping[str, Any]) -> ConvertedL
     config = stored["config"]
     for layer in config["layers"]:
         if is_operator(layer):
-            raise refusal(layer, "it is a function of TensorFlow in a Sequential")
+            raise refusal(layer, "TensorFlow functions are invalid in a Sequential")
     layers = [make(layer, custom_objects) for layer in config["layers"]]
     own = [inner.layer for inner in layers if inner.layer is not None]
     if not (own and isinstance(own[0], keras.layers.InputLayer)):
         own.insert(0, keras.Input(batch_shape=_input_shape(stored)))
     model = keras.Sequential(own, name=known_name(config["name"]))
     _set_trainable(model, config)
-    # As `model.layers` does, the file counts them without the input.
+    # The file counts layers like `model.layers`, without the input.
     counted_layers = [
         m for m in layers if not isinstance(m.layer, keras.layers.InputLayer)
     ]
@@ -98,23 +97,18 @@ def _input_shape(stored: Config) -> tuple[int | None, ...]:
         or stored.get("build_config", {}).get("input_shape")
     )
     if shape is None:
-        raise refusal(stored, "it was saved before it was built, without weights")
+        raise refusal(stored, "the model was not built and has no weights")
     return tuple(shape)
 
 
 def _set_trainable(model: Model, config: Config) -> None:
-    # Set to True, it would thaw the layers within.
+    # Setting True would unfreeze nested layers.
     if config.get("trainable") is False:
         model.trainable = False
 
 
 class Functional:
-    """The calls of a graph, made one after another as their inputs come to be.
-
-    Args:
-        stored: the model in the file.
-        layers: what was made of its layers, by name.
-    """
+    """Builds a functional model by calling layers as soon as their inputs exist."""
 
     def __init__(self, stored: Config, layers: dict[str, ConvertedLayer]) -> None:
         self._stored = stored
@@ -122,10 +116,10 @@ class Functional:
         self._outputs: dict[str, list[Any]] = {name: [] for name in self._layers}
 
     def model(self) -> Any:
-        """Return the model.
+        """Build the model.
 
         Raises:
-            ModelFileError: if a call cannot be made; its layer is named.
+            ModelFileError: If a call fails, with the name of its layer.
         """
         config = self._stored["config"]
         waiting = {
@@ -138,7 +132,7 @@ class Functional:
             has_advanced = [self._advance(*layer) for layer in waiting.items()]
             if not any(has_advanced):
                 names = sorted(name for name, nodes in waiting.items() if nodes)
-                raise refusal(self._stored, f"what goes into {names[0]!r} is missing")
+                raise refusal(self._stored, f"the inputs of {names[0]!r} are missing")
         return keras.Model(
             _unpacked(self._tensors(config["input_layers"])),
             _unpacked(self._tensors(config["output_layers"])),
@@ -151,14 +145,14 @@ class Functional:
             try:
                 x = self._tensors(_without_arguments(nodes[0]))
                 arguments = self._tensors(_keyword_arguments(nodes[0]))
-            except IndexError:  # a call whose output goes in was not made yet
+            except IndexError:  # an input is not computed yet
                 break
             self._outputs[name].append(_called(self._layers[name], x, arguments))
             del nodes[0]
         return len(nodes) < before
 
     def _call_number(self, reference: Any) -> int:
-        # Keras 2 counts the call in which a model was made as the first one.
+        # Keras 2 counts the creation of a nested model as its first call.
         return reference[1] - bool(self._layers[reference[0]].layers)
 
     def _tensors(self, structure: Any) -> Any:
@@ -187,7 +181,7 @@ def _called(converted: ConvertedLayer, x: Tensor, arguments: dict[str, Any]) -> 
     try:
         return converted.layer(x, **options)
     except Exception as error:
-        raise refusal(converted.stored, f"its call fails: {reason(error)}") from error
+        raise refusal(converted.stored, f"its call failed: {reason(error)}") from error
 
 
 def _unpacked(tensors: Any) -> Any:
@@ -199,13 +193,13 @@ def _operate(stored: Config, x: Tensor, arguments: dict[str, Any]) -> Any:
     symbol = stored["config"].get("function", "__operators__.getitem")
     function = operator(symbol)
     if function is None:
-        raise refusal(stored, f"tf.{symbol} has no counterpart here")
+        raise refusal(stored, f"tf.{symbol} has no equivalent in Keras 3")
     try:
         outputs = function(x, **arguments)
     except Exception as error:
-        raise refusal(stored, f"tf.{symbol} fails: {reason(error)}") from error
+        raise refusal(stored, f"tf.{symbol} failed: {reason(error)}") from error
     if outputs is not x:
-        # Keras names operations anew in every process, and layers may have the name.
+        # Keras numbers operations per process, so the name may be the name of a layer.
         operation = node_of(keras.tree.flatten(outputs)[0]).operation
         operation.name = re.sub(r"[._/]+", "_", stored["config"]["name"])
     return outputs

@@ -1,7 +1,7 @@
-"""What a model answers under Keras 2, in a process that does nothing else.
+"""Calls a Keras 2 model in a separate process.
 
-tfmot changes which Keras TensorFlow has for a whole process; this one imports nothing
-of kerasmem. Run as `python keras_2_child.py MODEL INPUTS.npz ANSWERS.npz KIND`.
+tfmot changes the Keras of TensorFlow for the whole process, so this script does not
+import kerasmem. Usage: `python keras_2_child.py MODEL INPUTS.npz ANSWERS.npz KIND`.
 """
 
 import importlib
@@ -13,13 +13,13 @@ import numpy as np
 
 
 def main(model: str, inputs: str, answers: str, kind: str) -> None:
-    """Load a model, call it, and write what it answers.
+    """Load a model, call it, and write its outputs.
 
     Args:
-        model: path of the file.
-        inputs: path of an `.npz` with an array per input, in their order.
-        answers: path of the `.npz` to write, with an array per output.
-        kind: `"tfmot"` for a model with wrappers of tfmot, `"plain"` for any other.
+        model: Path of the model file.
+        inputs: Path of an `.npz` file with one array per input, in order.
+        answers: Path of the `.npz` file to write, with one array per output.
+        kind: `"tfmot"` for a model with tfmot wrappers, otherwise `"plain"`.
     """
     keras: Any = importlib.import_module("tf_keras")
     with np.load(inputs) as arrays:

@@ -1,7 +1,7 @@
-"""`.keras` files that Keras 2 wrote, which number the weights of each object.
+"""Reads `.keras` files of Keras 2, which number the weights of each object.
 
-The arrays of a wrapper of tfmot have numbers only. First come the weights that it took
-out of its layer or shares with it, then what it keeps beside them.
+The arrays of a tfmot wrapper have only numbers. Weights that the wrapper took from its
+layer or shares come first, followed by the wrapper's own weights.
 """
 
 import re
@@ -35,10 +35,10 @@ Config = dict[str, Any]
 
 
 def read_archive(path: Path) -> LegacyFile:
-    """Return what a `.keras` file of Keras 2 holds.
+    """Read a `.keras` file of Keras 2.
 
     Raises:
-        ModelFileError: if it has no weights.
+        ModelFileError: If the file has no weights.
     """
     with zipfile.ZipFile(path) as archive:
         config = read_json(archive.read("config.json"))
@@ -52,21 +52,20 @@ def read_archive(path: Path) -> LegacyFile:
 
 @dataclass
 class ArchiveObject:
-    """The arrays of one object, and those of the objects that it holds.
+    """Arrays of an object and its child objects.
 
-    Args:
-        arrays: by name, or by their number where the file keeps no names.
-        parts: by the name of the attribute; of a list, by class or number.
+    Children have the names of attributes. Items of a list have the class name or a
+    number.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     parts: dict[str, "ArchiveObject"] = field(default_factory=dict)
 
     def listed(self, classes: Sequence[str]) -> list["ArchiveObject"]:
-        """Return the parts of a list of objects, given their classes.
+        """Return the items of a list of objects with the given classes.
 
-        A `.keras` file counts the objects of each class by itself, a SavedModel all of
-        them. What keeps nothing has an empty part.
+        A `.keras` file numbers the objects per class, a SavedModel numbers all objects.
+        Objects without arrays are empty.
 
         Example:
             >>> root = ArchiveObject(parts={"dense_1": ArchiveObject({"0": 5})})
@@ -84,7 +83,7 @@ class ArchiveObject:
 
 
 def snake_case(name: str) -> str:
-    """Return the name that Keras 2 makes of the name of a class.
+    """Convert a class name to snake case, as in Keras 2.
 
     Example:
         >>> snake_case("Custom>SeparableConv2D")
@@ -123,19 +122,16 @@ def _fill_model(
 def _fill(
     layer: Layer, part: ArchiveObject, waiting: list[np.ndarray], assignment: Assignment
 ) -> None:
-    """Fill a layer and those within.
+    """Assign the variables of a layer and its sublayers.
 
-    Args:
-        layer: of Keras 3.
-        part: what the file keeps of it.
-        waiting: weights that tfmot took out of the layer, in its order; emptied.
-        assignment: what is done.
+    `waiting` contains weights that tfmot took from the layer, in order. Assigned
+    weights are removed from it.
     """
     variables, arrays = own_variables(layer), list(part.arrays.values())
     if len(arrays) > len(variables):
         raise ModelFileError(
-            f"The layer {layer.name!r} has {len(variables)} weights. Received: "
-            f"{len(arrays)} in the file."
+            f"Too many weights for the layer {layer.name!r} in the file. "
+            f"Expected: {len(variables)}. Received: {len(arrays)}."
         )
     for i, variable in enumerate(variables):
         is_short = len(arrays) < len(variables) - i
@@ -171,7 +167,7 @@ def _unwrapped(stored: Config, part: ArchiveObject) -> ArchiveObject:
 def _taken_out(stored: Config, part: ArchiveObject) -> list[np.ndarray]:
     kind, own = wrapper_kind(stored), list(part.arrays.values())
     if kind == "cluster":
-        # Weight and centroids in turn, then the indices of each.
+        # Alternating weights and centroids, then all indices.
         pairs, indices = own[: len(own) * 2 // 3], own[len(own) * 2 // 3 :]
         triples = zip(pairs[::2], pairs[1::2], indices, strict=True)
         return [clustered(*triple) for triple in triples]

@@ -1,4 +1,4 @@
-"""The config of one layer of Keras 2 as one that Keras 3 makes the same layer of."""
+"""Translates the config of a Keras 2 layer to Keras 3."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -59,10 +59,9 @@ _OF_TENSORFLOW_ONLY = ("name", "conjugate")
 
 
 def operator(symbol: str) -> Callable[..., Any] | None:
-    """Return a function that takes the arguments of one of TensorFlow, None if unknown.
+    """Return a function with the arguments of a TensorFlow function, or None.
 
-    Args:
-        symbol: what a `TFOpLambda` layer calls it, such as `"math.add"`.
+    `symbol` is the name in a `TFOpLambda` layer, such as `"math.add"`.
 
     Example:
         >>> float(operator("math.add")(1.0, y=2.0, name=None))
@@ -133,19 +132,15 @@ _GRAPHS = ("Functional", "Sequential", "Model")
 
 
 def is_graph(layer: Config) -> bool:
-    """Return True for a model whose config lists its layers."""
+    """Return whether the config is a model with a list of layers."""
     return layer["class_name"] in _GRAPHS and "layers" in layer["config"]
 
 
 def make_layer(layer: Config, custom_objects: Mapping[str, Any]) -> Any:
-    """Return the Keras 3 layer of a layer in a file of Keras 2.
-
-    Args:
-        layer: `class_name` and `config`, perhaps `registered_name`.
-        custom_objects: the user's own classes by name.
+    """Create the Keras 3 layer for a layer in a Keras 2 file.
 
     Raises:
-        ModelFileError: if Keras 3 has no such layer; it is named, with the reason.
+        ModelFileError: If Keras 3 has no such layer, with its name and the reason.
     """
     translation = translate(layer, custom_objects)
     try:
@@ -157,15 +152,11 @@ def make_layer(layer: Config, custom_objects: Mapping[str, Any]) -> Any:
 
 
 def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
-    """Return what Keras 3 would have written of a layer in a file of Keras 2.
-
-    Raises:
-        ModelFileError: as `make_layer`.
-    """
+    """Translate a serialized Keras 2 layer to the Keras 3 format."""
     class_name: str = layer["class_name"]
     if class_name.rpartition(">")[2] == "Lambda":
         raise refusal(
-            layer, "it holds a Python lambda, and code in a file is never run"
+            layer, "it contains a Python lambda, and code in a file is never run"
         )
     own = _own_class(layer, custom_objects)
     config = {key: _plain(value) for key, value in layer["config"].items()}
@@ -179,8 +170,8 @@ def translate(layer: Config, custom_objects: Mapping[str, Any]) -> Config:
     if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
         raise refusal(
             layer,
-            f"the class {class_name!r} is not known here. Name the module that defines "
-            "it with --import, or give custom_objects= in Python",
+            f"the class {class_name!r} is unknown. Import its module with "
+            "--import, or pass custom_objects= in Python",
         )
     new_names = _RENAMED.get(layer["class_name"], {})
     config = {new_names.get(key, key): value for key, value in config.items()}
@@ -204,13 +195,13 @@ def _inner(config: Config, custom_objects: Mapping[str, Any]) -> Config:
 
 
 def reason(error: Exception) -> str:
-    """Return the one line of an error that says what is wrong."""
+    """Return the cause of an error in one line."""
     text = str(error).rpartition("Exception encountered: ")[2].strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def refusal(layer: Config, why: str) -> ModelFileError:
-    """Return the error that says which layer cannot be had, and why."""
+    """Return the error for a layer that cannot be converted."""
     return ModelFileError(
         f"The layer {layer['config'].get('name')!r} ({layer['class_name']}) cannot be "
         f"converted to Keras 3: {why.removesuffix('.')}."
@@ -236,7 +227,7 @@ def _own_class(layer: Config, custom_objects: Mapping[str, Any]) -> str | None:
 
 
 def known_name(name: str) -> str:
-    """Return a name that Keras 3 takes: without slashes, as in "Conv/BatchNorm"."""
+    """Replace slashes, which are invalid in Keras 3 names, as in "Conv/BatchNorm"."""
     return name.replace("/", "_")
 
 
@@ -252,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 _CHANGED = {"hard_sigmoid": hard_sigmoid_of_keras_2}
-"""Activations that mean something else in Keras 3 than under the same name before."""
+"""Activations whose definition changed in Keras 3 under the same name."""
 
 _OF_EVERY_LAYER = ("name", "trainable", "dtype", "activity_regularizer")
 _HARMLESS: Mapping[str, Any] = {
@@ -262,7 +253,7 @@ _HARMLESS: Mapping[str, Any] = {
     "sparse": False,
     "renorm": False,
 }
-"""What Keras 3 lacks is left out where it says this, None or False."""
+"""Unknown arguments with these values, None or False have no effect."""
 _WITHOUT_EFFECT = {
     "batch_input_shape",
     "build_input_shape",
@@ -284,24 +275,20 @@ _WITHOUT_EFFECT_ENDINGS = ("_initializer", "_regularizer", "_constraint")
 
 
 def accepted(layer_class: type, config: Config) -> Config:
-    """Return the arguments that a class of Keras 3 takes, in its meaning.
-
-    Args:
-        layer_class: the class of the layer.
-        config: of Keras 2.
+    """Return the arguments that a Keras 3 class accepts, with translated values.
 
     Raises:
-        ValueError: if one of the others is more than its default.
+        ValueError: If an unsupported argument does not have its default value.
     """
     if config.get("vocabulary_size") and config.get("vocabulary") is None:
         raise ValueError(
-            "its vocabulary, which adapt learned, is not in its config. Next: give it "
-            "to the layer as vocabulary= where tf_keras is, and save the model anew"
+            "its adapted vocabulary is not in its config. Next: pass vocabulary= to "
+            "the layer in tf_keras, and save the model again"
         )
     parameters = _parameters(layer_class)
     for key, value in config.items():
         if key not in parameters and not _is_without_effect(key, value):
-            raise ValueError(f"Keras 3 has no {key}={value!r} there")
+            raise ValueError(f"Keras 3 does not support {key}={value!r}")
     return {k: _value(layer_class, k, v) for k, v in config.items() if k in parameters}
 
 
@@ -321,17 +308,13 @@ def _value(layer_class: type, key: str, value: Any) -> Any:
     if key == "axis" and layer_class is keras.layers.BatchNormalization:
         axes = value if isinstance(value, list) else [value]
         if len(axes) > 1:
-            raise ValueError(f"Keras 3 normalizes one axis. Received: {axes}")
+            raise ValueError(f"Keras 3 normalizes a single axis. Received: {axes}")
         return axes[0]
     return value
 
 
 def _translated(activation: Any) -> Any:
-    """Return an activation of a config of Keras 2 as one of Keras 3.
-
-    Args:
-        activation: a name, or a dict with `class_name`.
-    """
+    """Translate a Keras 2 activation, given as a name or a dict with `class_name`."""
     activation = inner_activation(activation)
     name = activation
     if isinstance(activation, dict):

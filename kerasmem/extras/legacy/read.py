@@ -1,4 +1,4 @@
-"""A model of Keras 2 in a file, as a model of Keras 3."""
+"""Loads a Keras 2 file as a Keras 3 model."""
 
 import inspect
 import warnings
@@ -28,46 +28,39 @@ def load_legacy(
     *,
     compile: bool,  # noqa: A002 - as in Keras
 ) -> ConvertedLayer:
-    """Return the model made of a file, beside what the file says of it.
-
-    Args:
-        path: a file that `check_model_file` let pass, or a folder.
-        custom_objects: the user's own layers and functions by name.
-        compile: False to leave loss, metrics and optimizer out.
+    """Convert a Keras 2 file. Returns the model and its stored description.
 
     Raises:
-        ModelFileError: if it cannot be had; the layer and the reason are named.
+        ModelFileError: If the conversion fails, with the layer and the reason.
     """
     with bounded_weights(path):
         model, training = _converted(path, custom_objects)
     if model.is_rounded:
         warnings.warn(
-            f"{str(path)!r} comes from quantization-aware training: its weights are "
-            'there as trained, without the rounding. Next: km.Quantize("int8-static").',
+            f"{str(path)!r} is from quantization-aware training. Its weights were "
+            'loaded without rounding. Next: km.Quantize("int8-static").',
             KerasMemWarning,
             stacklevel=3,
         )
     if training is not None and compile:
         try:
             model.layer.compile(**compile_arguments(training, custom_objects))
-        except Exception as error:  # noqa: BLE001 - nor has that of an unknown loss
+        except Exception as error:  # noqa: BLE001 - such as an unknown loss
             say_without_loss(path, first_reason(error))
     return model
 
 
 def load_converted(path: str | Path) -> ConvertedLayer:
-    """Return the model made of a file of Keras 2, beside what the file says of it.
-
-    Args:
-        path: as in `kerasmem.load_model`.
+    """Convert a Keras 2 file. Returns the model and its stored description.
 
     Raises:
-        ModelFileError: as `kerasmem.load_model`, and if Keras 3 wrote the file.
+        ModelFileError: If `kerasmem.load_model` cannot load the file, or Keras 3 wrote
+            it.
     """
     path = Path(path)
     if not check_model_file(path):
         raise ModelFileError(
-            f"Keras 3 wrote {str(path)!r} already: there is nothing to convert."
+            f"Keras 3 wrote {str(path)!r}, so no conversion is needed."
         )
     return load_legacy(path, {}, compile=True)
 
@@ -79,7 +72,7 @@ def _converted(
         file = _read(path)
         model = make(file.config, custom_objects)
         if not isinstance(model.layer, keras.Model):
-            raise ModelFileError("There is no model in the file.")
+            raise ModelFileError("The file contains no model.")
         assignment = Assignment()
         file.fill(model, assignment)
         assignment.check_complete(model.layer)
@@ -95,17 +88,17 @@ def _read(path: Path) -> LegacyFile:
 
 
 def read_h5(path: Path) -> LegacyFile:
-    """Return what an `.h5` file holds.
+    """Read an `.h5` file.
 
     Raises:
-        ModelFileError: if it holds weights alone, or was cut off.
+        ModelFileError: If the file contains only weights or is incomplete.
     """
     with h5py.File(path) as file:
         config = file.attrs.get("model_config")
         if config is None or "model_weights" not in file:
             raise ModelFileError(
-                f"{str(path)!r} holds no whole model, perhaps weights alone. Expected: "
-                "a file that model.save wrote."
+                f"{str(path)!r} does not contain a complete model, perhaps only "
+                "weights. Expected: a file written by model.save."
             )
         training = file.attrs.get("training_config")
         group = file["model_weights"]
@@ -142,14 +135,10 @@ _LOSS_SCALE = ("LossScaleOptimizer", "LossScaleOptimizerV3")
 def compile_arguments(
     training: Mapping[str, Any], custom_objects: Mapping[str, Any]
 ) -> Config:
-    """Return the arguments for `compile`; the optimizer starts anew.
-
-    Args:
-        training: what the file says, as `.keras` or as older formats write it.
-        custom_objects: the user's own losses, metrics and optimizers by name.
+    """Return the arguments for `compile`. The optimizer state is not restored.
 
     Raises:
-        ValueError: if Keras 3 has no such loss, metric or optimizer.
+        ValueError: If Keras 3 has no such loss, metric or optimizer.
     """
     optimizer = training.get("optimizer") or training.get("optimizer_config")
     with keras.saving.custom_object_scope({**objects_in_scope(), **custom_objects}):
@@ -163,7 +152,7 @@ def compile_arguments(
 
 
 def _metrics(metrics: Any) -> Any:
-    # A model with one output has a list in a list.
+    # Models with one output store a nested list.
     if isinstance(metrics, list) and len(metrics) == 1 and isinstance(metrics[0], list):
         metrics = metrics[0]
     return _all(metrics, keras.metrics.get)
@@ -186,7 +175,7 @@ def _one(description: Any, get: Callable[[Any], Any]) -> Any:
         return config if config is not None else name
     config = dict(config)
     if name == "MeanMetricWrapper":
-        # Of a short name, Keras chooses the metric by the shapes of the outputs.
+        # For a short name, Keras chooses the metric from the output shapes.
         short = config.get("name") in _SHORT_NAMES
         return config["name"] if short else config.get("fn", config["name"])
     if name in _LOSS_SCALE:
@@ -200,7 +189,7 @@ def _one(description: Any, get: Callable[[Any], Any]) -> Any:
 
 def _known(keras_class: type, config: Config) -> Config:
     config = {k: v for k, v in config.items() if k not in _OF_KERAS_2}
-    if config.get("reduction") == "auto":  # the mean, which is the default here
+    if config.get("reduction") == "auto":  # the default of Keras 3
         del config["reduction"]
     rate, decay = config.get("learning_rate"), config.pop("decay", 0)
     if isinstance(rate, dict):

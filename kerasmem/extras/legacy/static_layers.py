@@ -1,8 +1,8 @@
-"""The layers of int8-static models that earlier versions of kerasmem saved.
+"""Layers of int8-static models saved by earlier versions of kerasmem.
 
-Such a model consists of layers between which tensors are int8 codes. Here every layer
-decodes its inputs, computes with floats, and rounds to the codes of its output. Results
-are within one step of those of the integer arithmetic that wrote the file.
+In the original models, tensors between layers were int8 codes. Here, each layer
+dequantizes its inputs, computes in float, and quantizes its output. Results differ by
+at most one step from the original integer arithmetic.
 """
 
 import math
@@ -17,20 +17,20 @@ from kerasmem.types import Tensor, Tensors
 LEAST, MOST = -128, 127
 _ops = keras.ops
 _NEARLY_HALF = 2.0**-12
-"""What is nearly half a step is rounded away from zero, as the integers were."""
+"""Values almost half a step away are rounded away from zero, as in the integer code."""
 _ACTIVATIONS = {"relu": _ops.relu, "relu6": _ops.relu6}
 _FUNCTIONS = {"sigmoid": _ops.sigmoid, "tanh": _ops.tanh}
 
 
 class CodesLayer(keras.layers.Layer):
-    """A layer from int8 codes to int8 codes.
+    """Layer with int8 inputs and outputs.
 
     Args:
-        inputs: Scale and zero point of each input; empty for float inputs.
-        output: Scale and zero point of the output; None for a float output.
+        inputs: Scale and zero point of each input. Empty for float inputs.
+        output: Scale and zero point of the output, or None for a float output.
         activation: `"relu"`, `"relu6"` or None.
-        keeps_mask: Whether the mask of the inputs is that of the output.
-        kwargs: Further arguments of the layer, by the names in its file.
+        keeps_mask: Whether the output has the mask of the inputs.
+        kwargs: Other arguments of the layer, by their names in the file.
     """
 
     own: Mapping[str, Any] = MappingProxyType({})
@@ -51,7 +51,7 @@ class CodesLayer(keras.layers.Layer):
         self.arguments |= {"keeps_mask": keeps_mask, **values}
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
+        """Return the arguments of the constructor."""
         return {**super().get_config(), **self.arguments}
 
     def compute_mask(self, inputs: Tensors, previous_mask: Any) -> Any:
@@ -62,7 +62,7 @@ class CodesLayer(keras.layers.Layer):
         return _ops.logical_or(*masks) if len(masks) > 1 else masks[0]
 
     def call(self, inputs: Tensors, mask: Tensor = None) -> Any:
-        """Return the codes of the output, or floats."""
+        """Return the output as int8 codes or floats."""
         tensors = inputs if isinstance(inputs, list) else [inputs]
         codes = self.arguments["inputs"] or [None] * len(tensors)
         floats = [_decoded(x, of) for x, of in zip(tensors, codes, strict=True)]
@@ -83,7 +83,7 @@ class CodesLayer(keras.layers.Layer):
 
     @property
     def all_codes(self) -> list[Any]:
-        """Scale and zero point of each input, then of the output."""
+        """Scales and zero points of the inputs and the output."""
         return [*self.arguments["inputs"], self.output_codes]
 
     @property
@@ -92,11 +92,11 @@ class CodesLayer(keras.layers.Layer):
         return self.output_codes is None or isinstance(self, FromCodes)
 
     def compute(self, *floats: Any) -> Any:
-        """Return the output of the layer, float, without its activation."""
+        """Return the float output before the activation."""
         return floats[0]
 
     def shown(self, floats: list[Any], masks: list[Any]) -> list[Any]:
-        """Return the inputs as the masks of several inputs change them."""
+        """Apply the masks of several inputs."""
         del masks
         return floats
 
@@ -117,13 +117,7 @@ def _encoded(x: Tensor, codes: Tensor, *, even: bool) -> Any:
 
 
 def _in_parts(x: Tensor, step: float, exponent: Any) -> Any:
-    """Return a tensor rounded to parts of a step: the integers were rounded twice.
-
-    Args:
-        x: The tensor.
-        step: The scale of the output.
-        exponent: Exponent of the factor from the steps before to those of the output.
-    """
+    """Round to a fraction of a step, because the integer code rounded twice."""
     parts = 2.0 ** _ops.maximum(-_ops.cast(exponent, "float32"), 0.0)
     return _ops.round(x * (parts / step)) * (step / parts)
 
@@ -133,26 +127,26 @@ def _exponent(ratio: float) -> int:
 
 
 class CodesProduct(CodesLayer):
-    """A layer with a kernel of int8 codes, and biases in steps of its products."""
+    """Layer with an int8 kernel and an int32 bias."""
 
     own = MappingProxyType({"kernel_shape": ()})
     channel_axes = 1
     rounds_twice = True
 
     def build(self, input_shape: Any) -> None:
-        """Create the variables of the file."""
+        """Create the variables in the order of the file."""
         del input_shape
         shape = self.arguments["kernel_shape"]
         channels = (math.prod(shape[-self.channel_axes :]),)
         self.kernel = self._variable("kernel", "int8", shape)
         self.bias = self._variable("bias", "int32", channels)
         self.kernel_scale = self._variable("kernel_scale", "float32", channels)
-        if not self.gives_floats:  # what the integers were multiplied with
+        if not self.gives_floats:  # factors of the original integer arithmetic
             self._variable("mantissa", "int32", channels)
             self.exponent = self._variable("exponent", "int8", channels)
 
     def compute(self, *floats: Any) -> Any:
-        """Return the product with the kernel, and the bias."""
+        """Return the matrix product with the kernel, plus the bias."""
         scales = _ops.convert_to_tensor(self.kernel_scale)
         shape = self.arguments["kernel_shape"][-self.channel_axes :]
         kernel = _ops.cast(self.kernel, "float32") * _ops.reshape(scales, shape)
@@ -163,7 +157,7 @@ class CodesProduct(CodesLayer):
         return _in_parts(sums, self.output_codes["scale"], self.exponent)
 
     def product(self, x: Tensor, kernel: Tensor) -> Any:
-        """Return the product with the kernel."""
+        """Return the matrix product with the kernel."""
         return _ops.matmul(x, kernel)
 
     def _variable(self, name: str, dtype: str, shape: Any) -> Any:
@@ -173,7 +167,7 @@ class CodesProduct(CodesLayer):
 
 
 class CodesConvolution(CodesProduct):
-    """A convolution of codes with channels last."""
+    """Quantized convolution with channels last."""
 
     own = MappingProxyType(
         {"kernel_shape": (), "strides": (), "padding": "valid", "dilation_rate": ()}
@@ -193,28 +187,28 @@ class CodesConvolution(CodesProduct):
 
 
 class CodesDepthwise(CodesConvolution):
-    """A depthwise convolution of codes."""
+    """Quantized depthwise convolution."""
 
     channel_axes = 2
     convolve = staticmethod(_ops.depthwise_conv)
 
 
 class CodesDense(CodesProduct):
-    """A Dense layer of codes."""
+    """Quantized Dense layer."""
 
     rounds_twice = False
 
 
 class CodesAffine(CodesProduct):
-    """A factor and an offset for each channel."""
+    """Factor and offset for each channel."""
 
     def product(self, x: Tensor, kernel: Tensor) -> Any:
-        """Return the product with the factors."""
+        """Multiply by the factors."""
         return x * kernel
 
 
 class CodesMultiply(CodesLayer):
-    """A product of two tensors; with `hides`, a masked factor does not count."""
+    """Product of two tensors. With `hides`, masked factors are ignored."""
 
     own = MappingProxyType({"hides": False})
 
@@ -224,7 +218,7 @@ class CodesMultiply(CodesLayer):
         return _in_parts(_ops.multiply(*floats), step, _exponent(one * two / step))
 
     def shown(self, floats: list[Any], masks: list[Any]) -> list[Any]:
-        """Return factors of 1 where one mask hides them, of 0 where both do."""
+        """Replace a masked factor by 1, or by 0 if both factors are masked."""
         if not self.arguments["hides"]:
             return floats
         one, two = (
@@ -238,12 +232,12 @@ class CodesMultiply(CodesLayer):
 
 
 class CodesReLU(CodesLayer):
-    """A leaky ReLU, rounded to a fraction of a step before it is rounded to a step."""
+    """Leaky ReLU that rounds to a fraction of a step first."""
 
     own = MappingProxyType({"slope": 1.0})
 
     def compute(self, *floats: Any) -> Any:
-        """Return the inputs, negative ones times the slope."""
+        """Multiply negative inputs by the slope."""
         (x,), (scale, step) = floats, (codes["scale"] for codes in self.all_codes)
 
         def times(factor: float) -> Any:
@@ -253,25 +247,25 @@ class CodesReLU(CodesLayer):
 
 
 class CodesPooling(CodesLayer):
-    """A pooling layer with channels last."""
+    """Pooling layer with channels last."""
 
     own = MappingProxyType({"pool_size": (), "strides": (), "padding": "valid"})
     pool: Callable[..., Any] = staticmethod(_ops.max_pool)
 
     def compute(self, *floats: Any) -> Any:
-        """Return the maxima or averages."""
+        """Return the pooled tensor."""
         size, strides = (tuple(self.arguments[n]) for n in ("pool_size", "strides"))
         padding = self.arguments["padding"]
         return self.pool(*floats, size, strides, padding, "channels_last")
 
 
 class CodesAveragePooling(CodesPooling):
-    """An average pooling layer."""
+    """Average pooling layer."""
 
     pool = staticmethod(_ops.average_pool)
 
     def compute(self, *floats: Any) -> Any:
-        """Return the averages, halves of a step moved away from the code 0."""
+        """Return the averages. Half steps are rounded away from code 0."""
         averages, codes = super().compute(*floats), self.output_codes
         side = _ops.sign(averages / codes["scale"] + codes["zero_point"])
         return averages + side * (2 * _NEARLY_HALF * codes["scale"])
@@ -279,21 +273,21 @@ class CodesAveragePooling(CodesPooling):
 
 @keras.saving.register_keras_serializable("kerasmem")
 class Gate(keras.layers.Layer):
-    """A product of two float tensors with one mask."""
+    """Product of two float tensors with the mask of the first."""
 
     def call(self, inputs: Tensors) -> Any:
         """Return the product."""
         return _ops.multiply(*inputs)
 
     def compute_mask(self, inputs: Tensors, previous_mask: Any) -> Any:
-        """Return the mask of both."""
+        """Return the mask of the first input."""
         del inputs
         return previous_mask[0] if self.supports_masking else None
 
 
 @keras.saving.register_keras_serializable("kerasmem")
 class FromCodes(CodesLayer):
-    """A layer from int8 codes to floats."""
+    """Layer with int8 inputs and float outputs."""
 
 
 def _layer(
@@ -302,14 +296,10 @@ def _layer(
     compute: Callable[..., Any] | None = None,
     **own: Any,
 ) -> None:
-    """Register a layer under the name that files have.
+    """Register a layer class under its name in files.
 
-    Args:
-        name: Name of the class in files.
-        base: The class that computes it.
-        compute: The function of the float inputs and of `own` in the place of what the
-            base computes, None without one.
-        own: Arguments of the layer with their defaults.
+    `compute` replaces the `compute` method of the base class. Its arguments are the
+    float inputs and the layer arguments in `own`.
     """
     members: dict[str, Any] = {"__module__": __name__}
     if compute is not None:

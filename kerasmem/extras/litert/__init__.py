@@ -1,4 +1,4 @@
-"""Models as files for other runtimes: LiteRT, ONNX."""
+"""Exports models to other runtimes: LiteRT and ONNX."""
 
 from kerasmem.extras.litert.verified import export
 

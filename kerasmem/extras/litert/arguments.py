@@ -1,4 +1,4 @@
-"""What goes into a file of a model and what comes out, as lists."""
+"""Inputs and outputs of an exported model as flat lists."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,20 +25,19 @@ def arguments_of(
     samples: Sequence[np.ndarray] | None = None,
     input_shape: Any | None = None,
 ) -> list[Argument]:
-    """Return the inputs that a file of `model` has.
+    """Return the inputs of the exported file.
 
     Args:
-        model: a built `keras.Model`.
-        batch_size: None leaves the length of the batch axis open.
-        samples: an array per input; only a subclassed model, which does not name its
-            inputs, needs them.
-        input_shape: shape without the batch axis, with a length in the place of those
-            that the model leaves open; one per input by name or in order if there are
-            several; None leaves them open.
+        model: Built `keras.Model`.
+        batch_size: Length of the batch axis, or None for an open axis.
+        samples: One array per input. Only needed for subclassed models, which have no
+            named inputs.
+        input_shape: Shape without the batch axis that fixes open lengths, one per input
+            (by name or in order). None keeps open lengths.
 
     Raises:
-        ConfigError: if the model names no inputs and there are no samples, or the
-            shapes do not fit its inputs.
+        ConfigError: If the model has no named inputs and no samples are passed, or if
+            the shapes do not fit the inputs.
     """
     tensors = getattr(model, "inputs", None)
     if tensors:
@@ -50,7 +49,7 @@ def arguments_of(
         ]
     if samples is None:
         raise ConfigError(
-            f"The model {model.name!r} does not say what it takes. Expected: samples= "
+            f"The inputs of the model {model.name!r} are not known. Expected: samples= "
             "with a few inputs. Received: samples=None."
         )
     return [
@@ -60,16 +59,13 @@ def arguments_of(
 
 
 def with_named_inputs(model: Model, samples: Dataset) -> Any:
-    """Return a model that names its inputs: itself, or one around a copy of it.
+    """Return the model, or a functional wrapper with named inputs around a copy.
 
-    Args:
-        model: a built `keras.Model`.
-        samples: in any of the forms that `kerasmem.files.data` lists, or None. A
-            subclassed model that takes a dict takes its inputs from them.
+    A subclassed model with dict inputs gets its input names from the samples.
 
     Raises:
-        DataError: if such a model cannot be called on the samples.
-        ModelError: if Keras cannot call it on inputs that are not known yet.
+        DataError: If the model cannot be called on the samples.
+        ModelError: If Keras cannot call the model on symbolic inputs.
     """
     if samples is None or getattr(model, "inputs", None):
         return model
@@ -86,16 +82,17 @@ def with_named_inputs(model: Model, samples: Dataset) -> Any:
         return keras.Model(inputs, clone(model)(inputs), name=model.name)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ModelError(
-            f"The model {model.name!r} does not tell the shapes of its outputs: "
+            f"The output shapes of the model {model.name!r} cannot be inferred: "
             f"{first_reason(error)}. Expected: a model that Keras can call on a "
-            "keras.Input. Next: give it a compute_output_spec()."
+            "keras.Input. Next: add a compute_output_spec() method."
         ) from error
 
 
 def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
-    """Return `count` random samples per input: normal floats, integers of 0 and 1.
+    """Return `count` random samples per input.
 
-    Integers are most often indices, and these two any table has.
+    Floats are normal. Integers are 0 or 1, because these are valid indices in any
+    table.
     """
     random = np.random.default_rng(0)
     samples = []
@@ -111,7 +108,7 @@ def random_samples(arguments: list[Argument], count: int) -> list[np.ndarray]:
 
 
 def call_flat(model: Model, tensors: Sequence[Any]) -> list[Any]:
-    """Return the outputs of `model` in inference as a list, of inputs as a list."""
+    """Call the model in inference mode with lists of inputs and outputs."""
     return keras.tree.flatten(model(in_structure(model, tensors), training=False))
 
 
@@ -120,10 +117,7 @@ def outputs_in_keras(
 ) -> list[np.ndarray]:
     """Return the outputs of a model on samples.
 
-    Args:
-        model: the model.
-        arrays: an array per input.
-        batch_size: samples in a batch; None for those that the model needs, or 32.
+    The batch size defaults to the model's fixed batch size, or 32.
     """
     tensors = getattr(model, "inputs", None)
     own = tensors[0].shape[0] if tensors else None
@@ -143,13 +137,9 @@ def in_batches(
     arrays: Sequence[np.ndarray],
     size: int,
 ) -> list[np.ndarray]:
-    """Return the outputs of a call for samples, batch by batch, of one size each.
+    """Call a function on batches of a fixed size and concatenate the outputs.
 
-    Args:
-        call: takes an array for each name, returns the outputs in order.
-        names: of the arrays.
-        arrays: an array per input.
-        size: samples in a batch; the last batch repeats its last sample.
+    The last batch is padded with its last sample.
     """
     names = list(names)
     parts = [
@@ -165,7 +155,7 @@ def _rows(array: np.ndarray, start: int, size: int) -> np.ndarray:
 
 
 def in_structure(model: Model, tensors: Sequence[Any]) -> Any:
-    """Return inputs in a list as the structure that `model` takes."""
+    """Pack a list of inputs into the input structure of the model."""
     if isinstance(model, keras.Sequential) or not getattr(model, "inputs", None):
         return tensors[0] if len(tensors) == 1 else list(tensors)
     return keras.tree.pack_sequence_as(model.input, list(tensors))

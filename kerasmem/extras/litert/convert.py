@@ -1,4 +1,4 @@
-"""A model as the bytes of a file, here or in a process that runs TensorFlow."""
+"""Converts a model to the bytes of a file, in a TensorFlow process if needed."""
 
 import tempfile
 from collections.abc import Sequence
@@ -26,16 +26,13 @@ _CONVERTERS = {LITERT: to_litert, ONNX: to_onnx}
 
 
 def convert(model: Model, arguments: Sequence[Argument], kind: str) -> bytes:
-    """Return `model` as a file of floats.
+    """Convert a model to a float file.
 
-    Args:
-        model: a built `keras.Model` of our own.
-        arguments: the inputs of the file.
-        kind: of the file, `LITERT` or `ONNX`.
+    The model may be modified.
 
     Raises:
-        ModelError: if the runtime lacks an operation of the model, or the model cannot
-            go to the process that runs TensorFlow.
+        ModelError: If the runtime does not support an operation of the model, or the
+            model cannot be sent to the TensorFlow process.
     """
     if current().converts_models:
         compute_in_float32(model)
@@ -63,11 +60,9 @@ def convert(model: Model, arguments: Sequence[Argument], kind: str) -> bytes:
 
 
 def convert_file(job: dict[str, Any]) -> dict[str, Any]:
-    """Convert a saved model; the task of the process that runs TensorFlow.
+    """Convert a saved model. Runs in the TensorFlow process.
 
-    Args:
-        job: what `send` returns; `target`, a path; `arguments` and `kind` as for
-            `convert`.
+    `job` contains the result of `send`, `target` (path), `arguments` and `kind`.
     """
     arguments = [
         Argument(name, tuple(shape), dtype) for name, shape, dtype in job["arguments"]
@@ -78,17 +73,17 @@ def convert_file(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def compute_in_float32(model: Model) -> None:
-    """Make every layer compute in float32, in place: a file has no half precision."""
+    """Set the compute dtype of each layer to float32 in place."""
     for layer in sublayers(model):
         if layer.compute_dtype in _HALF:
             layer.dtype_policy = "float32"
 
 
 def copy_of(model: Model) -> Any:
-    """Return a copy; the model itself if it has none and is exported as it is.
+    """Return a copy of the model, or the model if it cannot be copied.
 
     Raises:
-        ModelError: if it has none, and is not exported as it is.
+        ModelError: If the model cannot be copied and conversion would modify it.
     """
     try:
         return clone(model)

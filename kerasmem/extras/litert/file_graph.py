@@ -1,4 +1,4 @@
-"""The operations and tensors of a LiteRT or ONNX file, and what tensors hold."""
+"""Operations and tensors of a LiteRT or ONNX file, and statistics of tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from kerasmem.compression.quantize.activations import Histogram, with_zero
 from kerasmem.errors import DataError
 
 INPUT, OUTPUT = "INPUT", "OUTPUT"
-"""Kinds of the two entries that stand for the inputs and the outputs of a file."""
+"""Kinds of the two pseudo-operations for the inputs and the outputs of a file."""
 
 _MOVES = {
     *("BROADCAST_TO", "CONCATENATION", "EXPAND_DIMS", "GATHER", "GATHER_ND"),
@@ -20,7 +20,7 @@ _MOVES = {
     *("Concat", "Expand", "Flatten", "Gather", "MaxPool", "Pad", "Reshape", "Slice"),
     *("Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
-"""Operations whose outputs have no values that their inputs have not."""
+"""Operations that only move values, so outputs have no new values."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class FileOperation:
     """One operation of a file.
 
     Args:
-        kind: its name in the runtime, such as `"CONV_2D"` or `"Conv"`.
-        inputs: names of its inputs that are computed.
-        constants: names of its inputs that are stored in the file.
-        outputs: names of its outputs.
-        is_inner: whether it is in the body of a loop or branch.
-        has_floats: whether it computes floats.
-        label: its own name, which ONNX has.
+        kind: Operation type in the runtime, such as `"CONV_2D"` or `"Conv"`.
+        inputs: Names of computed inputs.
+        constants: Names of inputs stored in the file.
+        outputs: Names of outputs.
+        is_inner: Whether the operation is in the body of a loop or branch.
+        has_floats: Whether the operation computes floats.
+        label: Name of the node (ONNX only).
     """
 
     kind: str
@@ -47,35 +47,35 @@ class FileOperation:
 
     @property
     def scope(self) -> str:
-        """What the rules of litert-quantizer are matched with."""
+        """String that the rules of litert-quantizer match."""
         return "".join(f"{name};" for name in self.outputs or self.inputs)
 
     @property
     def name(self) -> str:
-        """The name of its first output, by which the file's layers can be found."""
+        """Name of the first output, which identifies the operation in the file."""
         names = self.outputs or self.inputs
         return names[0].partition(";")[0] if names else self.kind
 
     @property
     def is_lookup(self) -> bool:
-        """Whether it reads rows of a table, if it has a constant."""
+        """Whether a constant input of the operation is a lookup table."""
         return self.kind in ("GATHER", "Gather")
 
     @property
     def moves(self) -> bool:
-        """Whether it only moves values."""
+        """Whether the operation only moves values."""
         return self.kind in _MOVES
 
 
 @dataclass
 class FileGraph:
-    """A float file, read.
+    """Parsed float file.
 
     Args:
-        content: the bytes of the file; names of tensors are unique.
-        operations: in order; in LiteRT with an `INPUT` and an `OUTPUT`.
-        constants: the stored float tensors, by name.
-        stays: reasons of operations that have to stay float.
+        content: Bytes of the file, with unique tensor names.
+        operations: Operations in order. LiteRT files also have `INPUT` and `OUTPUT`.
+        constants: Stored float tensors by name.
+        stays: Reason for each operation that must stay float.
     """
 
     content: bytes
@@ -86,42 +86,32 @@ class FileGraph:
 
 @dataclass
 class Seen:
-    """What a tensor holds on samples.
-
-    Args:
-        shape: of one batch.
-        histogram: of all values.
-        squares: sum of their squares.
-    """
+    """Statistics of a tensor on samples."""
 
     shape: tuple[int, ...]
     histogram: Histogram = field(default_factory=Histogram)
     squares: float = 0.0
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """Count the values of a batch.
-
-        Raises:
-            DataError: if they are not finite.
-        """
+        """Add the values of a batch."""
         if not np.isfinite(values).all():
             raise DataError(
-                "A file is calibrated on finite numbers. Received: NaN or infinity in "
-                f"the tensor {name!r}. Next: check the samples."
+                "Expected: finite samples for calibration. Received: NaN or infinity "
+                f"in the tensor {name!r}. Next: check the samples."
             )
         self.histogram.add(values)
         self.squares += float(np.square(values, dtype=np.float64).sum())
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest and the largest value, with zero between them."""
+        """Minimum and maximum, extended to include zero."""
         return with_zero(self.histogram.least, self.histogram.most)
 
     def noise(self, low: float, high: float, bits: int = 8) -> float:
-        """Return the noise of rounding in a range as a share of the signal.
+        """Return the relative power of the rounding noise for a range.
 
-        It is the power of the rounding error of evenly spread values, `step² / 12`,
-        divided by the mean square of the values.
+        This is the error power of uniform values, `step² / 12`, divided by the mean
+        square of the values.
         """
         step = (high - low) / (2**bits - 1)
         power = self.squares / max(self.histogram.total, 1)
@@ -129,20 +119,16 @@ class Seen:
 
 
 ReadTensors = Callable[[Mapping[str, np.ndarray]], Iterable[tuple[str, np.ndarray]]]
-"""Takes an array for each input; returns the float tensors with their names."""
+"""Function from input arrays to pairs of name and float tensor."""
 
 
 def observe(
     read: ReadTensors, batches: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, Seen]:
-    """Return what every float tensor of a file holds on samples, by its name.
-
-    Args:
-        read: reads the tensors of the file.
-        batches: an array for each input, by its name.
+    """Collect statistics of each float tensor of a file on samples.
 
     Raises:
-        DataError: if a tensor holds NaN or infinity.
+        DataError: If a tensor contains NaN or infinity.
     """
     by_name: dict[str, Seen] = {}
     for batch in batches:
@@ -155,7 +141,7 @@ def observe(
 def multiplications(
     operation: FileOperation, graph: FileGraph, seen: Mapping[str, Seen]
 ) -> int:
-    """Return the multiplications of a product, per batch; 0 for other operations."""
+    """Return the multiplications of a matrix product per batch, or 0."""
     name = kernel_of(operation, graph)
     kernel = None if name is None else graph.constants[name]
     shapes = [seen[name].shape for name in operation.outputs if name in seen]
@@ -191,24 +177,22 @@ PRODUCTS = {
 
 
 def batch_length(read: ReadTensors, sample: Mapping[str, np.ndarray]) -> int:
-    """Return how many samples to run at a time, from 1 to 32.
+    """Return the number of samples per batch, from 1 to 32.
 
-    Args:
-        read: reads the tensors of a file, which are all kept.
-        sample: one sample, by the names of the inputs.
+    The limit is the size of all tensors of one sample, since all are kept.
     """
     size = sum(values.nbytes for _, values in read(sample))
     return min(max(_MOST_BYTES // max(size, 1), 1), 32)
 
 
 _MOST_BYTES = 64 << 20
-"""Tensors of a batch may have so many bytes, if one sample has not more."""
+"""Maximum bytes of all tensors of a batch with more than one sample."""
 
 
 def batches_of(
     names: Sequence[str], arrays: Sequence[np.ndarray], size: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield samples batch by batch, by the names of the inputs."""
+    """Yield batches of samples as dicts by input name."""
     for start in range(0, len(arrays[0]), size):
         parts = (array[start : start + size] for array in arrays)
         yield dict(zip(names, parts, strict=True))
@@ -219,22 +203,22 @@ DYNAMIC, DYNAMIC_INT4 = "dynamic int8", "dynamic int4"
 WEIGHT_ONLY = "weight-only int8"
 """Precisions of an operation.
 
-`INT8` and `INT16`: activations of 8 or 16 bits in fixed ranges, int8 weights. `DYNAMIC`
-and `DYNAMIC_INT4`: weights of 8 or 4 bits, and inputs that are rounded to int8 row by
-row at run time. `WEIGHT_ONLY`: int8 weights that become float at run time.
+`INT8` and `INT16`: int8 weights, and 8-bit or 16-bit activations with fixed ranges.
+`DYNAMIC` and `DYNAMIC_INT4`: 8-bit or 4-bit weights, and inputs rounded to int8 per row
+at run time. `WEIGHT_ONLY`: int8 weights that are dequantized at run time.
 """
 
 INTEGER_INPUTS = {INT8, INT16, DYNAMIC, DYNAMIC_INT4}
-"""Precisions whose products multiply integers."""
+"""Precisions whose matrix products use integers."""
 
 Ranges = Mapping[str, tuple[float, float]]
-"""Of tensors, by name."""
+"""Minimum and maximum by tensor name."""
 
 Precisions = Mapping[FileOperation, str]
-"""Of operations; those that are missing stay float."""
+"""Precision by operation. Other operations stay float."""
 
 
 def kernel_of(operation: FileOperation, graph: FileGraph) -> str | None:
-    """Return the name of the stored weight that an operation multiplies or looks up."""
+    """Return the name of the stored kernel or table of an operation."""
     floats = (name for name in operation.constants if name in graph.constants)
     return next((name for name in floats if graph.constants[name].ndim > 1), None)

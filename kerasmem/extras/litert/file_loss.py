@@ -1,4 +1,4 @@
-"""What a file loses beside its model: decisions, a metric, or relative error."""
+"""Loss of a file compared with its model: decisions, accuracy or relative error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +10,22 @@ from kerasmem.errors import DataError, ModelError
 
 DECISIONS, ACCURACY, RELATIVE = "changed decisions", "accuracy loss", "relative L2"
 TOLERANCES = {DECISIONS: 0.02, ACCURACY: 0.005, RELATIVE: 0.05}
-"""The largest loss that is allowed by default, by its name."""
+"""Default maximum loss by measure."""
 
 _LEAST = 1e-6
-"""Outputs below count as that large."""
+"""Smallest magnitude of outputs for relative errors."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Samples that a file is judged on.
+    """Samples for comparing a file with its model.
 
     Args:
-        arrays: an array per input.
-        labels: classes, an array per output, None for those of none; None if there are
-            no labels.
-        tolerance: the largest loss allowed; None for that of `TOLERANCES`.
-        model_loss: the loss that the model was compiled with, None if it was not.
-        batch_size: samples in a batch of the model; None for any number.
+        arrays: One array per input.
+        labels: Class labels, one array or None per output. None without labels.
+        tolerance: Maximum loss. Defaults to the value in `TOLERANCES`.
+        model_loss: Compiled loss of the model, or None.
+        batch_size: Samples per batch of the model, or None for any size.
     """
 
     arrays: Sequence[np.ndarray]
@@ -38,20 +37,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judge:
-    """Compares the outputs of a file with those of its model.
+    """Compares the outputs of a file with the outputs of its model.
 
-    The loss of a classifier is the share of samples with another class than that of
-    the model. If labels are known it is the accuracy that is lost, but at least a
-    quarter of that share, which tells more on few samples. The loss of any other model
-    is the relative L2 error: the root of the sum of squared differences over that of
-    squared outputs. The largest loss of all outputs counts.
-
-    Args:
-        expected: the outputs of the model.
-        classifies: of each output, whether it is that of a classifier.
-        labels: the class of each sample, one array per output, None for those of
-            none; None if there are no labels.
-        tolerance: the largest loss allowed; None for that of `TOLERANCES`.
+    For a classifier, the loss is the fraction of samples whose predicted class changes.
+    With labels, the loss is the drop in accuracy, but at least a quarter of that
+    fraction, which is more sensitive on few samples. For other models, the loss is the
+    relative L2 error. The output with the largest loss counts.
     """
 
     expected: Sequence[np.ndarray]
@@ -61,27 +52,27 @@ class Judge:
 
     @property
     def measure(self) -> str:
-        """The name of the loss: a key of `TOLERANCES`."""
+        """Name of the loss: a key of `TOLERANCES`."""
         if not all(self.classifies):
             return RELATIVE
         return DECISIONS if self.labels is None else ACCURACY
 
     @property
     def allowed(self) -> float:
-        """The largest loss allowed."""
+        """Maximum loss."""
         own = TOLERANCES[self.measure]
         return own if self.tolerance is None else self.tolerance
 
     def loss(self, outputs: Sequence[np.ndarray]) -> float:
-        """Return the loss of a file with these outputs, infinite for NaN.
+        """Return the loss of a file with these outputs, infinity for NaN.
 
         Raises:
-            ModelError: if the outputs have other shapes than those of the model.
+            ModelError: If the output shapes differ from the model's.
         """
         shapes = [[a.shape for a in arrays] for arrays in (outputs, self.expected)]
         if shapes[0] != shapes[1]:
             raise ModelError(
-                "The outputs of the file have other shapes than those of the model. "
+                "The outputs of the file and of the model differ in shape. "
                 f"Expected: {shapes[1]}. Received: {shapes[0]}."
             )
         return max(map(self._loss_of, range(len(outputs)), outputs), default=0.0)
@@ -109,7 +100,7 @@ class Judge:
 def check_labels(
     labels: Sequence[np.ndarray | None], expected: Sequence[np.ndarray]
 ) -> None:
-    """Raise a `DataError` unless there is a class for each decision of each output."""
+    """Raise `DataError` unless each decision of each output has a class label."""
     if len(labels) != len(expected):
         raise DataError(
             f"Expected: labels for each of {len(expected)} outputs. Received: "
@@ -120,20 +111,20 @@ def check_labels(
         fits = (decisions, (*decisions, 1), (*decisions, output.shape[-1]))
         if array is not None and array.shape not in fits:
             raise DataError(
-                "A classifier is judged on a class for each decision. Expected: labels "
+                "A classifier needs one class label per decision. Expected: labels "
                 f"of shape {decisions}, or one-hot. Received: {array.shape}."
             )
 
 
 def classes(output: np.ndarray) -> np.ndarray:
-    """Return the class of each sample; of a single unit, whether it is above 0.5."""
+    """Return the predicted class. A single unit is class 1 above 0.5."""
     if output.shape[-1] == 1:
         return (output[..., 0] > 0.5).astype(np.int64)
     return output.argmax(axis=-1)
 
 
 def relative_error(output: np.ndarray, expected: np.ndarray) -> float:
-    """Return the relative L2 error of an output, infinite for another NaN or infinity.
+    """Return the relative L2 error, infinity if NaN or infinity differs.
 
     Example:
         >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 3.0])) == 18**-0.5
@@ -150,15 +141,11 @@ def relative_error(output: np.ndarray, expected: np.ndarray) -> float:
 
 
 def classifiers(loss: Any, expected: Sequence[np.ndarray]) -> list[bool]:
-    """Return of each output whether it is that of a classifier.
+    """Return whether each output is a classifier output.
 
-    It is if it holds probabilities of classes that add up to 1, or the probability of
-    one class and a binary cross-entropy is the loss, or if a categorical cross-entropy
-    is the loss.
-
-    Args:
-        loss: that a model was compiled with, None if it was not.
-        expected: outputs of the model.
+    An output is a classifier output if its probabilities add up to 1, or if the loss is
+    a categorical crossentropy. A single probability also needs a binary crossentropy
+    loss.
     """
     if isinstance(loss, list | tuple) and len(loss) == 1:
         (loss,) = loss

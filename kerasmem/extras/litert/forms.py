@@ -1,4 +1,4 @@
-"""The forms of a model that are compared: how each is made, and how it is run."""
+"""The compared forms of a model, and how to create and run each."""
 
 import json
 import tempfile
@@ -26,21 +26,12 @@ from kerasmem.processes.transfer import receive, send
 from kerasmem.types import Model
 
 Arrays = Sequence[np.ndarray]
-"""A batch, an array per input."""
+"""A batch, one array per input."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a form is made of.
-
-    Args:
-        model: the model as it is; it is not changed.
-        data: samples to calibrate on and to compare files on; None for none.
-        batch: the largest batch that is measured.
-        batch_sizes: all that are.
-        threads: of LiteRT.
-        files: more arguments of `export`.
-    """
+    """Inputs of the comparison."""
 
     model: Any
     data: Any
@@ -54,9 +45,9 @@ _PASSES = 3
 
 
 class Resident(NamedTuple):
-    """Resident bytes: the most of the process, and that beyond what it began with.
+    """Peak resident memory in bytes: total, and growth since the start.
 
-    None where the system does not tell.
+    None if the system does not report resident memory.
     """
 
     process_bytes: int | None
@@ -64,7 +55,7 @@ class Resident(NamedTuple):
 
 
 class InKeras:
-    """A model, run by Keras."""
+    """A model in Keras."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -72,21 +63,21 @@ class InKeras:
         self.weight_bytes = sum(map(nbytes, model.weights))
 
     def run(self, batch: Arrays) -> Callable[[], Any]:
-        """Return a call that predicts a batch."""
+        """Return a function that predicts a batch."""
         x = in_structure(self._model, batch)
         return lambda: self._model.predict_on_batch(x)
 
     def outputs(self, batch: Arrays) -> Arrays:
-        """Return what the model predicts."""
+        """Return the predictions of the model."""
         return keras.tree.flatten(self.run(batch)())
 
     def resident(self, batch: Arrays) -> Resident:
-        """Return the memory of a process that has Keras."""
+        """Measure the memory of a process with Keras."""
         return resident_in_keras(self._model, batch)
 
 
 class InLiteRT:
-    """LiteRT files of one model, by the length of their batch axis, run by LiteRT."""
+    """LiteRT files of one model by batch size, run by LiteRT."""
 
     def __init__(self, files: Mapping[int | None, bytes], setup: Setup) -> None:
         self._files, self._threads = files, setup.threads
@@ -96,19 +87,19 @@ class InLiteRT:
         self.weight_bytes = max(map(constant_bytes, files.values()))
 
     def run(self, batch: Arrays) -> Callable[[], Any]:
-        """Return a call that runs the file, made ready for such a batch."""
+        """Return a function that runs the file on the batch."""
         file, arrays = LiteRT(self._file(batch), threads=self._threads), self._in(batch)
         return lambda: file(arrays)
 
     def outputs(self, batch: Arrays) -> Arrays:
-        """Return what the file gives; codes as the floats that they stand for."""
+        """Return the outputs of the file, dequantized."""
         return [
             decoded(output, self._any.outputs[f"output_{number}"])
             for number, output in enumerate(self.run(batch)())
         ]
 
     def resident(self, batch: Arrays) -> Resident:
-        """Return the memory of a process that has no Keras."""
+        """Measure the memory of a process without Keras."""
         return resident_in_litert(self._file(batch), self._in(batch), self._threads)
 
     def _file(self, batch: Arrays) -> bytes:
@@ -123,19 +114,12 @@ class InLiteRT:
 
 
 Runnable = InKeras | InLiteRT
-"""A form that was made."""
+"""A form that was created."""
 
 
 @dataclass(frozen=True)
 class OperationForm:
-    """One form, by its name.
-
-    Args:
-        name: what tables call it.
-        how: what to write to get it.
-        make: makes it, or raises what is the reason that there is none.
-        needs_keras: whether it runs only in a process that has Keras.
-    """
+    """One form of a model."""
 
     name: str
     how: str
@@ -159,7 +143,7 @@ def _file(scheme: str) -> Callable[[Setup], Runnable]:
 def _static(setup: Setup) -> Runnable:
     if setup.data is None:
         raise ConfigError(
-            "It needs samples to calibrate on. Next: give data= (--data)."
+            "The form needs samples for calibration. Next: pass data= (--data)."
         )
     return _exported(setup.model, setup, STATIC)
 
@@ -207,17 +191,10 @@ FORMS = (
 
 
 def resident_in_keras(model: Model, arrays: Sequence[np.ndarray]) -> Resident:
-    """Return what a process with Keras has resident while `model` predicts a batch.
+    """Measure the resident memory of a Keras process while `model` predicts a batch.
 
-    It runs the backend that runs here. The model that it begins with has one weight:
-    what a backend takes for its first pass is not the model's.
-
-    Args:
-        model: a built model.
-        arrays: a batch, an array per input.
-
-    Raises:
-        ChildDiedError: if the process died.
+    The process uses the current backend. It first runs a model with one weight, so that
+    the backend's own start-up memory does not count.
     """
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         job = send(model, Path(folder, "model.keras"))
@@ -236,16 +213,7 @@ def resident_in_keras(model: Model, arrays: Sequence[np.ndarray]) -> Resident:
 def resident_in_litert(
     content: bytes, arrays: Mapping[str, np.ndarray], threads: int
 ) -> Resident:
-    """Return what a process without Keras has resident while it runs a LiteRT file.
-
-    Args:
-        content: the bytes of the file.
-        arrays: a batch, an array for each name of an input.
-        threads: of LiteRT.
-
-    Raises:
-        ChildDiedError: if the process died.
-    """
+    """Measure the resident memory of a LiteRT file in a process without Keras."""
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder:
         file = Path(folder, "model.tflite")
         file.write_bytes(content)
@@ -257,10 +225,9 @@ def resident_in_litert(
 
 
 def predict(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resident bytes before a model and at their peak; runs in the child.
+    """Measure resident bytes before loading a model and at the peak, in the child.
 
-    Args:
-        job: what `send` returns, and `inputs`, the path of an array per input.
+    `job` contains the result of `send` and `inputs`, the path of the input arrays.
     """
     if not kernel_peak_works():
         return {"before": None, "peak": None}

@@ -1,6 +1,6 @@
-"""The runtimes of exported files, LiteRT and ONNX: a file run and compared.
+"""Runs exported files in LiteRT and onnxruntime.
 
-Their packages are extras.
+Both packages are optional extras.
 """
 
 import importlib
@@ -20,21 +20,21 @@ KERNELS = {
     "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""LiteRT's sets of kernels, by our names for them. They differ in the last digits."""
+"""LiteRT kernel sets by kerasmem's names. Their results differ in the last digits."""
 
 
 class LiteRT:
     """Runs a LiteRT file with one signature.
 
     Args:
-        content: the bytes of the file.
-        kernels: a key of `KERNELS`.
-        threads: number of threads.
-        keeps_tensors: whether `tensors` returns what is computed in between.
+        content: Bytes of the file.
+        kernels: Key of `KERNELS`. Defaults to `"xnnpack"`.
+        threads: Number of threads. Defaults to 1.
+        keeps_tensors: Whether `tensors` returns intermediate tensors.
 
     Raises:
-        ConfigError: if `ai-edge-litert` is not installed.
-        ModelError: if the interpreter refuses the file.
+        ConfigError: If `ai-edge-litert` is not installed.
+        ModelError: If the interpreter cannot load the file.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LiteRT:
         room = litert_module("interpreter")
         try:
             with warnings.catch_warnings():
-                # It advises against `keeps_tensors` for anything but looking at them.
+                # LiteRT warns that `keeps_tensors` is only for debugging.
                 warnings.simplefilter("ignore", UserWarning)
                 self._interpreter = room.Interpreter(
                     model_content=content,
@@ -61,21 +61,21 @@ class LiteRT:
             self._run = self._interpreter.get_signature_runner()
         except (RuntimeError, ValueError) as error:
             raise ModelError(
-                f"LiteRT refuses the file: {_in_one_line(error)}"
+                f"LiteRT cannot load the file: {_in_one_line(error)}"
             ) from error
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """What LiteRT tells of each input, by its name."""
+        """LiteRT's details of each input by name."""
         return self._run.get_input_details()
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        """What LiteRT tells of each output, by its name."""
+        """LiteRT's details of each output by name."""
         return self._run.get_output_details()
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the float tensors that the last run computed, with their names."""
+        """Yield name and value of each float tensor of the last run."""
         numbers = {
             number
             for operation in self._interpreter._get_ops_details()
@@ -87,11 +87,7 @@ class LiteRT:
                 yield detail["name"], self._interpreter.get_tensor(detail["index"])
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs in order, for one array per input.
-
-        Raises:
-            ModelError: if the interpreter cannot run the file on them.
-        """
+        """Return the outputs in order."""
         try:
             outputs = self._run(**arrays)
         except (RuntimeError, ValueError) as error:
@@ -103,14 +99,7 @@ class LiteRT:
 
 
 def constant_bytes(content: bytes) -> int:
-    """Return the bytes of the constants of a LiteRT file: weights and shapes.
-
-    Args:
-        content: the bytes of the file.
-
-    Raises:
-        ConfigError: if `ai-edge-litert` is not installed.
-    """
+    """Return the bytes of all constants of a LiteRT file: weights and shapes."""
     model = litert_module("schema_py_generated").ModelT.InitFromPackedBuf(content, 0)
     numbers = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
     buffers = (model.buffers[number].data for number in numbers)
@@ -118,30 +107,24 @@ def constant_bytes(content: bytes) -> int:
 
 
 def litert_module(name: str) -> Any:
-    """Return a module of `ai_edge_litert`.
-
-    Raises:
-        ConfigError: if it is not installed.
-    """
+    """Import a module of `ai_edge_litert`."""
     return module_of_extra(
         f"ai_edge_litert.{name}",
-        "A LiteRT file is run back before it is written. Expected: the package "
+        "LiteRT runs the file before it is written. Expected: the package "
         "ai-edge-litert is installed",
     )
 
 
 def module_of_extra(name: str, reason: str) -> Any:
-    """Return a module of a package of the extra `litert`.
+    """Import a module of a package of the extra `litert`.
 
-    Args:
-        name: of the module, with its package.
-        reason: for the message: what the package is for, and that it is expected.
+    `reason` is the start of the error message.
 
     Raises:
-        ConfigError: if the package is not installed.
+        ConfigError: If the package is not installed.
     """
     package = name.partition(".")[0]
-    # Typed as a whole only where it is installed.
+    # Imported by name, because type checkers cannot resolve a missing package.
     if importlib.util.find_spec(package) is None:
         raise ConfigError(
             f"{reason} (pip install kerasmem[litert]). Received: no module {package!r}."
@@ -153,15 +136,11 @@ _PACKAGES = ("tf2onnx", "onnxruntime")
 
 
 def check_onnx() -> None:
-    """Raise unless the packages that make and run ONNX files are installed.
-
-    Raises:
-        ConfigError: if one is not.
-    """
+    """Raise `ConfigError` unless tf2onnx and onnxruntime are installed."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            "An ONNX file is made by tf2onnx and run back by onnxruntime. Expected: "
+            "ONNX export needs tf2onnx, and onnxruntime to run the file. Expected: "
             "both are installed (pip install kerasmem[onnx]). Received: no module "
             f"{' or '.join(map(repr, missing))}."
         )
@@ -170,12 +149,9 @@ def check_onnx() -> None:
 class Onnx:
     """Runs an ONNX file on the CPU.
 
-    Args:
-        content: the bytes of the file.
-
     Raises:
-        ConfigError: if `onnxruntime` is not installed.
-        ModelError: if onnxruntime refuses the file.
+        ConfigError: If `onnxruntime` is not installed.
+        ModelError: If onnxruntime cannot load the file.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -187,17 +163,13 @@ class Onnx:
             self._session: Any = room.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # a class for every cause, no common one
+        except Exception as error:  # onnxruntime's errors have no common base class
             raise ModelError(
-                f"onnxruntime refuses the file: {_in_one_line(error)}"
+                f"onnxruntime cannot load the file: {_in_one_line(error)}"
             ) from error
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs in order, for one array per input.
-
-        Raises:
-            ModelError: if onnxruntime cannot run the file on them.
-        """
+        """Return the outputs in order."""
         names = [output.name for output in self._session.get_outputs()]
         # `output_10` comes after `output_9`.
         names.sort(key=lambda name: (len(name), name))
@@ -206,16 +178,12 @@ class Onnx:
     def run(
         self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
     ) -> list[np.ndarray]:
-        """Return some outputs by their names, for one array per input.
-
-        Raises:
-            ModelError: if onnxruntime cannot run the file on them.
-        """
+        """Return outputs by name."""
         try:
             return list(self._session.run(names, arrays))
-        except Exception as error:  # see above
+        except Exception as error:  # onnxruntime's errors have no common base class
             raise ModelError(
-                f"onnxruntime cannot run it: {_in_one_line(error)}"
+                f"onnxruntime cannot run the file: {_in_one_line(error)}"
             ) from error
 
 
@@ -224,7 +192,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
-"""A file: takes an array for each name of an input, returns the outputs in order."""
+"""Function from a dict of input arrays to the outputs in order."""
 
 
 def outputs_of(
@@ -233,7 +201,7 @@ def outputs_of(
     arrays: Sequence[np.ndarray],
     batch_size: int | None,
 ) -> list[np.ndarray]:
-    """Return the outputs of a file, run in batches of a size; None for one batch."""
+    """Return the outputs of a file. `batch_size=None` runs all samples at once."""
     names = [argument.name for argument in arguments]
     return in_batches(file, names, arrays, batch_size or len(arrays[0]))
 
@@ -244,11 +212,7 @@ def float_outputs(
     arrays: Sequence[np.ndarray],
     batch_size: int | None,
 ) -> list[np.ndarray]:
-    """Return what `outputs_of` returns for a file that may take and give codes.
-
-    Samples become the codes that the file takes, and codes that it gives the numbers
-    that they stand for.
-    """
+    """Return float outputs of a file that may have quantized inputs and outputs."""
     names = [argument.name for argument in arguments]
     inputs = [
         encoded(array, file.inputs[name])
@@ -262,12 +226,7 @@ def float_outputs(
 
 
 def encoded(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
-    """Return samples as the codes that an input takes, or as they are.
-
-    Args:
-        array: samples.
-        detail: what LiteRT tells of the input.
-    """
+    """Quantize samples for an input with codes, or return them unchanged."""
     scale, zero = detail["quantization"]
     if not scale or array.dtype == detail["dtype"]:
         return array
@@ -277,7 +236,7 @@ def encoded(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
 
 
 def decoded(output: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:
-    """Return the numbers that codes of an output stand for, floats as they are."""
+    """Dequantize an output, or return it unchanged if float."""
     scale, zero = detail["quantization"]
     if not scale or np.issubdtype(output.dtype, np.floating):
         return output

@@ -1,4 +1,4 @@
-"""LiteRT files in fewer bits, written by litert-quantizer."""
+"""Writes quantized LiteRT files with litert-quantizer."""
 
 import re
 import warnings
@@ -36,11 +36,7 @@ _BLOCKS = (128, 64, 32)
 
 
 def read_graph(content: bytes) -> FileGraph:
-    """Return the operations of a float LiteRT file.
-
-    Raises:
-        ConfigError: if `ai-edge-litert` is not installed.
-    """
+    """Read the operations of a float LiteRT file."""
     schema = litert_module("schema_py_generated")
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     content = _with_unique_names(model, content)
@@ -112,7 +108,7 @@ def _with_unique_names(model: Any, content: bytes) -> bytes:
 
 
 def tensor_reader(content: bytes) -> ReadTensors:
-    """Return what reads the float tensors of a file, those within loops left out."""
+    """Return a function that reads the float tensors of a file, except in loops."""
     file = LiteRT(content, kernels="builtin", keeps_tensors=True)
 
     def read(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
@@ -123,33 +119,24 @@ def tensor_reader(content: bytes) -> ReadTensors:
 
 
 def quantizer_module(name: str) -> Any:
-    """Return a module of `litert_quantizer`.
-
-    Raises:
-        ConfigError: if it is not installed.
-    """
+    """Import a module of `litert_quantizer`."""
     return module_of_extra(
         f"litert_quantizer.{name}",
-        "int8 and int4 files are written by litert-quantizer. Expected: it is "
+        "litert-quantizer writes int8 and int4 files. Expected: the package is "
         "installed",
     )
 
 
 @cache
 def supports(kind: str, precision: str) -> bool:
-    """Return whether an operation of a kind can have a precision.
-
-    Args:
-        kind: name of the operation in LiteRT.
-        precision: one of those in `file_graph`.
-    """
+    """Return whether an operation type supports a precision."""
     types = quantizer_module("qtyping")
     manager = quantizer_module("recipe_manager").RecipeManager()
     name = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}.get(kind, kind)
     if precision == FLOAT:
         return True
     if kind in (INPUT, OUTPUT) and precision == INT16:
-        return False  # users have int8 or floats
+        return False  # callers pass int8 or floats
     if name not in types.TFLOperationName.__members__:
         return False
     try:
@@ -163,10 +150,7 @@ def supports(kind: str, precision: str) -> bool:
 class _Rule:
     """A rule of litert-quantizer.
 
-    Args:
-        pattern: regular expression for the scopes of operations.
-        kind: a `TFLOperationName`.
-        block: how many weights share a scale, 0 for those of a channel.
+    `block` is the number of weights per scale, or 0 for one scale per channel.
     """
 
     pattern: str
@@ -174,11 +158,7 @@ class _Rule:
     block: int = 0
 
     def add(self, rules: Any, precision: str) -> None:
-        """Add the rule to a recipe.
-
-        Raises:
-            ValueError: if no such operation can have the precision.
-        """
+        """Add the rule to a recipe."""
         types = quantizer_module("qtyping")
         grain = f"BLOCKWISE_{self.block}" if self.block else "CHANNELWISE"
         bits = _BITS[precision]
@@ -196,18 +176,14 @@ class _Rule:
 
 
 _BITS = {INT8: 8, INT16: 8, DYNAMIC: 8, WEIGHT_ONLY: 8, DYNAMIC_INT4: 4, FLOAT: 32}
-"""Of the weights, by precision."""
+"""Bits of the weights by precision."""
 
 
 class LitertWriter:
-    """Writes a float file anew, with a precision for each of its operations.
+    """Rewrites a float file with a precision for each operation.
 
-    Args:
-        graph: the float file.
-        seen: what its tensors hold on samples, by name.
-        ranges: of the same tensors.
-        has_codes: whether its weights are decoded int8 or int4 codes, which the file
-            gets unchanged.
+    With `has_codes`, the weights are dequantized int8 or int4 codes, and the file
+    contains the original codes.
     """
 
     def __init__(
@@ -233,27 +209,20 @@ class LitertWriter:
                 self.steps[operation] = steps
 
     def write(self, precisions: Precisions) -> bytes:
-        """Return the file.
-
-        Args:
-            precisions: of operations; all others stay float.
-
-        Raises:
-            ModelError: if litert-quantizer cannot write it.
-        """
+        """Write the file. Operations without a precision stay float."""
         rules, ends = self._rules(precisions)
         if not rules:
             return self._graph.content
         quantizer = quantizer_module("quantizer").Quantizer(self._graph.content)
         for rule, precision in rules:
             rule.add(quantizer, precision)
-        with quiet(), warnings.catch_warnings():  # progress, and advice of LiteRT
+        with quiet(), warnings.catch_warnings():  # hides progress and LiteRT's advice
             warnings.simplefilter("ignore", UserWarning)
             try:
                 result = quantizer.quantize(
                     ends, enable_progress_bar=False, enable_progress_report=False
                 )
-            except Exception as error:  # a class for every cause, no common one
+            except Exception as error:  # the errors have no common base class
                 raise ModelError(
                     "litert-quantizer cannot write the file: "
                     f"{first_line(str(error))[:300]}"
@@ -266,14 +235,15 @@ class LitertWriter:
         kinds = quantizer_module("qtyping").TFLOperationName
         scopes, ends = defaultdict(list), dict(self._ranges)
         for name in self._of_int16_alone(precisions):
-            # One bit of 16 is enough for values that no sample had.
+            # With 16 bits, one bit can cover values beyond the samples' range.
             ends[name] = {end: _doubled(value) for end, value in ends[name].items()}
         last = []
         for operation in self._graph.operations:
             precision = precisions.get(operation, FLOAT)
             scope = re.escape(operation.scope)
             if operation.kind == OUTPUT:
-                # It has the scope of the operation that computes it: a later rule.
+                # The scope equals that of the producing operation, so the rule must
+                # come later.
                 last = [(_Rule(f"^{scope}$", kinds.OUTPUT), precision)]
             elif precision != FLOAT:
                 scopes[precision, self._block(operation, precision)].append(scope)
@@ -317,13 +287,13 @@ def _doubled(end: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CodeSteps:
-    """The steps of a weight whose values are codes times steps.
+    """Scales of a weight whose values are integer multiples of them.
 
     Args:
-        weight: its name.
+        weight: Name of the weight.
         bits: 8 or 4.
-        block: how many entries of a row share a step, 0 for all of a channel.
-        steps: of the weight's number of axes.
+        block: Entries of a row per scale, or 0 for one scale per channel.
+        steps: Scales, with the weight's number of axes.
     """
 
     weight: str
@@ -358,14 +328,12 @@ def _code_steps(operation: FileOperation, graph: FileGraph) -> CodeSteps | None:
 
 
 def steps_of(rows: np.ndarray, limit: int) -> np.ndarray | None:
-    """Return the step of each row whose values are whole multiples of it.
+    """Return the scale of each row whose values are integer multiples of the scale.
 
-    Args:
-        rows: float32, shape `(rows, entries)`.
-        limit: the largest multiple.
+    `rows` is a float32 array of shape `(rows, entries)`.
 
     Returns:
-        Steps, float32, shape `(rows,)`; None if a row has none.
+        Float32 array of shape `(rows,)`, or None if a row has no scale.
 
     Example:
         >>> steps_of(np.array([[0.5, -1.5, 3.5]], "float32"), 7)
@@ -375,7 +343,7 @@ def steps_of(rows: np.ndarray, limit: int) -> np.ndarray | None:
     """
     largest = np.abs(rows).max(axis=1)
     steps = np.where(largest == 0, np.float32(1), np.float32(0))
-    # What scales of the largest entry give comes first.
+    # The usual scale comes first: the largest entry has the largest code.
     for most in (limit, *range(1, limit)):
         open_rows = np.flatnonzero(steps == 0)
         if not len(open_rows):

@@ -1,4 +1,4 @@
-"""ONNX files in fewer bits, written by onnxruntime.quantization."""
+"""Writes quantized ONNX files with onnxruntime.quantization."""
 
 import importlib
 import tempfile
@@ -27,12 +27,12 @@ from kerasmem.extras.litert.file_graph import (
 from kerasmem.extras.litert.interpreters import Onnx
 
 _DYNAMIC_KINDS = {"MatMul", "Gemm", "LSTM"}
-"""A dynamic Conv has one scale for all channels, and is slower than a float one."""
+"""Excludes Conv, whose dynamic form has one scale and is slower than float."""
 _KERNEL_AXIS = {"Conv": 0, "ConvTranspose": 1}
 
 
 def read_graph(content: bytes) -> FileGraph:
-    """Return the operations of a float ONNX file, with its shapes and simplified."""
+    """Read the operations of a float ONNX file after shape inference."""
     onnx = importlib.import_module("onnx")
     model = _prepared(content)
     graph = model.graph
@@ -44,7 +44,7 @@ def read_graph(content: bytes) -> FileGraph:
     }
     operations = []
     for number, node in enumerate(graph.node):
-        node.name = f"{node.op_type}_{number}"  # names may be missing
+        node.name = f"{node.op_type}_{number}"  # some nodes have no name
         activations = tuple(n for n in node.input if n and n not in constants)
         operations.append(
             FileOperation(
@@ -68,10 +68,10 @@ def read_graph(content: bytes) -> FileGraph:
 def _before_loops(
     graph: Any, operations: Sequence[FileOperation]
 ) -> dict[FileOperation, str]:
-    """Return the operations that only move what the body of a loop reads.
+    """Return the operations that only move a tensor used in the body of a loop.
 
-    onnxruntime 1.32 aborts the process when it moves a DequantizeLinear over one of
-    them: a loop reads the tensor by its name, not as an input of its node.
+    onnxruntime 1.32 aborts the process if it moves a DequantizeLinear over one of them.
+    The loop body refers to the tensor by name, not as an input of the node.
     """
     names = {
         name
@@ -96,7 +96,7 @@ def _prepared(content: bytes) -> Any:
         source.write_bytes(content)
         try:
             room.quant_pre_process(source, target, skip_symbolic_shape=True)
-        except Exception as error:  # a class for every cause, no common one
+        except Exception as error:  # onnxruntime's errors have no common base class
             raise ModelError(
                 "onnxruntime.quantization cannot read the float file: "
                 f"{first_line(str(error))[:300]}"
@@ -104,14 +104,14 @@ def _prepared(content: bytes) -> Any:
         model = onnx.load(target)
     for node in model.graph.node:
         if node.op_type == "Gemm" and len(node.input) == 2:
-            # Only one of beta=1 can be dynamic; without a bias it has no effect.
+            # Only Gemm with beta=1 can be dynamic. Without a bias, beta has no effect.
             for beta in (each for each in node.attribute if each.name == "beta"):
                 beta.f = 1.0
     return model
 
 
 def tensor_reader(content: bytes) -> ReadTensors:
-    """Return what reads the float tensors of a file, those within loops left out."""
+    """Return a function that reads the float tensors of a file, except in loops."""
     onnx = importlib.import_module("onnx")
     model = onnx.load_from_string(content)
     present = {output.name for output in model.graph.output}
@@ -133,7 +133,7 @@ def tensor_reader(content: bytes) -> ReadTensors:
 
 @cache
 def supports(kind: str, precision: str) -> bool:
-    """Return whether an operation of a kind can have a precision."""
+    """Return whether an operation type supports a precision."""
     if precision == INT8:
         room = importlib.import_module("onnxruntime.quantization.registry")
         return kind in room.QDQRegistry or kind in room.QLinearOpsRegistry
@@ -144,13 +144,9 @@ def supports(kind: str, precision: str) -> bool:
 
 
 class OnnxWriter:
-    """Writes a float file anew, with a precision for each of its operations.
+    """Rewrites a float file with a precision for each operation.
 
-    Args:
-        graph: the float file.
-        seen: what its tensors hold on samples, by name.
-        ranges: of the same tensors.
-        has_codes: not used: int8 codes come back from the largest entry of a channel.
+    `has_codes` is ignored: the scales of int8 codes follow from the largest weight.
     """
 
     def __init__(
@@ -165,11 +161,7 @@ class OnnxWriter:
         self._graph, self._ranges = graph, ranges
 
     def write(self, precisions: Precisions) -> bytes:
-        """Return the file.
-
-        Args:
-            precisions: of operations; all others stay float.
-        """
+        """Write the file. Operations without a precision stay float."""
         onnx = importlib.import_module("onnx")
         labels: dict[str, list[str]] = {INT8: [], DYNAMIC: [], WEIGHT_ONLY: []}
         kernels = []
@@ -189,7 +181,7 @@ class OnnxWriter:
                     model = self._static(model, labels[INT8], target)
                 if labels[DYNAMIC]:
                     model = _dynamic(model, labels[DYNAMIC], target)
-            except Exception as error:  # a class for every cause, no common one
+            except Exception as error:  # the errors have no common base class
                 raise ModelError(
                     "onnxruntime.quantization cannot write the file: "
                     f"{first_line(str(error))[:300]}"
@@ -244,7 +236,7 @@ def _zeros(model: Any) -> dict[str, np.ndarray]:
 def _dynamic(model: Any, labels: list[str], target: Path) -> Any:
     onnx = importlib.import_module("onnx")
     room = importlib.import_module("onnxruntime.quantization")
-    also = [f"{label}_MatMul" for label in labels]  # what becomes of a Gemm
+    also = [f"{label}_MatMul" for label in labels]  # onnxruntime splits a Gemm
     room.quantize_dynamic(
         model, target, per_channel=True, nodes_to_quantize=[*labels, *also]
     )
@@ -280,7 +272,7 @@ def _store_codes(model: Any, operation: FileOperation, graph: FileGraph) -> None
     place = next(
         (n for n, each in enumerate(model.graph.initializer) if each.name == name), None
     )
-    if name is None or place is None:  # another operation has it too
+    if name is None or place is None:  # converted with an earlier operation
         return
     values = graph.constants[name]
     axis = _KERNEL_AXIS.get(operation.kind, values.ndim - 1)

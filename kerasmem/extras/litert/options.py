@@ -1,4 +1,4 @@
-"""What `export` is asked for, checked before anything is made."""
+"""Checks the arguments of `export` before any conversion."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from kerasmem.types import Dataset, Model, Tensor
 
 FLOAT, INT4 = "float", "int4"
 JUDGED = 512
-"""Most samples to judge a file on."""
+"""Maximum number of samples for comparing a file with its model."""
 
 SCHEMES = (FLOAT, DYNAMIC, STATIC, INT4)
 
@@ -34,28 +34,28 @@ _LITERT, _ONNX = ".tflite", ".onnx"
 
 
 def is_onnx(path: str | Path) -> bool:
-    """Return whether an ONNX file is asked for."""
+    """Return whether the path is an ONNX file."""
     return Path(path).suffix == _ONNX
 
 
 def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
-    """Return the scheme, the one that suits the weights of `model` if it is None.
+    """Return the scheme. `None` selects the scheme of the model's weights.
 
     Raises:
-        ConfigError: if the scheme, the path or a package is missing or unknown.
-        ModelError: if the model is not built.
+        ConfigError: If the scheme or the path is invalid, or a package is missing.
+        ModelError: If the model is not built.
     """
     check_built(model)
     if not isinstance(path, str | Path) or Path(path).suffix not in (_LITERT, _ONNX):
-        valid = "a file that ends in .tflite or .onnx"
+        valid = "a path that ends in .tflite or .onnx"
         raise invalid("export", "path", str(path), valid)
     OneOf((None, *SCHEMES)).check("export", "scheme", scheme)
     scheme = scheme or _own_scheme(model, is_onnx(path))
     if is_aware(model) and scheme != FLOAT:
         raise ConfigError(
-            f"The model {model.name!r} is in quantization-aware training. Next: export "
-            "what km.compress(model, quantize) makes of it, with the Quantize that it "
-            f"was trained for. Received: scheme={scheme!r}."
+            f"The model {model.name!r} is in quantization-aware training. Received: "
+            f"scheme={scheme!r}. Next: export the result of km.compress(model, "
+            "quantize), with the Quantize used for training."
         )
     if not is_onnx(path):
         litert_module("interpreter")
@@ -64,9 +64,9 @@ def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
         return scheme
     if scheme == INT4:
         raise ConfigError(
-            f"An ONNX file has int8 or float weights. Expected: one of {FLOAT!r}, "
+            f"ONNX files have int8 or float weights. Expected: one of {FLOAT!r}, "
             f"{DYNAMIC!r}, {STATIC!r} or None. Received: scheme={scheme!r}. Next: for "
-            f"int4, a file that ends in {_LITERT}."
+            f"int4, use a file that ends in {_LITERT}."
         )
     check_onnx()
     return scheme
@@ -82,17 +82,17 @@ def _own_scheme(model: Model, onnx: bool) -> str:  # noqa: FBT001
 
 
 def check_calibrates(model: Model, scheme: str, samples: Dataset) -> None:
-    """Raise if ranges of activations are neither in the model nor to be measured."""
+    """Raise an error if activation ranges are neither known nor measurable."""
     if scheme == STATIC and samples is None and not learned(model).ranges:
         raise ConfigError(
-            f"The scheme {STATIC!r} takes the ranges of activations from samples. "
-            "Expected: samples=x (--data), or a model with its own ranges, such as "
-            f"km.Quantize({STATIC!r}) makes. Received: samples=None."
+            f"The scheme {STATIC!r} needs samples to measure activation ranges. "
+            "Expected: samples=x (--data), or a model with ranges, such as a model "
+            f"compressed with km.Quantize({STATIC!r}). Received: samples=None."
         )
 
 
 def check_batch_size(batch_size: Any) -> None:
-    """Raise unless the length of the batch axis is a whole number or None."""
+    """Raise an error unless the batch size is an int from 1 or None."""
     if batch_size is not None:
         Whole(1).check("export", "batch_size", batch_size)
 
@@ -105,19 +105,13 @@ def inputs_and_samples(
     batch_size: int | None = None,
     input_shape: Any | None = None,
 ) -> tuple[list[Argument], list[np.ndarray]]:
-    """Return the inputs of a file, and samples for each of them.
+    """Return the inputs of a file, and samples for each input.
 
-    Args:
-        model: a built model that names its inputs, or samples that do.
-        samples: in any of the forms that `kerasmem.files.data` lists, None for random
-            ones.
-        count: how many of them, from 1; at least a batch.
-        batch_size: see `arguments_of`.
-        input_shape: likewise.
+    Samples are random if None are passed. There is at least one batch.
 
     Raises:
-        ConfigError: as `arguments_of`.
-        DataError: if a sample has another length than the file.
+        ConfigError: If `arguments_of` rejects the model or the shapes.
+        DataError: If a sample has other lengths than the file.
     """
     count = max(count, batch_size or 1)
     arrays = None if samples is None else _samples(model, samples, count)
@@ -140,20 +134,16 @@ def judged_samples(
     arrays: Sequence[np.ndarray],
     validation_data: Dataset,
 ) -> Judged:
-    """Return the samples that a file is judged on.
+    """Return the samples for comparing a file with its model.
 
-    Args:
-        model: the model.
-        arguments: the inputs of the file.
-        arrays: samples to calibrate on, which serve if there are no others.
-        validation_data: samples, best with labels; None for none.
+    Without validation data, the calibration samples are used.
 
     Raises:
-        DataError: if they do not fit the model or the file.
+        DataError: If the samples do not fit the model or the file.
     """
     if validation_data is None:
         return Judged(arrays)
-    # In one pass: a dataset may be shuffled anew in each.
+    # Read only once, because each pass of a dataset may have another order.
     parts = []
     for x, y, _ in labeled_batches(validation_data, JUDGED):
         arrays = flat_samples(model, (x,), JUDGED)
@@ -161,7 +151,7 @@ def judged_samples(
         if sum(len(arrays[0]) for arrays, _ in parts) >= JUDGED:
             break
     if not parts:
-        raise DataError("A file is judged on samples. Received: no validation_data.")
+        raise DataError("Expected samples in validation_data. Received: no sample.")
     by_input = zip(*(arrays for arrays, _ in parts), strict=True)
     inputs = [np.concatenate(arrays)[:JUDGED] for arrays in by_input]
     check_lengths(arguments, inputs)
@@ -186,14 +176,14 @@ def _labels(model: Model, y: Tensor) -> list[Any]:
 
 
 def check_lengths(arguments: Sequence[Argument], arrays: Sequence[np.ndarray]) -> None:
-    """Raise a `DataError` unless samples have the lengths that the file shall have."""
+    """Raise `DataError` unless the samples have the input lengths of the file."""
     for argument, array in zip(arguments, arrays, strict=True):
         lengths = zip(argument.shape[1:], array.shape[1:], strict=True)
         if any(
             wanted_length not in (None, length) for wanted_length, length in lengths
         ):
             raise DataError(
-                f"The samples do not have the lengths of the file. Expected: "
+                f"The lengths of the samples do not fit the file. Expected: "
                 f"{argument.shape[1:]} for input {argument.name!r}. Received: "
-                f"{array.shape[1:]}. Next: samples of these lengths, or none."
+                f"{array.shape[1:]}. Next: pass samples of this shape, or none."
             )

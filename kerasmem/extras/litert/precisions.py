@@ -1,4 +1,4 @@
-"""The choice of a precision for each operation of a file, by what the file loses."""
+"""Chooses a precision for each operation of a file within an allowed loss."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,21 +32,17 @@ _SAFER = {
     DYNAMIC_INT4: (DYNAMIC, WEIGHT_ONLY, FLOAT),
     DYNAMIC: (WEIGHT_ONLY, FLOAT),
 }
-"""Precisions by what they lose, most first, after the one that is tried first."""
+"""Fallback precisions, from largest to smallest loss."""
 
 Supports = Callable[[str, str], bool]
-"""Takes the kind of an operation and a precision."""
+"""Function from operation type and precision to whether the runtime supports them."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The precision of one operation.
+    """Precision of one operation.
 
-    Args:
-        operation: it.
-        precision: one of those in `file_graph`.
-        reason: why it is not the precision that was to be; empty if it is.
-        multiplications: that it makes per batch.
+    `reason` explains a precision that differs from the requested one.
     """
 
     operation: FileOperation
@@ -57,15 +53,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The precisions that the operations of a file can have.
-
-    Args:
-        graph: the float file.
-        seen: what its tensors hold on samples.
-        ranges: of its tensors.
-        stays: reasons of operations that are to stay float.
-        supports: tells what the runtime has.
-    """
+    """Supported precisions of the operations of a file."""
 
     graph: FileGraph
     seen: Mapping[str, Seen]
@@ -74,12 +62,7 @@ class Candidates:
     supports: Supports
 
     def first(self, operation: FileOperation, precision: str) -> Choice:
-        """Return the precision that an operation has if nothing is lost.
-
-        Args:
-            operation: it.
-            precision: what all operations are to have that can.
-        """
+        """Return the precision of an operation before any fallback."""
         count = multiplications(operation, self.graph, self.seen)
         choice = Choice(operation, FLOAT, multiplications=count)
         if not operation.has_floats:
@@ -94,7 +77,7 @@ class Candidates:
         return replace(choice, precision=own, reason=reason)
 
     def safer(self, previous: Choice, precision: str) -> str:
-        """Return a precision with which less is lost: `precision` where it can be."""
+        """Return `precision` or the closest supported precision."""
         operation = previous.operation
         if precision == INT16:
             if not self._why_not_static(operation, INT16):
@@ -103,15 +86,14 @@ class Candidates:
         return self._of_weights(operation, precision)
 
     def noise(self, operation: FileOperation, precision: str) -> float:
-        """Return the power of the rounding noise, as a share of that of the signal.
+        """Return the relative power of the rounding noise.
 
-        It is the noise of what the operation reads and writes, or in int4 of its
-        weight.
+        The noise is measured on inputs and outputs, or on the weight for int4.
         """
         if precision == DYNAMIC_INT4:
             kernel = kernel_of(operation, self.graph)
             return 0.0 if kernel is None else int4_noise(self.graph.constants[kernel])
-        # What an operation moves was rounded before.
+        # The values that an operation moves are already rounded.
         outputs = () if operation.moves else operation.outputs
         names = {*operation.inputs, *outputs} & self.ranges.keys() & self.seen.keys()
         bits = 16 if precision == INT16 else 8
@@ -125,7 +107,7 @@ class Candidates:
         if operation.is_lookup and self.supports(operation.kind, WEIGHT_ONLY):
             return FLOAT if precision == FLOAT else WEIGHT_ONLY
         if operation.is_lookup and precision != FLOAT:
-            # No data is needed: what is looked up has the range of the table.
+            # No data is needed: outputs have the range of the table.
             precision = INT8 if self.supports(operation.kind, INT8) else precision
             return FLOAT if self._why_not_static(operation, precision) else precision
         order = {
@@ -137,9 +119,9 @@ class Candidates:
 
     def _why_not_static(self, operation: FileOperation, precision: str) -> str:
         if operation.is_inner:
-            return "is in the body of a loop, where no ranges are known"
+            return "is in the body of a loop, where ranges are unknown"
         if not self.supports(operation.kind, precision):
-            return f"has no {precision} form in the runtime"
+            return f"is not supported in {precision} by the runtime"
         floats = [*operation.inputs, *operation.outputs]
         with_range = [name for name in floats if name in self.ranges]
         unknown = [n for n in floats if n in self.seen and n not in self.ranges]
@@ -152,13 +134,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Tried:
-    """A file that was made, and what it loses.
-
-    Args:
-        content: its bytes.
-        outputs: of the samples that it is judged on.
-        loss: what the judge says of them.
-    """
+    """A candidate file and its loss."""
 
     content: bytes
     outputs: Sequence[np.ndarray]
@@ -166,12 +142,12 @@ class Tried:
 
 
 Attempt = Callable[[Precisions], Tried]
-"""Makes a file with a precision for each operation."""
+"""Function that writes and measures a file with the given precisions."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A choice, the file that it gives, and what judged it."""
+    """Chosen precisions, the resulting file and its judge."""
 
     choices: list[Choice]
     file: Tried
@@ -180,15 +156,10 @@ class Found:
 
 @dataclass(frozen=True)
 class PrecisionSearch:
-    """A search for the precisions with which a file loses little enough.
+    """Search for precisions within the allowed loss.
 
-    All operations first have one precision where they can. If that loses too much, the
-    operations with the most rounding noise get safer ones, as few as are enough.
-
-    Args:
-        candidates: the precisions that there are.
-        attempt: makes and measures a file.
-        judge: tells the largest loss.
+    All operations start with one precision if supported. If the loss is too large, the
+    operations with the most rounding noise get safer precisions, as few as possible.
     """
 
     candidates: Candidates
@@ -196,7 +167,7 @@ class PrecisionSearch:
     judge: Judge
 
     def run(self, precision: str) -> Found:
-        """Return the choice that begins with `precision` for all operations."""
+        """Search the best choice, starting with `precision` for all operations."""
         operations = self.candidates.graph.operations
         best = first = self._attempt_with(
             [self.candidates.first(operation, precision) for operation in operations]
@@ -213,11 +184,11 @@ class PrecisionSearch:
             other = self._protect(first, order, safer)
             if safer == INT16:
                 if other.file.loss > self.judge.allowed:
-                    continue  # with its long biases it is nothing to go on from
+                    continue  # int16 needs long biases, a bad start for other steps
                 dynamic = self._protect(first, order, DYNAMIC)
                 other = min(other, dynamic, key=self._bytes_if_allowed)
             if other.file.loss < best.file.loss:
-                # Less is lost, if still too much: go on from there.
+                # The loss is smaller but still too large: continue from this choice.
                 best = first = other
         return best
 
@@ -238,7 +209,7 @@ class PrecisionSearch:
         high, best = len(order), self._with_safer(first, order, safer, loss)
         tries = _TRIES if best.file.loss <= self.judge.allowed else 0
         while tries and high - low > 1:
-            # In few operations with much noise more is to be found than in many.
+            # Few operations usually have most of the noise.
             middle = min(max(low + 1, math.isqrt((low + 1) * high)), high - 1)
             one = self._with_safer(first, order[:middle], safer, loss)
             if one.file.loss <= self.judge.allowed:
@@ -263,7 +234,7 @@ class PrecisionSearch:
     def _reason(self, previous: Choice, loss: float) -> str:
         result = f"the {self.judge.measure} of the file is {loss:.3g}"
         if math.isinf(loss):
-            result = "no file could be made, or it gives NaN"
+            result = "the file could not be written or its output is NaN"
         noise = ""
         if previous.precision in (INT8, INT16, DYNAMIC_INT4):
             power = self.candidates.noise(previous.operation, previous.precision)
@@ -273,7 +244,7 @@ class PrecisionSearch:
 
 
 def int4_noise(kernel: np.ndarray) -> float:
-    """Return the power of the noise of int4 codes, as a share of that of a kernel."""
+    """Return the noise power of int4 codes relative to the power of a kernel."""
     rows = kernel.reshape(len(kernel), -1)
     steps = np.abs(rows).max(axis=1) / 7
     power = float(np.square(rows).mean())
@@ -281,7 +252,7 @@ def int4_noise(kernel: np.ndarray) -> float:
 
 
 def integer_share(choices: Sequence[Choice]) -> float:
-    """Return the share of the multiplications whose inputs are integers."""
+    """Return the fraction of multiplications with integer inputs."""
     total = sum(choice.multiplications for choice in choices)
     whole = sum(c.multiplications for c in choices if c.precision in INTEGER_INPUTS)
     return whole / total if total else 1.0

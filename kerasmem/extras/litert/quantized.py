@@ -1,4 +1,4 @@
-"""A float file in fewer bits: its ranges, its precisions and what it loses."""
+"""Quantizes a float file: its ranges, its precisions and its loss."""
 
 import math
 import os
@@ -53,16 +53,9 @@ _OF_FIXED_RANGE = {"LOGISTIC", "SOFTMAX", "TANH", "Sigmoid", "Softmax", "Tanh"}
 
 @dataclass(frozen=True)
 class FileJob:
-    """A file to make.
+    """A file to write.
 
-    Args:
-        content: the float file.
-        model: what it was made of; it is not changed.
-        scheme: of the file.
-        kind: of the file, `LITERT` or `ONNX`.
-        arguments: its inputs.
-        arrays: an array per input, to calibrate on.
-        batch_size: length of the batch axis, None for an open one.
+    `batch_size` is None for an open batch axis.
     """
 
     content: bytes
@@ -75,16 +68,12 @@ class FileJob:
 
 
 def quantized(job: FileJob, judged: Judged) -> Found:
-    """Return the file with the precisions that lose little enough.
-
-    Args:
-        job: the file to make.
-        judged: samples that it is judged on.
+    """Return the file with precisions within the allowed loss.
 
     Raises:
-        ConfigError: if a package is missing.
-        DataError: if a tensor holds NaN or infinity on the samples.
-        ModelError: if the runtime cannot run a file.
+        ConfigError: If a package is missing.
+        DataError: If a tensor contains NaN or infinity on the samples.
+        ModelError: If the runtime cannot run a file.
     """
     (formats, writer_class), judge = _WRITERS[job.kind], _judge(job, judged)
     graph: FileGraph = formats.read_graph(job.content)
@@ -104,7 +93,7 @@ def quantized(job: FileJob, judged: Judged) -> Found:
         try:
             content = writer.write(precisions)
             outputs = _run(job, content, judged.arrays, rows)
-        except ModelError as error:  # a kernel that the runtime lacks: others may do
+        except ModelError as error:  # the runtime may support other precisions
             errors.append(error)
             return Tried(b"", [], math.inf)
         return Tried(content, outputs, judge.loss(outputs))
@@ -137,7 +126,7 @@ def _run(
 
 
 def table_ranges(graph: FileGraph, seen: dict[str, Seen]) -> dict[str, Any]:
-    """Return the ranges of what is looked up in tables: those of the whole tables."""
+    """Return the ranges of table lookups, which are the ranges of the tables."""
     ranges = {}
     for operation in graph.operations:
         tables = [graph.constants.get(name) for name in operation.constants]
@@ -152,12 +141,12 @@ def table_ranges(graph: FileGraph, seen: dict[str, Seen]) -> dict[str, Any]:
 def own_ranges(
     job: FileJob, graph: FileGraph, read: ReadTensors
 ) -> tuple[Ranges, dict[FileOperation, str]]:
-    """Return the ranges that the model has, by tensors of the file.
+    """Return the ranges stored in the model, by tensor of the file.
 
-    A tensor of the file is that of the model that holds the same values.
+    Tensors of file and model are matched by their values.
 
     Returns:
-        The ranges, and the reasons of operations that the model computes with floats.
+        The ranges, and a reason for each operation that stays float in the model.
     """
     size = job.batch_size or min(_MATCHED, len(job.arrays[0]))
     rows = np.linspace(0, len(job.arrays[0]) - 1, size).astype(int)
@@ -175,22 +164,17 @@ def own_ranges(
 
 
 _MATCHED = 4
-"""Samples by whose values tensors of a file and of a model are matched."""
+"""Number of samples for matching tensors by their values."""
 
 
 def held_ranges(
     model: Model, arrays: Sequence[np.ndarray]
 ) -> list[tuple[np.ndarray, tuple[float, float]]]:
-    """Return the fixed ranges of a model, each with what the tensor holds.
-
-    Args:
-        model: the model.
-        arrays: an array per input of what it is called on.
-    """
+    """Return the fixed ranges of a model with the values of their tensors."""
     if not is_static(model):
         return []
     model = copy_of(model)
-    compute_in_float32(model)  # as the file does
+    compute_in_float32(model)  # like the file
     quantizers = [one for one in sublayers(model) if isinstance(one, FakeQuantize)]
     ranges: list[tuple[np.ndarray, tuple[float, float]]] = []
 
@@ -211,7 +195,7 @@ def _floats_of(graph: FileGraph, known: Ranges) -> dict[FileOperation, str]:
             names.update(operation.outputs)
     makers = {name: one for one in graph.operations for name in one.outputs}
     for operation in reversed(graph.operations):
-        # A product whose bias is added in an operation of its own.
+        # A product may have its bias in a separate operation.
         adds = operation.kind in ("ADD", "Add") and operation.constants
         if (adds or operation.moves) and names.issuperset(operation.outputs):
             names.update(n for n in operation.inputs if _is_of_product(makers, n))
@@ -233,6 +217,6 @@ def _is_of_product(makers: Mapping[str, FileOperation], name: str) -> bool:
 
 def _is_same(one: np.ndarray, two: np.ndarray) -> bool:
     if one.size != two.size or not np.ptp(one):
-        return False  # constants are the same in many places
+        return False  # equal constants occur in many tensors
     most = float(np.abs(one).max())
     return np.allclose(one.ravel(), two.ravel(), rtol=1e-3, atol=1e-4 * most)

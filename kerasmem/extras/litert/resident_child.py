@@ -1,11 +1,11 @@
-"""Runs a LiteRT file in a process without Keras, and prints its resident bytes.
+"""Runs a LiteRT file in a process without Keras and prints its resident bytes.
 
     python -P kerasmem/extras/litert/resident_child.py FILE INPUTS THREADS NAME...
 
-FILE is the `.tflite` file, INPUTS an `.npz` with an array for each NAME of an input, in
-their order. What is printed is JSON: `before`, the resident bytes before the file was
-opened, and `peak`, the most of the process; both are null where the system is not
-Linux. Nothing of kerasmem is imported, because that imports Keras.
+FILE is the `.tflite` file. INPUTS is an `.npz` file with one array per input NAME, in
+order. The output is JSON with two keys: `before`, the resident bytes before loading the
+file, and `peak`, the maximum of the process. Both are null on systems other than Linux.
+The script does not import kerasmem, because kerasmem imports Keras.
 """
 
 import json
@@ -27,7 +27,7 @@ def _kibibytes(name: str) -> int | None:
 
 
 def main() -> None:
-    """Run the file of the command line three times."""
+    """Run the file three times."""
     import numpy as np
     from ai_edge_litert.interpreter import Interpreter
 

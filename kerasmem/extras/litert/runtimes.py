@@ -1,6 +1,6 @@
-"""The one function that measures a model in each form, and says which to use where.
+"""Measures a model in each runtime and form, and recommends one.
 
-A difference within noise is none.
+Differences within noise are ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,37 +46,36 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     input_shape: Any | None = None,
     verbose: int = 1,
 ) -> RuntimeComparison:
-    """Measure a float model in each runtime and form; advise which one to use.
+    """Measure a float model in each runtime and form, and recommend one.
 
-    The forms are the model as it is, with int8 weights in Keras, and as a LiteRT file
-    in float, `"int8-dynamic"` and, with `data`, `"int8-static"`. They take turns while
-    they are timed; each then runs in a process of its own that shows what memory it
-    takes. A form that cannot be made stays in the list, with the reason. It takes
-    about a minute for a small model, most of it for those processes.
+    The forms are the original model, the model with int8 weights in Keras, and LiteRT
+    files. The schemes of the files are float, `"int8-dynamic"` and, with `data`,
+    `"int8-static"`. The forms are timed in turns. Each then runs in a separate process
+    that measures its memory. A form that cannot be created stays in the result, with
+    the reason. A small model takes about one minute, most of it for these processes.
 
     Args:
-        model: a built float `keras.Model`; it is not changed.
-        data: samples, in any of the forms that `kerasmem.files.data` lists, to
-            calibrate on, to compare outputs on and to time; None for random ones, and
-            no `"int8-static"`.
-        batch_sizes: samples per batch, each from 1.
-        threads: of LiteRT, from 1; Keras takes all that it finds.
-        tolerance: the largest loss of a file, as for `km.export`; None for its
-            defaults. A file that loses more is not compared.
-        input_shape: shape of the input without the batch axis, to fix the lengths that
-            the model leaves open; one per input, by name or in order, if there are
-            several.
-        verbose: 0 for silence, 1 for a line on stderr about what is done.
+        model: Built float `keras.Model`. Not modified.
+        data: Samples for calibration, comparison and timing, in a form of
+            `kerasmem.files.data`. Defaults to None: random samples and no
+            `"int8-static"` form.
+        batch_sizes: Sequence of ints >= 1. Batch sizes to time. Defaults to `(1, 32)`.
+        threads: Int >= 1. Number of LiteRT threads. Keras uses all available threads.
+            Defaults to 1.
+        tolerance: Float. Maximum loss of a file. A file with a larger loss is not
+            compared. Defaults to None, the default of `km.export`.
+        input_shape: Shape of the input without the batch axis, to fix the open lengths
+            of the model. One per input, by name or in order. Defaults to None.
+        verbose: Int. 0 for silent, 1 for progress lines on stderr. Defaults to 1.
 
     Returns:
-        The `RuntimeComparison`: of each form the milliseconds per batch, the bytes of
-        file, weights and process, and the difference of its outputs; and the advice.
+        A `RuntimeComparison` with the milliseconds per batch, the bytes of file,
+        weights and process, the difference of the outputs, and the recommendations.
 
     Raises:
-        ConfigError: if an argument cannot be used.
-        DataError: if the data does not fit the model, or is not finite.
-        ModelError: if the model is not built, or has weights in fewer bits already, or
-            cannot be copied.
+        ConfigError: If an argument is invalid.
+        DataError: If the data does not fit the model or is not finite.
+        ModelError: If the model is not built, is already quantized or cannot be copied.
 
     Example:
         >>> inputs = keras.Input((4,))
@@ -97,7 +96,7 @@ def compare_runtimes(  # noqa: PLR0913 - the public entry point
     model = with_named_inputs(model, data)
     say = _say if verbose else lambda _: None
     batch = _batch(model, data, sizes[-1], input_shape)
-    # One that cannot be copied has no other forms, nor a file.
+    # A model that cannot be copied can neither be quantized nor exported.
     files = {"tolerance": tolerance, "input_shape": input_shape}
     copy = clone(model)
     if getattr(copy, "preprocessor", None) is not None:
@@ -136,9 +135,9 @@ def _checked(model: Model, batch_sizes: Sequence[int]) -> tuple[int, ...]:
     check_built(model)
     if is_static(model) or quantized_variables(model):
         raise ModelError(
-            "The forms of fewer bits are made of a float model. Received: the model "
-            f"{model.name!r}, which has weights in fewer bits. Next: hand in the model "
-            "that it was made of, or km.dequantize(model)."
+            "Expected: a float model, which is quantized for the comparison. "
+            f"Received: the quantized model {model.name!r}. Next: pass the original "
+            "float model, or km.dequantize(model)."
         )
     if not isinstance(batch_sizes, Sequence) or not batch_sizes:
         valid = "a list of whole numbers from 1"
@@ -151,13 +150,13 @@ def _checked(model: Model, batch_sizes: Sequence[int]) -> tuple[int, ...]:
 def _batch(model: Model, data: Dataset, size: int, input_shape: Any) -> Arrays:
     if data is None and not getattr(model, "inputs", None):
         raise ConfigError(
-            f"The model {model.name!r} does not say what it takes. Expected: data= "
+            f"The inputs of the model {model.name!r} are not known. Expected: data= "
             "with a few inputs. Received: data=None."
         )
     _, arrays = inputs_and_samples(model, data, size, input_shape=input_shape)
     if not all(np.isfinite(array).all() for array in arrays):
         raise DataError(
-            "A model is compared on finite numbers. Received: NaN or infinity in "
+            "Expected: finite samples. Received: NaN or infinity in "
             f"the first {len(arrays[0])} samples."
         )
     return _rows(arrays, size)
@@ -217,12 +216,12 @@ def _resident(
 
 
 RESIDENT_NOISE = 0.05
-"""Resident memory of two runs of the same process differs by up to this much."""
+"""Relative difference of the resident memory of two equal runs."""
 
 
 @dataclass(frozen=True)
 class _Figure:
-    """A figure of which less is better, and how low another measurement may find it."""
+    """A figure that should be low, and the low end of its noise."""
 
     value: float
     low: float
@@ -230,11 +229,10 @@ class _Figure:
 
 
 def advise(runtimes: Sequence[RuntimeFigures]) -> tuple[RuntimeAdvice, ...]:
-    """Return which of `runtimes` to use for what: always the one of the least figure.
+    """Return recommendations: the form with the lowest figure for each use.
 
-    Args:
-        runtimes: the forms; the first is the model as it is. Those with a reason, or
-            without the figure, are not considered.
+    The original model comes first. Forms with a reason or without the figure are
+    ignored.
     """
     sizes = [time.batch_size for time in runtimes[0].times]
     best_choices = [

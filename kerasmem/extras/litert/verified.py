@@ -1,4 +1,4 @@
-"""A model as a file for another runtime, run back and compared before it is there."""
+"""Writes a model to a file for another runtime after comparing their outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ from kerasmem.stats.difference import difference
 from kerasmem.types import Dataset, Model
 
 CALIBRATION, COMPARED = 128, 4
-"""Most samples to calibrate on, and to compare a float file on."""
+"""Maximum number of samples for calibration, and for comparing a float file."""
 
 RUNTIMES = {LITERT: LiteRT, ONNX: Onnx}
 _FLOAT_TOLERANCE, _LEAST_OUTPUT = 1e-5, 1e-6
@@ -59,58 +59,57 @@ def export(  # noqa: PLR0913 - the public entry point
     input_shape: Any | None = None,
     validation_data: Dataset = None,
 ) -> ExportReport:
-    """Export `model` to LiteRT or ONNX; write the file only if it is close to `model`.
+    """Export a model to a LiteRT or ONNX file whose outputs are close to the model's.
 
-    The inputs of the file have the names of the model's inputs, its outputs are named
-    `output_0` and so on. Layers that act in training alone are not in it.
+    The inputs of the file have the names of the model's inputs. The outputs are named
+    `output_0`, `output_1`, .... Layers that are only active in training are left out.
 
-    An int8 or int4 file is written in every case: operations that lose too much in few
-    bits get int16 activations, or float activations with int8 weights, and the report
-    lists them. Which those are is chosen by what the file loses on samples:
+    If an int8 or int4 file exceeds the tolerance, some operations get int16
+    activations, or float activations with int8 weights. The report lists these
+    operations. They are chosen by the loss of the file on samples:
 
-    - For a classifier: the share of samples with another class than that of the model.
-      With labels in `validation_data`: the accuracy that is lost, but at least a
-      quarter of that share.
+    - For a classifier: the fraction of samples whose predicted class changes. With
+      labels in `validation_data`: the drop in accuracy, but at least a quarter of that
+      fraction.
     - For other models: the relative L2 error of the outputs.
 
-    Ranges of activations that the model has already, from
-    `km.Quantize("int8-static")`, are those of the file. So are codes of int8 and int4
-    weights with a scale per channel in a LiteRT file.
+    The file uses the activation ranges of a model from `km.Quantize("int8-static")`. A
+    LiteRT file also uses the int8 and int4 codes of weights with per-channel scales.
 
     Args:
-        model: a built `keras.Model`; it is not changed.
-        path: the file to write; ends in `.tflite` or `.onnx`.
-        scheme: `"float"`; `"int8-dynamic"`, int8 weights and activations that are
-            rounded row by row at run time; `"int8-static"`, int8 weights and
-            activations in fixed ranges; `"int4"`, int4 weights in blocks (LiteRT only).
-            None for the scheme of the model's weights.
-        batch_size: length of the batch axis, from 1; None leaves it open, or makes it 1
-            if LiteRT needs a fixed one, as for LSTM and GRU.
-        samples: inputs to calibrate and to compare on, in any of the forms that
-            `kerasmem.files.data` lists; at most 128 are used. None for random ones,
-            which `"int8-static"` takes only if the model has its own ranges.
-        tolerance: the largest loss allowed; None for an accuracy loss of 0.005, 0.02
-            of changed classes, a relative error of 0.05, and with `"float"` a relative
-            error of 1e-5.
-        input_shape: shape of the input without the batch axis, to fix the lengths that
-            the model leaves open; one per input, by name or in order, if there are
-            several; None leaves them open, where the runtime can.
-        validation_data: samples to judge the file on, with labels if the accuracy
-            counts; at most 512 are used. None for `samples`.
+        model: Built `keras.Model`. Not modified.
+        path: String or `pathlib.Path`. Output file that ends in `.tflite` or `.onnx`.
+        scheme: `"float"`, `"int8-dynamic"`, `"int8-static"` or `"int4"`.
+            `"int8-dynamic"` has int8 weights, and activations rounded per row at run
+            time. `"int8-static"` has int8 weights and fixed activation ranges. `"int4"`
+            has int4 weights in blocks (LiteRT only). Defaults to None, the scheme of
+            the model's weights.
+        batch_size: Int >= 1. Length of the batch axis. Defaults to None: an open axis,
+            or 1 where LiteRT needs a fixed length, such as for LSTM and GRU.
+        samples: Inputs for calibration and comparison, in a form of
+            `kerasmem.files.data`. At most 128 are used. Defaults to None: random
+            inputs. `"int8-static"` then needs a model with activation ranges.
+        tolerance: Float >= 0. Maximum loss. Defaults to None: an accuracy drop of
+            0.005, a fraction of changed classes of 0.02, or a relative error of 0.05.
+            For `"float"`, the default is a relative error of 1e-5.
+        input_shape: Shape of the input without the batch axis, to fix the open lengths
+            of the model. One per input, by name or in order. Defaults to None, which
+            keeps the lengths open if the runtime supports that.
+        validation_data: Samples for measuring the loss, with labels for the accuracy.
+            At most 512 are used. Defaults to `samples`.
 
     Returns:
-        The `ExportReport`: path, scheme, bytes, loss, the largest difference of an
-        output, the share of multiplications on integers, and each operation that has
-        not the precision of its scheme, with the reason.
+        An `ExportReport` with path, scheme, bytes, loss, the largest output difference
+        and the fraction of integer multiplications. It also lists each operation
+        without the precision of the scheme, with the reason.
 
     Raises:
-        ConfigError: if an argument cannot be used, or a package is missing (`pip
-            install kerasmem[litert]` or `kerasmem[onnx]`).
-        DataError: if the samples do not fit the model.
-        ModelError: if the model has no weights yet, or the runtime lacks an operation
-            of it or cannot take its open lengths, or the file loses more than is
-            allowed.
-        OutputError: if the file cannot be written.
+        ConfigError: If an argument is invalid or a package is missing (`pip install
+            kerasmem[litert]` or `kerasmem[onnx]`).
+        DataError: If the samples do not fit the model.
+        ModelError: If the model has no weights yet, or the loss is too large.
+            Also if the runtime does not support an operation or the open lengths.
+        OutputError: If the file cannot be written.
 
     Example:
         >>> import tempfile, kerasmem as km
@@ -152,7 +151,7 @@ def export(  # noqa: PLR0913 - the public entry point
             result = quantized(whole, samples_to_judge)
     except OSError as error:
         raise OutputError(
-            f"Could not write a temporary file to make {str(path)!r} of: "
+            f"Could not write a temporary file for {str(path)!r}: "
             f"{error.strerror or error}. Nothing was written."
         ) from error
     _check_loss(model, result)
@@ -163,20 +162,15 @@ def export(  # noqa: PLR0913 - the public entry point
 
 def _check_can_be_written(path: Path) -> None:
     if not path.parent.is_dir() or path.is_dir():
-        what = "it is a folder" if path.is_dir() else "there is no such folder"
-        raise OutputError(f"Could not write {str(path)!r}: {what}. Nothing was made.")
+        what = "the path is a folder" if path.is_dir() else "the folder does not exist"
+        raise OutputError(f"Could not write {str(path)!r}: {what}.")
 
 
 @dataclass(frozen=True)
 class _Floats:
-    """A float file to make.
+    """A float file to write.
 
-    Args:
-        model: the model; it is not changed.
-        kind: of the file, as for `convert`.
-        arguments: its inputs.
-        arrays: an array per input to compare on.
-        batch_size: length of the batch axis, None for an open one.
+    `batch_size` is None for an open batch axis.
     """
 
     model: Any
@@ -186,12 +180,10 @@ class _Floats:
     batch_size: int | None
 
     def with_batch(self, size: int) -> "_Floats":
-        """Return this with a fixed length of the batch axis."""
         arguments = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
         return replace(self, arguments=arguments, batch_size=size)
 
     def with_lengths_of_samples(self) -> "_Floats":
-        """Return this with inputs of the lengths of the samples."""
         arguments = [
             replace(argument, shape=(argument.shape[0], *array.shape[1:]))
             for argument, array in zip(self.arguments, self.arrays, strict=True)
@@ -200,16 +192,12 @@ class _Floats:
 
 
 def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
-    """Return a float file, with a batch axis of length 1 where LiteRT needs that.
-
-    Raises:
-        ModelError: if there is none, or none with the open lengths.
-    """
+    """Convert to a float file, with batch size 1 if LiteRT needs a fixed one."""
     try:
         return job, _content(job)
     except ModelError as error:
         if job.batch_size is None and _has_loop(job.model):
-            # LiteRT runs loops over time steps for a batch of a fixed length alone.
+            # LiteRT runs loops over time steps only with a fixed batch size.
             job = job.with_batch(1)
             return job, _content(job)
         shapes = {argument.name: argument.shape[1:] for argument in job.arguments}
@@ -217,9 +205,9 @@ def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
         if not unknown or not _can_be_made(job.with_lengths_of_samples()):
             raise
         raise ModelError(
-            f"The file cannot have the open lengths of the model {job.model.name!r}: "
-            "with lengths that are known it can be made. Expected: known lengths. "
-            f"Received: {unknown}. Next: pass input_shape= "
+            f"The runtime does not support the open lengths of the model "
+            f"{job.model.name!r}. With fixed lengths the export works. Expected: fixed "
+            f"lengths. Received: {unknown}. Next: pass input_shape= "
             f"(--input-shape{once_per_input(shapes)}), without the batch axis."
         ) from error
 
@@ -261,10 +249,10 @@ def _check_loss(model: Model, result: Found) -> None:
     judge, loss = result.judge, result.file.loss
     if not loss <= judge.allowed:
         raise ModelError(
-            f"The file is too far from the model {model.name!r} and was not written. "
-            f"Expected: {judge.measure} of at most {judge.allowed:g}. Received: "
-            f"{loss:.3g} on {len(judge.expected[0])} samples. Next: a larger "
-            "tolerance= (--tolerance), if that is near enough."
+            f"The file differs too much from the model {model.name!r} and was not "
+            f"written. Expected: {judge.measure} of at most {judge.allowed:g}. "
+            f"Received: {loss:.3g} on {len(judge.expected[0])} samples. Next: pass a "
+            "larger tolerance= (--tolerance) if this difference is acceptable."
         )
 
 

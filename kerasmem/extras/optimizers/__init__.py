@@ -1,4 +1,4 @@
-"""Optimizers that keep less: drop-in for Keras's, with a smaller state."""
+"""Drop-in optimizers with a smaller state than Keras's."""
 
 from kerasmem.extras.optimizers.adafactor import Adafactor
 from kerasmem.extras.optimizers.adam_8bit import Adam8bit

@@ -1,4 +1,4 @@
-"""Adafactor that keeps only its factors."""
+"""Adafactor without a full-size slot."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from kerasmem.types import Tensor, Variable
 
 
 def factored_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
-    """Return a shape whose last two axes are factored, of as many entries as `shape`.
+    """Return the shape whose last two axes Adafactor factors.
 
-    A shape of less than two axes is not factored.
+    A shape with fewer than two axes is returned unchanged.
 
     Args:
-        shape: of a variable.
-        axes: `"last"` for the shape itself; `"auto"` for the shape itself where its
-            last two axes are the two largest, else for a matrix of some first axes by
-            the others, as many as make rows and columns the fewest.
+        shape: Shape of a variable.
+        axes: `"last"` returns `shape`. `"auto"` returns `shape` if its last two axes
+            are the two largest. Otherwise it returns the matrix shape with the smallest
+            sum of rows and columns.
 
     Example:
         >>> factored_shape((512, 8, 64), "auto"), factored_shape((3, 3, 64, 32), "auto")
@@ -40,46 +40,53 @@ def factored_shape(shape: Sequence[int], axes: str) -> tuple[int, ...]:
 
 @keras.saving.register_keras_serializable(package="kerasmem")
 class Adafactor(SlotOptimizer):
-    """Adafactor with the state that it is for: a row and a column per matrix.
+    """Adafactor whose state is only one row and one column per matrix.
 
-    The update is that of `keras.optimizers.Adafactor`, which makes the same factors and
-    besides keeps a slot of the variable's own size. Keras factors the last two axes.
-    Where these are not the two largest, as in the kernels of attention, that leaves
-    much more than a row and a column; such a variable is factored as a matrix here.
+    The update rule is the rule of `keras.optimizers.Adafactor`. Keras computes the same
+    factors but also keeps a slot of the variable's full size. Keras always factors the
+    last two axes. If these are not the two largest, as in attention kernels, the
+    factors are much larger than one row and one column. This optimizer reshapes such a
+    variable to a matrix.
 
     Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
     Cost", 2018.
 
     Args:
-        learning_rate: float, schedule or callable; the most that a step takes of a
-            variable's root mean square, besides the square root of the steps.
-        beta_2_decay: exponent of the step in the decay of the second moment.
-        epsilon_1: added to the square of the gradient.
-        epsilon_2: least root mean square of a variable that a step is taken of.
-        clip_threshold: largest root mean square of an update before the rate.
-        relative_step: as of Keras's; it changes nothing there either.
-        axes: `"auto"`, or `"last"` for the last two axes of every variable, as Keras.
-        **options: every other keyword of `keras.optimizers.Adafactor`: `weight_decay`,
+        learning_rate: Float, schedule or callable. Maximum step size relative to the
+            root mean square of the variable. The relative step size is also at most
+            `step ** -0.5`. Defaults to 0.001.
+        beta_2_decay: Float. Exponent of the step in the decay of the second moment.
+            Defaults to -0.8.
+        epsilon_1: Float. Added to the squared gradient. Defaults to 1e-30.
+        epsilon_2: Float. Minimum root mean square of a variable for its step size.
+            Defaults to 1e-3.
+        clip_threshold: Float. Maximum root mean square of an update before the learning
+            rate. Defaults to 1.0.
+        relative_step: Bool. Accepted for compatibility. Has no effect, as in Keras.
+            Defaults to True.
+        axes: `"auto"` or `"last"`. `"last"` factors the last two axes of each variable,
+            as in Keras. Defaults to `"auto"`.
+        **options: Other arguments of `keras.optimizers.Adafactor`: `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ConfigError: if `axes` is another one.
+        ConfigError: If `axes` is not `"auto"` or `"last"`.
 
     Example:
         >>> Adafactor(1e-2).get_config()["axes"]
         'auto'
     """
 
-    def __init__(  # noqa: PLR0913 - Keras's keywords, and one of our own
+    def __init__(  # noqa: PLR0913 - Keras's arguments and one more
         self,
         learning_rate: Any = 0.001,
         beta_2_decay: float = -0.8,
         epsilon_1: float = 1e-30,
         epsilon_2: float = 1e-3,
         clip_threshold: float = 1.0,
-        relative_step: bool = True,  # noqa: FBT001, FBT002 - its place in Keras's
+        relative_step: bool = True,  # noqa: FBT001, FBT002 - as in Keras
         *,
         axes: str = "auto",
         **options: Any,
@@ -94,7 +101,7 @@ class Adafactor(SlotOptimizer):
     def update_step(
         self, gradient: Tensor, variable: Variable, learning_rate: Any
     ) -> None:
-        """Move one variable by one gradient of it."""
+        """Update one variable with its gradient."""
         shape, slots = self._slots[self._get_variable_index(variable)]
         gradient = ops.cast(backends.current().dense(gradient), "float32")
         gradient = ops.reshape(gradient, shape)
@@ -119,7 +126,7 @@ class Adafactor(SlotOptimizer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make the same optimizer."""
+        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "beta_2_decay": self.beta_2_decay,

@@ -1,4 +1,4 @@
-"""Adam with a quarter of its state."""
+"""Adam with a quarter of the state."""
 
 import math
 import re
@@ -18,47 +18,53 @@ from kerasmem.types import Tensor, Variable
 
 @keras.saving.register_keras_serializable(package="kerasmem")
 class Adam8bit(SlotOptimizer):
-    """Adam that keeps its two moments in 8 bits an entry instead of 32.
+    """Adam with 8-bit moments instead of float32.
 
-    The arithmetic of a step is Adam's, in float32; between steps each moment is a code
-    of 8 bits per entry and a scale per block. A variable of few entries keeps both
-    moments in float32: that costs little, and biases and normalization are sensitive.
+    The arithmetic of a step is the same as Adam's, in float32. Between steps, each
+    moment is stored as an 8-bit code per entry and a scale per block. Small variables
+    keep float32 moments: they need little memory, and biases and normalization are
+    sensitive.
 
     Sources: Dettmers, Lewis, Shleifer and Zettlemoyer, "8-bit Optimizers via Block-wise
     Quantization", 2022; Kingma and Ba, "Adam: A Method for Stochastic Optimization",
-    2015. How the codes differ from the paper's: `kerasmem.extras.optimizers.codes`.
+    2015. `kerasmem.extras.optimizers.codes` documents the differences from the first
+    paper.
 
     Args:
-        learning_rate: float, schedule or callable, as of `keras.optimizers.Adam`.
-        beta_1: what is left of the first moment after a step, in [0, 1).
-        beta_2: what is left of the second moment after a step, in [0, 1).
-        epsilon: added to the root of the second moment.
-        amsgrad: False; the largest second moment so far is not kept.
-        block_size: entries that share a scale, at least 16. Larger blocks save up to 8
-            bytes per 256 entries and are coarser where their entries differ in size.
-        min_quantized_size: a variable of fewer entries keeps both moments in float32.
-        full_precision: regular expressions; so does a variable whose path holds one,
-            such as `"embeddings"`: the paper advises it for tables of words.
-        **options: every other keyword of `keras.optimizers.Adam`: `weight_decay`,
+        learning_rate: Float, schedule or callable, as in `keras.optimizers.Adam`.
+            Defaults to 0.001.
+        beta_1: Float in [0, 1). Decay rate of the first moment. Defaults to 0.9.
+        beta_2: Float in [0, 1). Decay rate of the second moment. Defaults to 0.999.
+        epsilon: Float. Added to the root of the second moment. Defaults to 1e-7.
+        amsgrad: Must be False, because the largest second moment is not stored.
+        block_size: Int >= 16. Number of entries per scale. Larger blocks save up to 8
+            bytes per 256 entries, but are less accurate if entries differ in size.
+            Defaults to 256.
+        min_quantized_size: Int >= 0. Variables with fewer entries keep float32 moments.
+            Defaults to 4096.
+        full_precision: List of regular expressions. Variables whose path matches keep
+            float32 moments. The paper recommends this for word embeddings, such as
+            `["embeddings"]`. Defaults to none.
+        **options: Other arguments of `keras.optimizers.Adam`: `weight_decay`,
             `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `loss_scale_factor`,
             `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> Adam8bit(1e-3, clipnorm=1.0).get_config()["block_size"]
         256
     """
 
-    def __init__(  # noqa: PLR0913 - Adam's keywords, and three of our own
+    def __init__(  # noqa: PLR0913 - Adam's arguments and three more
         self,
         learning_rate: Any = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - its place in Adam
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - as in Keras
         *,
         block_size: int = 256,
         min_quantized_size: int = 4096,
@@ -67,7 +73,7 @@ class Adam8bit(SlotOptimizer):
     ) -> None:
         super().__init__(learning_rate=learning_rate, **options)
         _check_amsgrad(amsgrad)
-        share = Real("the share of a moment that is kept,", least=0, below=1)
+        share = Real("the decay rate of a moment,", least=0, below=1)
         self.beta_1 = share.check("Adam8bit", "beta_1", beta_1)
         self.beta_2 = share.check("Adam8bit", "beta_2", beta_2)
         self.epsilon = epsilon
@@ -80,7 +86,7 @@ class Adam8bit(SlotOptimizer):
     def update_step(
         self, gradient: Tensor, variable: Variable, learning_rate: Any
     ) -> None:
-        """Move one variable by one gradient of it."""
+        """Update one variable with its gradient."""
         moments = self._slots[self._get_variable_index(variable)]
         gradient = backends.current().dense(gradient)
         with backends.current().in_turn(gradient, variable) as finish:
@@ -100,12 +106,12 @@ class Adam8bit(SlotOptimizer):
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], *rest: Any
     ) -> None:
-        # Private, for want of a public place that has the gradients of one update:
-        # updates take turns, and the gradient of the last variable is there first.
+        # Keras has no public hook with all gradients of one update. Updates run in
+        # reverse, since the gradient of the last variable is ready first.
         super()._backend_update_step(grads[::-1], trainable_variables[::-1], *rest)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make the same optimizer."""
+        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "beta_1": self.beta_1,
@@ -135,9 +141,9 @@ class Adam8bit(SlotOptimizer):
 def _check_amsgrad(amsgrad: Any) -> None:
     if amsgrad:
         raise ConfigError(
-            "Adam8bit keeps no largest second moments: they would take half of the "
-            f"saved memory. Expected: amsgrad=False. Received: amsgrad={amsgrad!r}. "
-            "Next: leave it out, or use keras.optimizers.Adam(amsgrad=True)."
+            "Adam8bit does not store maximum second moments, which would take half of "
+            f"the saved memory. Expected: amsgrad=False. Received: amsgrad={amsgrad!r}."
+            " Next: omit amsgrad, or use keras.optimizers.Adam(amsgrad=True)."
         )
 
 

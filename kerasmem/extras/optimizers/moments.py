@@ -1,7 +1,7 @@
-"""The two moments of one variable, as an optimizer keeps them.
+"""The two moments of a variable in optimizer slots.
 
-`FullMoments` and `CodedMoments` have the same methods. Both arrange the gradient, the
-moments and the change in one way of their own, as float32.
+`FullMoments` and `CodedMoments` have the same methods. Each has its own layout for
+gradient, moments and update, in float32.
 """
 
 import math
@@ -16,23 +16,18 @@ from kerasmem.types import Tensor, Variable
 
 
 class FullMoments:
-    """Both moments as they are, for a variable too small to gain from codes.
-
-    Args:
-        variable: of the model.
-        add_slot: makes a variable of the optimizer.
-    """
+    """Float32 moments, for small variables."""
 
     def __init__(self, variable: Variable, add_slot: AddSlot) -> None:
         self._first = add_slot("momentum", variable.shape, "float32")
         self._second = add_slot("velocity", variable.shape, "float32")
 
     def arrange(self, gradient: Tensor) -> Any:
-        """Return the gradient."""
+        """Return the gradient as float32."""
         return ops.cast(gradient, "float32")
 
     def restore(self, change: Any) -> Any:
-        """Return the change."""
+        """Return the update unchanged."""
         return change
 
     def read(self) -> tuple[Any, Any]:
@@ -46,24 +41,14 @@ class FullMoments:
         root: Any,  # noqa: ARG002
         step: Any,  # noqa: ARG002
     ) -> Iterable[tuple[Any, Any]]:
-        """Return the optimizer's variables and the values that keep new moments.
-
-        Args:
-            first: the new first moment.
-            second: the new second moment.
-            root: its square root.
-            step: number of the update, an integer from 0.
-        """
+        """Return pairs of optimizer variable and new value."""
         return (self._first, first), (self._second, second)
 
 
 class CodedMoments:
-    """Both moments in 8 bits an entry and a scale a block.
+    """Moments with an 8-bit code per entry and a scale per block.
 
-    Args:
-        variable: of the model.
-        add_slot: makes a variable of the optimizer.
-        block_size: entries of a block; the last one is filled up with zeros.
+    The last block is padded with zeros.
     """
 
     def __init__(self, variable: Variable, add_slot: AddSlot, block_size: int) -> None:
@@ -85,13 +70,13 @@ class CodedMoments:
         return ops.reshape(gradient, self._blocks)
 
     def restore(self, change: Any) -> Any:
-        """Return a change that is in blocks in the variable's shape."""
+        """Return an update in the shape of the variable."""
         if math.prod(self._blocks) > self._size:
             change = ops.reshape(change, (-1,))[: self._size]
         return ops.reshape(change, self._shape)
 
     def read(self) -> tuple[Any, Any]:
-        """Return the first and the second moment."""
+        """Return the dequantized first and second moment."""
         first = codes.decode_signed(self._first, self._first_scales)
         root = codes.decode_root(self._second, self._second_scales)
         return first, ops.square(root)
@@ -103,7 +88,7 @@ class CodedMoments:
         root: Any,
         step: Any,
     ) -> Iterable[tuple[Any, Any]]:
-        """Return the optimizer's variables and the codes and scales of new moments."""
+        """Return pairs of optimizer variable and new code or scale."""
         offsets = codes.rounding_offsets(step, self._blocks[1])
         first_codes, first_scales = codes.encode_signed(first, offsets)
         root_codes, root_scales = codes.encode_root(root, offsets)

@@ -1,4 +1,4 @@
-"""Optimizers that keep the slots of each variable in an object of its own."""
+"""Base class of optimizers with one slot object per variable."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,19 +9,19 @@ import keras
 from kerasmem.types import Variable
 
 AddSlot = Callable[..., Any]
-"""Makes a slot of a variable from a name, a shape and a dtype, float32 if left out."""
+"""Function that creates a slot from name, shape and dtype (default: float32)."""
 
 
 class SlotOptimizer(keras.optimizers.Optimizer):
-    """An optimizer that makes an object for each variable when it is built."""
+    """Optimizer that creates one slot object per variable."""
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots of the variables to train."""
+        """Create the slots of the trainable variables."""
         if self.built:
             return
         super().build(variables)
         self._slots = [
-            # float8 training sets such a variable to its gradient.
+            # Float8 training assigns the gradient to such a variable.
             None
             if getattr(variable, "overwrite_with_gradient", False)
             else self._slots_of(variable, partial(self._add_slot, path_of(variable)))
@@ -34,11 +34,11 @@ class SlotOptimizer(keras.optimizers.Optimizer):
     def _add_slot(
         self, path: str, name: str, shape: Sequence[int], dtype: str = "float32"
     ) -> Any:
-        # Named as Keras names the slots of a variable.
+        # Same names as the slots of Keras.
         name = f"{path.replace('/', '_')}_{name}"
         return self.add_variable(shape=shape, dtype=dtype, name=name)
 
 
 def path_of(variable: Variable) -> str:
-    """Return the path of a variable, the name of a bare `tf.Variable`."""
+    """Return the path of a variable, or the name of a `tf.Variable`."""
     return getattr(variable, "path", variable.name)

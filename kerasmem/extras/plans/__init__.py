@@ -1,9 +1,9 @@
-"""The memory of a compiled step by the plan of XLA's own compiler for a GPU.
+"""Estimates the memory of a compiled step from the plan of XLA's GPU compiler.
 
-XLA plans a step's memory before it runs: one block for all that comes and goes. Its
-compiler makes that plan without a card, for the description of one. What it leaves out
-is added by rule: the workspaces of cuDNN, and what the allocator gives beyond what it
-is asked for.
+XLA plans the memory of a step before the step runs: one block for all temporary
+buffers. The compiler needs only the description of a GPU for this plan. Two
+amounts are not in the plan and are added by rules: the workspaces of cuDNN, and the
+rounding of requests by the allocator.
 """
 
 import json
@@ -27,25 +27,25 @@ from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.records import EstimatePart, MemoryEstimate
 
 _TIGHT = 0.01
-"""What the plan may be off where no workspace can move the peak."""
+"""Relative error of the plan if no workspace can change the peak."""
 _TRIALS = 0.1
-"""What the first step may be off: which algorithms are tried is not known."""
+"""Relative error for the first step, whose algorithm trials are not known."""
 
 
 def estimate(request: Request) -> MemoryEstimate:
-    """Return the estimate of a step that XLA compiles for a card.
+    """Estimate the memory of a step that XLA compiles for a GPU.
 
     Raises:
-        ConfigError: if the step is not compiled, the device is no card, or the
+        ConfigError: If the step is not compiled, the device is not a GPU, or the
             compiler is not installed.
-        ModelError: if the step calls a library of which it is not known what it takes.
-        ChildDiedError: if the compiler ends by an error.
+        ModelError: If the step calls a library whose memory is not known.
+        ChildDiedError: If the compiler fails.
     """
     _check(request)
     target = description_of(request.card or request.device)
     versions = [*compiler.versions()]
     job = request.job()
-    # A class of the user's own may change while its name stays.
+    # A custom class may change while its name stays the same.
     parts = job["model"]["objects"].values()
     is_own = any(not each.__module__.startswith(_LIBRARIES) for each in parts)
     sharding = request.sharding
@@ -55,7 +55,7 @@ def estimate(request: Request) -> MemoryEstimate:
     cached_text = cache.read(key) if key else None
     if cached_text is not None:
         return MemoryEstimate.from_json(cached_text.decode())
-    # One program for all devices, or a step of each replica.
+    # Either one program for all devices, or the step of one replica.
     is_split = config is not None
     program = compiler.program_of(request if is_split else request.of_a_replica())
     plan = compiler.compiled(program, target, sharding.devices if is_split else 1)
@@ -69,12 +69,9 @@ _LIBRARIES = ("keras", "keras_hub", "kerasmem")
 
 
 def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEstimate:
-    """Return the estimate of a step of which the plan is there.
+    """Return the estimate of a step from its plan.
 
-    Args:
-        request: the question.
-        content: a serialized `HloProto` with the scheduled program and its buffers.
-        batch: bytes of the arrays of the batch.
+    `content` is a serialized `HloProto` with the scheduled program and its buffers.
     """
     proto = Message(content)
     program, buffers = read_program(proto.last(1)), read_buffers(proto.last(3))
@@ -118,16 +115,16 @@ def answer(request: Request, content: bytes, batch: Sequence[int]) -> MemoryEsti
 
 
 class PlanPeak:
-    """The temporary block with the workspaces that are not in the plan.
+    """Peak of the temporary block, including workspaces that are not in the plan.
 
-    A workspace adds to the block where less room is free at that call than it takes.
+    A workspace adds to the block if it does not fit into the free bytes at its call.
 
     Attributes:
-        least: bytes without any workspace.
-        expected: with those that are expected.
-        most: with the largest that there may be.
-        position: number of the instruction at the peak.
-        workspace: bytes of workspace in use there.
+        least: Bytes without workspaces.
+        expected: Bytes with the expected workspaces.
+        most: Bytes with the largest possible workspaces.
+        position: Index of the instruction at the peak.
+        workspace: Bytes of workspace in use at the peak.
     """
 
     def __init__(self, block: PlannedBlock, calls: Sequence[LibraryCall]) -> None:
@@ -146,7 +143,7 @@ class PlanPeak:
 def _check(request: Request) -> None:
     if request.backend not in ("tensorflow", "jax"):
         raise ConfigError(
-            "A plan is XLA's, which compiles steps of TensorFlow and JAX. Expected: "
+            "Only XLA makes a plan, for steps of TensorFlow and JAX. Expected: "
             f"backend='tensorflow' or 'jax'. Received: backend={request.backend!r}. "
             "Next: pass method='analytic' or 'traced'."
         )
@@ -158,13 +155,13 @@ def _check(request: Request) -> None:
     ]
     if recurrent:
         raise ConfigError(
-            "There is no plan for a step with a recurrent layer that cuDNN runs: it "
-            "does not say what it reserves. Expected: layers with use_cudnn=False. "
+            "A step with a recurrent layer that runs on cuDNN has no plan: its "
+            "reserved memory is not known. Expected: layers with use_cudnn=False. "
             f"Received: {', '.join(recurrent)}. Next: pass method='analytic'."
         )
     if not request.jit_compile:
         raise ConfigError(
-            "A plan is that of a compiled step. Expected: jit_compile=True (--jit on), "
+            "A plan needs a compiled step. Expected: jit_compile=True (--jit on), "
             f"and layers that support it. Received: jit_compile={request.jit_compile}."
             " Next: pass method='traced'."
         )

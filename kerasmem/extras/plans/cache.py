@@ -1,7 +1,8 @@
-"""Plans that were made before, on disk: to compile takes seconds to minutes.
+"""On-disk cache of plans, because compiling takes seconds to minutes.
 
-They lie in `kerasmem/plans` of the user's folder for caches (`XDG_CACHE_HOME`, else
-`~/.cache`), each under a hash of all that it comes from; the oldest go.
+Files are in `kerasmem/plans` of the user's cache folder (`XDG_CACHE_HOME`, or else
+`~/.cache`). The name of each is a hash of all inputs of the plan. The oldest files are
+deleted.
 """
 
 import hashlib
@@ -20,11 +21,11 @@ from kerasmem.units import MIB
 _MOST_FILES = 64
 _KEY = re.compile("[0-9a-f]{64}")
 _MOST_BYTES = 256 * MIB
-"""Of a plan, which is text of a few MiB."""
+"""Maximum size of a plan, which is text of a few MiB."""
 
 
 def key(*parts: Any) -> str:
-    """Return the hash of bytes, texts and numbers.
+    """Return a hash of bytes, strings and numbers.
 
     Example:
         >>> key(b"a", 1) == key(b"a", 1), key(b"a", 1) == key(b"a1")
@@ -38,7 +39,7 @@ def key(*parts: Any) -> str:
 
 
 def read(name: str) -> bytes | None:
-    """Return what was kept under a key, None if nothing whole is there."""
+    """Return the cached content of a key, or None if missing or incomplete."""
     path, inflate = _folder() / name, zlib.decompressobj()
     try:
         content = inflate.decompress(read_regular(path, _MOST_BYTES), _MOST_BYTES)
@@ -52,7 +53,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Keep something under a key; where that cannot be, it is not kept."""
+    """Cache content under a key. File errors are ignored."""
     folder = _folder()
     with suppress(OSError, OutputError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,5 +73,5 @@ def _folder() -> Path:
 def _when(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # another process was first
+    except OSError:  # another process deleted the file
         return 0.0

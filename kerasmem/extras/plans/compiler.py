@@ -1,7 +1,7 @@
-"""XLA's GPU compiler in a process of its own, and the plan that it writes down.
+"""Runs XLA's GPU compiler in a separate process and reads its plan.
 
-The compiler comes with JAX's plug-in for CUDA, which the extra `kerasmem[plans]`
-installs. It compiles for the description of a card; there need not be one.
+The compiler is part of JAX's CUDA plug-in, which the extra `kerasmem[plans]` installs.
+It compiles for the description of a GPU and needs no GPU.
 """
 
 import importlib.util
@@ -31,14 +31,14 @@ _PLUGINS = {
     "jax-cuda13-plugin": ("nvidia-cuda-nvcc", "nvidia-nvvm"),
     "jax-cuda12-plugin": ("nvidia-cuda-nvcc-cu12",),
 }
-"""Each with what has the assembler and the library of functions that it needs."""
+"""Packages with the assembler and the device library that each plug-in needs."""
 _INSTALL = (
-    "Next: pip install 'kerasmem[plans]', about 1 GB; it needs Linux, and no card, "
+    "Next: pip install 'kerasmem[plans]', about 1 GB; it needs Linux, but no GPU, "
     "driver or CUDA."
 )
 _FLAGS = (
-    # On a card trials choose cuBLAS for nearly all products. Without one there are no
-    # trials, and the default, Triton, fuses what is before a product into it.
+    # On a GPU, autotuning chooses cuBLAS for nearly all matrix products. The default
+    # without a GPU is Triton, which fuses preceding operations into the product.
     "--xla_gpu_enable_triton_gemm=false",
     "--xla_dump_hlo_as_proto",
 )
@@ -49,10 +49,7 @@ _PLAN = "*gpu_after_optimizations.hlo.pb"
 class StepProgram:
     """A step before XLA compiles it.
 
-    Args:
-        kind: `"hlo"` for a serialized `HloModuleProto`, `"stablehlo"` for bytecode.
-        content: the bytes.
-        batch: bytes of the arrays of the batch.
+    `kind` is `"hlo"` for a serialized `HloModuleProto`, or `"stablehlo"` for bytecode.
     """
 
     kind: str
@@ -61,10 +58,10 @@ class StepProgram:
 
 
 def check_installed() -> str:
-    """Return the plug-in that brings the compiler, with its version.
+    """Return the name and version of the plug-in that contains the compiler.
 
     Raises:
-        ConfigError: if it is not installed, or not of jaxlib's version.
+        ConfigError: If the plug-in is missing or its version differs from jaxlib's.
     """
     jaxlib = _version("jaxlib")
     for plugin, tools in _PLUGINS.items():
@@ -74,29 +71,30 @@ def check_installed() -> str:
         missing = [tool for tool in tools if _version(tool) is None]
         if missing:
             raise ConfigError(
-                f"XLA's compiler for a GPU needs more than its plug-in. Expected: "
-                f"{', '.join(tools)} installed beside {plugin}. Received: no "
+                f"XLA's GPU compiler needs more than its plug-in. Expected: "
+                f"{', '.join(tools)} installed with {plugin}. Received: no "
                 f"{', '.join(missing)}. {_INSTALL}"
             )
         if version != jaxlib:
             raise ConfigError(
-                "XLA's compiler for a GPU and jaxlib are of one version, or it does "
-                f"not start. Expected: {plugin}=={jaxlib}. Received: {plugin} "
+                "XLA's GPU compiler and jaxlib must have the same version. "
+                f"Expected: {plugin}=={jaxlib}. Received: {plugin} "
                 f"{version}. Next: pip install {plugin}=={jaxlib}."
             )
         return f"{plugin} {version}"
     raise ConfigError(
-        "A plan is made by XLA's compiler for a GPU, which comes with JAX's plug-in "
-        f"for CUDA. Expected: one of {', '.join(_PLUGINS)} installed. Received: none. "
+        "A plan needs XLA's GPU compiler, which is part of JAX's CUDA plug-in. "
+        f"Expected: one of {', '.join(_PLUGINS)} installed. Received: none. "
         f"{_INSTALL}"
     )
 
 
 def program_of(request: Request) -> StepProgram:
-    """Return the step of a request, traced in a process of its own.
+    """Trace the step of a request in a child process.
 
     Raises:
-        ModelError: if the model cannot go there, or XLA cannot compile its step.
+        ModelError: If the model cannot be sent to the process, or XLA cannot compile
+            its step.
     """
     with tempfile.TemporaryDirectory(prefix="kerasmem-plan-") as folder:
         path = Path(folder, "program")
@@ -120,7 +118,7 @@ def program_of(request: Request) -> StepProgram:
 
 
 def trace_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Write the program of a step to a file, and return the rest; runs in the child."""
+    """Write the program of a step to a file. Runs in the child process."""
     with backends.current().distributed(job["distribution"]):
         return _traced(job)
 
@@ -131,8 +129,8 @@ def _traced(job: dict[str, Any]) -> dict[str, Any]:
         sublayers(request.model)
     ):
         raise ModelError(
-            "A layer of the model is one that XLA cannot compile on a GPU, so Keras "
-            "compiles none of it there, and there is no plan. Expected: layers that "
+            "XLA cannot compile a layer of the model on a GPU. Keras then compiles "
+            "no part of the step, and there is no plan. Expected: layers that "
             f"support jit. Received: model={request.model.name!r}. Next: pass "
             "method='traced'."
         )
@@ -145,18 +143,11 @@ def _traced(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def compiled(program: StepProgram, target: str, devices: int = 1) -> bytes:
-    """Return the `HloProto` of a program that was compiled for a card.
-
-    What was compiled once is kept on disk, by a hash of all that it comes from.
-
-    Args:
-        program: the step.
-        target: the card's description.
-        devices: number of cards that share the step.
+    """Return the `HloProto` of a program compiled for a GPU, cached if possible.
 
     Raises:
-        ConfigError: if the compiler is not installed.
-        ChildDiedError: if it ends by an error.
+        ConfigError: If the compiler is not installed.
+        ChildDiedError: If the compiler fails.
     """
     flags = _flags(program)
     key = cache.key(program.content, target, devices, flags, check_installed())
@@ -184,14 +175,14 @@ def _compile(program: StepProgram, target: str, devices: int, flags: str) -> byt
 
 
 def _script() -> Path:
-    # Found, not imported: the module of JAX's room would import JAX here.
+    # Importing the module would import JAX in this process.
     home = importlib.util.find_spec("kerasmem")
     folder = Path(str(home and home.origin)).parent
     return folder / "backends" / "jax" / "compile_for_gpu.py"
 
 
 def _flags(program: StepProgram) -> str:
-    # The user's own, for JAX's programs: TensorFlow's compiler is another version.
+    # The user's flags are for JAX. TensorFlow's compiler has another version.
     is_jax = program.kind == "stablehlo"
     own = os.environ.get("XLA_FLAGS", "").split() if is_jax else []
     own_flags = (flag for flag in own if not flag.startswith("--xla_dump"))
@@ -206,7 +197,7 @@ def _version(distribution: str) -> str | None:
 
 
 def versions() -> Iterator[str]:
-    """Yield the versions that a plan hangs on."""
+    """Yield the versions that a plan depends on."""
     yield check_installed()
     for name in ("kerasmem", "keras", "jaxlib", "tensorflow"):
         yield f"{name} {_version(name)}"

@@ -1,4 +1,4 @@
-"""Who fills the temporary block of a plan: layers, categories, the largest buffers."""
+"""Attributes the temporary block of a plan to layers, categories and buffers."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,18 +12,14 @@ from kerasmem.records import EstimateBuffer, EstimatePart
 
 _MOST_BUFFERS = 20
 _SCRATCH = (1,)
-"""Where in the value of a library's call its workspace is."""
+"""Index of the workspace in the result of a library call."""
 
 
 class BufferOwners:
-    """Says of a buffer of a plan for which layer it is, and what for.
-
-    Args:
-        request: the question.
-    """
+    """Maps each buffer of a plan to its layer and category."""
 
     def __init__(self, request: Request) -> None:
-        # What generates calls the layers of the backbone, one by one.
+        # Generation calls the layers of the backbone one by one.
         is_whole = request.generate is None
         model, _ = watched(request.model if is_whole else request.model.backbone)
         if request.optimizer is not None:
@@ -34,10 +30,7 @@ class BufferOwners:
     def contents(
         self, block: PlannedBlock, position: int
     ) -> tuple[list[EstimatePart], tuple[EstimateBuffer, ...]]:
-        """Return a part and its buffer for all in the block at an instruction.
-
-        Buffers are the largest ones.
-        """
+        """Return the parts in the block at an instruction, and the largest buffers."""
         parts, buffers = [], []
         for one, own in block.live(position):
             place = self._place(one)
@@ -58,7 +51,7 @@ def _buffer(one: Planned, own: int, category: str, layer: str | None) -> Estimat
 
 
 def merged(parts: Iterable[EstimatePart]) -> list[EstimatePart]:
-    """Return one part per category and layer, most bytes first."""
+    """Sum parts by category and layer, sorted by size in descending order."""
     sums: Counter[tuple[str, str | None]] = Counter()
     for part in parts:
         sums[part.category, part.layer] += part.nbytes

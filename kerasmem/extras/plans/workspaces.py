@@ -1,9 +1,9 @@
-"""What libraries take beside the plan: cuDNN's workspaces, and trials of algorithms.
+"""Memory of libraries outside the plan: cuDNN workspaces and algorithm trials.
 
-XLA's plan knows them only where a card is, for there it times algorithms and keeps the
-fastest. What a convolution may take is known: partial sums of its kernel's gradient,
-Winograd's transforms of image and kernel, or Fourier transforms. The first two are what
-is expected, the third is the most.
+XLA's plan includes them only on a GPU, where XLA times algorithms and keeps the
+fastest. The needs of a convolution are known: partial sums of the kernel gradient,
+Winograd transforms of image and kernel, or Fourier transforms. The first two are the
+expected workspace, the third is the maximum.
 """
 
 import math
@@ -22,15 +22,15 @@ _PRODUCT = "__cublas$"
 _PLANNED = (
     _PRODUCT, CONVOLUTION, "__cub$", "cub_", "__gpu$", "cu_threefry", "Sharding",
 )  # fmt: skip
-"""Beginnings of the names of functions whose memory is in the plan, or has a rule."""
+"""Prefixes of functions whose memory is in the plan or has a rule."""
 _REASONS = {
-    "rnn": "cuDNN runs this recurrence, and does not say what it reserves",
-    "fmha": "cuDNN runs this attention, and does not say what it takes",
-    "cusolver": "cuSOLVER asks for its memory when it runs",
-    "cufft": "cuFFT asks for its memory when it runs",
+    "rnn": "cuDNN runs this recurrence, and its reserved memory is not known",
+    "fmha": "cuDNN runs this attention, and its workspace is not known",
+    "cusolver": "cuSOLVER requests its memory at run time",
+    "cufft": "cuFFT requests its memory at run time",
 }
 _RED_ZONE = 8 * MIB
-"""Before and behind every array of a trial, to see that nothing is written there."""
+"""Guard bytes before and after each array of a trial, to detect stray writes."""
 _PRODUCT_WORKSPACE = 32 * MIB
 _SINGLE = 4
 
@@ -39,12 +39,12 @@ class LibraryCall(NamedTuple):
     """A call of a library.
 
     Args:
-        position: number of the instruction in the program.
-        target: the function that is called.
-        operands: bytes of what it reads.
-        result: bytes of what it makes.
-        expected: bytes of workspace that are expected beside the plan.
-        most: the most that they may be.
+        position: Index of the instruction in the program.
+        target: Name of the called function.
+        operands: Bytes of each operand.
+        result: Bytes of the result.
+        expected: Expected bytes of workspace outside the plan.
+        most: Maximum bytes of that workspace.
     """
 
     position: int
@@ -56,9 +56,9 @@ class LibraryCall(NamedTuple):
 
     @property
     def trial(self) -> int:
-        """Bytes that the first step takes at most to try algorithms for it.
+        """Maximum bytes of the algorithm trials in the first step.
 
-        Copies of its operands, and its result twice, to compare, all in red zones.
+        A trial holds copies of the operands, two results to compare, and red zones.
         """
         is_product = self.target.startswith(_PRODUCT)
         workspace = _PRODUCT_WORKSPACE if is_product else self.most
@@ -69,11 +69,8 @@ class LibraryCall(NamedTuple):
 def library_calls(instructions: Sequence[Instruction]) -> list[LibraryCall]:
     """Return the calls of cuDNN and cuBLAS in a compiled program.
 
-    Args:
-        instructions: of its entry computation, in order.
-
     Raises:
-        ModelError: if it calls a library of which it is not known what it takes.
+        ModelError: If the program calls a library whose memory is not known.
     """
     values = {one.number: one for one in instructions}
     calls = []
@@ -107,10 +104,10 @@ def _check_known(one: Instruction) -> None:
         return
     reason = next(
         (text for word, text in _REASONS.items() if word in one.target.lower()),
-        "it is not known what this library takes beside the plan",
+        "the memory of this library outside the plan is not known",
     )
     raise ModelError(
-        f"There is no plan for a step that calls {one.target!r}: {reason}. Expected: a "
+        f"A step that calls {one.target!r} has no plan: {reason}. Expected: a "
         f"step of XLA's own kernels, cuBLAS and cuDNN's convolutions. Received: "
         f"{one.target!r} in {one.name!r}. Next: pass method='analytic' or 'traced'."
     )
@@ -130,10 +127,10 @@ def _call(
 def _workspaces(
     target: str, axes: ConvolutionAxes, operands: Sequence[_Array], result: _Array
 ) -> tuple[int, int]:
-    """Return what a convolution is expected to take, and the most that it may.
+    """Return the expected and the maximum workspace of a convolution in bytes.
 
-    It is expected to take something in float32: in 16 bits tensor cores take the
-    operands as they are. The most are the transforms of images and kernel by Fourier.
+    The expected workspace is for float32 only: tensor cores use 16-bit operands
+    directly. Fourier transforms of images and kernel are the maximum.
     """
     image, kernel, output = _sides(target, operands, result)
     channels = axes.kernel_into, axes.kernel_out

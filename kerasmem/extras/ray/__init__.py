@@ -17,27 +17,23 @@ _USAGE_REPORTS = "RAY_USAGE_STATS_ENABLED"
 
 
 class RayExecutor(Executor):
-    """Runs each call as a task of the Ray cluster that the caller is connected to.
+    """Executor whose calls are tasks of the connected Ray cluster.
 
-    If there is none, one is started on this machine, and shut down in the end. A task
-    takes one core; where the cluster has GPUs, it takes one of them too.
+    Without a connection, it starts a local cluster and shuts it down at the end. A task
+    uses one CPU core, and one GPU if the cluster has any.
     """
 
     @staticmethod
     def check() -> None:
-        """Raise if Ray is not installed.
-
-        Raises:
-            ConfigError: with the extra that has it.
-        """
+        """Raise `ConfigError` if Ray is not installed."""
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
-                "Trials are spread by Ray. Expected: the package ray is installed (pip "
+                "Parallel trials need Ray. Expected: the package ray is installed (pip "
                 "install kerasmem[ray]). Received: no module 'ray'."
             )
 
     def __init__(self) -> None:
-        # By name: its types are there only where it is installed.
+        # Imported by name, because type checkers cannot resolve a missing package.
         self._ray: Any = importlib.import_module("ray")
         self._is_own = not self._ray.is_initialized()
         if self._is_own:
@@ -52,7 +48,7 @@ class RayExecutor(Executor):
 
     def _start(self) -> None:
         is_chosen = _USAGE_REPORTS in os.environ
-        os.environ.setdefault(_USAGE_REPORTS, "0")  # its processes would phone home
+        os.environ.setdefault(_USAGE_REPORTS, "0")  # no usage reports
         try:
             self._ray.init(
                 include_dashboard=False,
@@ -66,14 +62,12 @@ class RayExecutor(Executor):
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        """Return the future of a call; to cancel it ends the task.
+        """Run a call as a task. Cancelling the future ends the task.
 
-        It raises what the call raises, or `BrokenExecutor` if the process ended before.
+        The future raises the exception of the call, or `BrokenExecutor` if the process
+        died.
 
-        Args:
-            fn: the function.
-            *args: for it; the same object in several calls is sent once.
-            **kwargs: for it.
+        An argument used in several calls is sent once.
         """
         task = self._ray.remote(fn).options(**self._options)
         result = task.remote(*map(self._reference, args), **kwargs)
@@ -94,14 +88,15 @@ class RayExecutor(Executor):
         if error is None:
             future.set_result(done.result())
         elif isinstance(error, self._ray.exceptions.RayTaskError):
-            # The error itself: the text of Ray's is a traceback in colors.
+            # Raise the original error, since the text of Ray's error is a colored
+            # traceback.
             error.cause.__cause__ = error
             future.set_exception(error.cause)
         else:
             future.set_exception(BrokenExecutor(str(error)))
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as its base has it
-        """Let go of what was sent, and end the cluster if it was started here."""
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as in the base class
+        """Free the sent arguments, and shut down a local cluster."""
         del wait, cancel_futures
         self._stored.clear()
         if self._is_own:
@@ -109,6 +104,6 @@ class RayExecutor(Executor):
 
     def _reference(self, value: Any) -> Any:
         if id(value) not in self._stored:
-            # Beside the value itself, so that no other gets its number.
+            # The value is kept too, so that its id stays unique.
             self._stored[id(value)] = value, self._ray.put(value)
         return self._stored[id(value)][1]

@@ -1,4 +1,4 @@
-"""Peak and step time of a training under each option, measured."""
+"""Measures peak memory and step time of a training under different options."""
 
 from kerasmem.extras.tune.advice import leave_room
 from kerasmem.extras.tune.tune import plan_options, tune

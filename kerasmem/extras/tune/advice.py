@@ -1,4 +1,4 @@
-"""What a tuning recommends, on this machine and on the cards that are known."""
+"""Recommends an option, from measurements or from plans."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from kerasmem.units import format_bytes, format_ms, format_number
 
 
 def leave_room() -> None:
-    """Let this process, and those it starts, take of the cards only what they need.
+    """Use memory growth on GPUs for this process and its child processes.
 
-    Call it before the first model or tensor: later it does nothing.
+    Call it before the first model or tensor, otherwise it has no effect.
     """
     settings = backends.current().settings()
     if settings.cards(count_cards()) and not settings.started():
@@ -22,11 +22,11 @@ def leave_room() -> None:
 
 _LEAST_TIME = 0.05
 _LEAST_MEMORY, _LEAST_ESTIMATED = 0.05, 0.10
-"""Smaller gains are not worth a change, nor is an estimate good for them."""
+"""Minimum relative gains. Estimates are not accurate enough for smaller ones."""
 
 
 def combined(first: VariantFigures, second: VariantFigures) -> VariantFigures:
-    """Return two runs of the same variant as one whose spread covers both."""
+    """Merge two runs of one variant, with the spread of both."""
     if first.reason or second.reason:
         return second if first.reason else first
     step_ms = (_number(first.step_ms) + _number(second.step_ms)) / 2
@@ -46,7 +46,7 @@ def combined(first: VariantFigures, second: VariantFigures) -> VariantFigures:
 
 
 def noise(first: VariantFigures, second: VariantFigures) -> float | None:
-    """Return by how much the step times of two runs differ, 0.05 for 5 %."""
+    """Return the relative difference of the step times of two runs, 0.05 for 5 %."""
     if first.step_ms is None or second.step_ms is None:
         return None
     return max(first.step_ms, second.step_ms) / min(first.step_ms, second.step_ms) - 1
@@ -55,13 +55,12 @@ def noise(first: VariantFigures, second: VariantFigures) -> float | None:
 def fastest(
     variants: Sequence[VariantFigures], noise: float | None
 ) -> VariantFigures | None:
-    """Return the run that is clearly faster than the first, None if none is.
+    """Return the run that is clearly faster than the first, or None.
 
-    One that needs more memory is so only if all that are faster do.
+    A run that needs more memory is returned only if no faster run does without.
 
-    Args:
-        variants: the runs; the first is as compiled.
-        noise: how far two runs of that were apart, None if there were not two.
+    The first run is the model as compiled, and `noise` the relative time difference of
+    two such runs.
     """
     base, *others = variants
     if base.reason:
@@ -72,12 +71,7 @@ def fastest(
 
 
 def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> str:
-    """Return one or two sentences that say which variant to use, and what it costs.
-
-    Args:
-        variants: the runs; the first is as compiled.
-        noise: how far two runs of that were apart, None if there were not two.
-    """
+    """Return the recommended variant and its cost in one or two sentences."""
     base, *others = variants
     ran = [variant for variant in others if not variant.reason]
     if base.reason:
@@ -86,26 +80,22 @@ def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> s
     leaner = _leanest(base, ran)
     sentences = [_about_time(base, faster)]
     if leaner is None:
-        sentences.append("Nothing here needs clearly less memory.")
+        sentences.append("No option needs clearly less memory.")
     elif leaner is not faster:
         sentences.append(_about_memory(base, leaner, noise))
     return " ".join(sentences)
 
 
 def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
-    """Return which variant needs the least memory, where nothing ran.
-
-    Args:
-        variants: their planned peaks; the first is as compiled.
-    """
+    """Return the variant with the smallest planned peak as a sentence."""
     base, *others = variants
     candidates = [variant for variant in others if not variant.reason]
     if base.reason:
-        return f"As compiled there is no plan: {base.reason}"
+        return f"There is no plan for the model as compiled: {base.reason}"
     leaner = _leanest(base, candidates)
     if leaner is None:
-        return "Nothing here needs clearly less memory, by the plans."
-    return f"{_if_short(base, leaner)}. No plan tells what it costs in time."
+        return "No option needs clearly less memory according to the plans."
+    return f"{_if_short(base, leaner)}. Plans do not contain step times."
 
 
 def _is_faster(one: VariantFigures, other: VariantFigures, noise: float | None) -> bool:
@@ -116,7 +106,7 @@ def _is_faster(one: VariantFigures, other: VariantFigures, noise: float | None) 
 
 def _needs_less(one: VariantFigures, other: VariantFigures) -> bool:
     if one.peak_source is None or one.peak_source != other.peak_source:
-        return False  # what one counts, the other may leave out
+        return False  # the two sources count different allocations
     least = _LEAST_MEMORY if one.peak_source == MEASURED else _LEAST_ESTIMATED
     return _number(one.peak_bytes) <= (1 - least) * _number(other.peak_low_bytes)
 
@@ -131,13 +121,13 @@ def _leanest(
 def _about_time(base: VariantFigures, faster: VariantFigures | None) -> str:
     if faster is None:
         return (
-            "Leave it as compiled: no option is faster beyond the spread of the times."
+            "Keep the current options: no other is faster beyond the spread of times."
         )
     room, memory = "", "with about as much memory"
     if _needs_less(faster, base):
         memory = f"with a peak of {_peak(faster)} instead of {_peak(base)}"
     elif _needs_less(base, faster):
-        room = " if there is room"
+        room = " if memory allows"
         memory = f"for a peak of {_peak(faster)} instead of {_peak(base)}"
     elif faster.peak_source is None or faster.peak_source != base.peak_source:
         memory = "but its memory could not be compared"
@@ -151,9 +141,9 @@ def _about_memory(
     price = "with no clear difference in time"
     if _is_faster(base, leaner, noise):
         ratio = _number(leaner.step_ms) / _number(base.step_ms)
-        price = f"at {format_number(ratio)} times the time a step"
+        price = f"at {format_number(ratio)} times the step time"
     elif _is_faster(leaner, base, noise):
-        price = f"and it is faster too: {_speed(leaner, base)}"
+        price = f"which is also faster: {_speed(leaner, base)}"
     return f"{_if_short(base, leaner)}, {price}."
 
 
@@ -166,12 +156,12 @@ def _if_short(base: VariantFigures, leaner: VariantFigures) -> str:
 
 def _without_base(base: VariantFigures, ran: Sequence[VariantFigures]) -> str:
     if not ran:
-        return f"Nothing ran. As compiled: {base.reason}"
+        return f"No option ran. As compiled: {base.reason}"
     best = min(ran, key=lambda v: v.peak_bytes or float("inf"))
     return (
-        f"As compiled it does not run: {base.reason}. Use {best.name} ({best.how}), "
-        f"which does: a peak of {_peak(best)}, {format_ms(_number(best.step_ms))} a "
-        "step."
+        f"The model as compiled does not run: {base.reason}. Use {best.name} "
+        f"({best.how}): a peak of {_peak(best)}, "
+        f"{format_ms(_number(best.step_ms))} per step."
     )
 
 
@@ -179,7 +169,7 @@ def _speed(one: VariantFigures, base: VariantFigures) -> str:
     ratio = _number(base.step_ms) / _number(one.step_ms)
     return (
         f"{format_number(ratio)} times as fast ({format_ms(_number(one.step_ms))} "
-        f"instead of {format_ms(_number(base.step_ms))} a step)"
+        f"instead of {format_ms(_number(base.step_ms))} per step)"
     )
 
 

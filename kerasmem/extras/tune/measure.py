@@ -1,4 +1,4 @@
-"""Steps that really run, how long they take and what they need."""
+"""Runs training steps and measures their time and memory."""
 
 import time
 from collections.abc import Mapping
@@ -27,25 +27,23 @@ from kerasmem.stats.timing import spread
 from kerasmem.types import Logs, Model
 
 _WARM_UPS = 3
-"""Steps that are left out of the figures of later steps: the first, and two more."""
+"""Number of first steps that do not count."""
 
 _FEWEST, _MOST, _SECONDS = 5, 30, 3.0
 
 _MOST_STEPS = _WARM_UPS + _MOST
-"""No more steps than these are ever looked at."""
+"""Maximum number of steps per variant."""
 
 
 def measure(request: Request, every: int) -> dict[str, Any]:
-    """Return the figures of a variant, by their names in `VariantFigures`.
+    """Return the figures of a variant, by field name of `VariantFigures`.
 
-    The model is trained on zeros for some steps: hand in one of your own.
+    The model is trained on zeros for some steps, so pass a copy.
 
-    Args:
-        request: the question; its batch is what goes through the model at a time.
-        every: number of batches that make one step.
+    One step has `every` batches.
     """
     watch = _Stopwatch(request.model, every)
-    # Keras would count several batches as one.
+    # Otherwise Keras counts several batches as one.
     request.model.steps_per_execution = 1
     request.model.fit(
         backends.current().step_options().repeated(zeros(request)),
@@ -68,7 +66,7 @@ def measure(request: Request, every: int) -> dict[str, Any]:
 
 def _peak(request: Request, watch: "_Stopwatch") -> dict[str, Any]:
     if watch.peaks:
-        # An allocator that keeps one peak for good counts the first step too.
+        # An allocator whose peak cannot be reset includes the first step.
         later = watch.peaks[_WARM_UPS:] if watch.is_reset else watch.peaks[-1:]
         return {
             "peak_bytes": max(later),
@@ -87,7 +85,7 @@ def _peak(request: Request, watch: "_Stopwatch") -> dict[str, Any]:
 
 def _estimated(request: Request) -> MemoryEstimate | None:
     if request.backend == "torch":
-        # No method knows what torch.compile makes of a step.
+        # No method estimates a step compiled by torch.compile.
         return None if request.jit_compile else by_step(request)
     if request.jit_compile:
         return by_xla(request)
@@ -95,12 +93,10 @@ def _estimated(request: Request) -> MemoryEstimate | None:
 
 
 class _Stopwatch(keras.callbacks.Callback):
-    """Times the steps of a `fit`, reads their peaks, and ends it when it knows enough.
+    """Measures time and peak memory of the steps of a `fit` and stops it.
 
-    Args:
-        model: the model that is fit. Asking a callback for its own `model` copies the
-            whole state on JAX.
-        every: number of batches that make one step.
+    The model is an argument, because `self.model` of a callback copies the state on
+    JAX.
     """
 
     def __init__(self, model: Model, every: int) -> None:
@@ -114,15 +110,13 @@ class _Stopwatch(keras.callbacks.Callback):
         self.is_reset = True
 
     def on_train_begin(self, logs: Logs = None) -> None:  # noqa: ARG002 - Keras's hook
-        """Start the first step."""
         self._begin = time.perf_counter()
 
     def on_train_batch_end(
         self,
         batch: int,  # noqa: ARG002 - Keras's hook
-        logs: Logs = None,  # noqa: ARG002 - here they are numbers, so the step is done
+        logs: Logs = None,  # noqa: ARG002 - numbers, so the step has finished
     ) -> None:
-        """End a step and begin the next."""
         self._batches += 1
         if self._batches % self._every:
             return
@@ -140,20 +134,14 @@ class _Stopwatch(keras.callbacks.Callback):
 
 
 _COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": COUNTING_ALLOCATOR["TF_CPU_ALLOCATOR_USE_BFC"]}
-"""TensorFlow's allocator counts, but kernels are those the user trains with."""
+"""Makes TensorFlow's allocator count without changing the kernels."""
 
 _LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
 class VariantTrial:
-    """What came of one variant.
-
-    Args:
-        figures: its line in the table.
-        traced_steps: steps in which retracing was counted, if that was asked for.
-        not_counted: why it was not, `""` if it was or was not asked for.
-    """
+    """Result of one variant."""
 
     figures: VariantFigures
     traced_steps: tuple[TracedStep, ...] = ()
@@ -163,13 +151,7 @@ class VariantTrial:
 def attempt(
     request: Request, variant: Variant, *, count_traces: bool = False
 ) -> VariantTrial:
-    """Return the figures of `variant`, or why there are none.
-
-    Args:
-        request: the model as compiled, and its batch.
-        variant: what to change.
-        count_traces: whether retracing is counted, too.
-    """
+    """Return the figures of `variant`, or the reason that it failed."""
     answer_of_child: dict[str, Any]
     try:
         job = {
@@ -187,7 +169,7 @@ def attempt(
             doing=f"Measuring the option {variant.name!r}",
         )
     except ChildDiedError as error:
-        text = f"its process ended by {error.how}: {error.reason}"
+        text = f"its process ended with {error.how}: {error.reason}"
         answer_of_child = {"reason": _one_line(text)}
     except KerasMemError as error:
         answer_of_child = {"reason": _one_line(str(error))}
@@ -201,13 +183,7 @@ def attempt(
 def figures_of(
     request: Request, variant: Variant, answered: Mapping[str, Any]
 ) -> VariantFigures:
-    """Return the line of a variant in the table.
-
-    Args:
-        request: the model as compiled, and its batch.
-        variant: what is changed.
-        answered: its figures by name, or the reason that there are none.
-    """
+    """Return the row of a variant in the table."""
     return VariantFigures(
         name=variant.name,
         how=variant.how,
@@ -218,13 +194,13 @@ def figures_of(
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the steps, and return figures or the reason; this happens in the child."""
+    """Run the steps in the child process. Returns figures or a failure reason."""
     try:
         if job["left_out"] is not None:
             backends.current().step_options().leave_out(job["left_out"])
         with _devices(job["devices"]):
             figures = measure(request_of(job), job["steps_per_update"])
-    # Whatever a framework raises about an option is the reason of its line.
+    # Any exception of a framework becomes the reason of the variant's row.
     except Exception as error:  # noqa: BLE001
         return {"reason": _reason(error)}
     return figures | (_traces(request_of(job)) if job["count_traces"] else {})
@@ -233,7 +209,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 def _traces(request: Request) -> dict[str, Any]:
     try:
         return {"traced_steps": [asdict(step) for step in traced_steps(request)]}
-    except Exception as error:  # noqa: BLE001 - a smaller batch may be what it refuses
+    except Exception as error:  # noqa: BLE001 - a model may reject a smaller batch
         return {
             "not_counted": f"fit with a smaller last batch failed: {_reason(error)}"
         }

@@ -1,4 +1,4 @@
-"""What has a step traced anew, and sizes that kernels do not like."""
+"""Finds the causes of retracing, and layer sizes that are slow on GPUs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,10 @@ _FEATURES_RANK = 3  # images have more axes, and cuDNN pads their channels itsel
 
 
 def odd_sizes(model: Model, batch_size: int) -> tuple[OddSize, ...]:
-    """Return the sizes that are no multiple of 8, each once, with the next that is.
+    """Return the sizes that are not a multiple of 8, with the next multiple.
 
-    Those are looked at that a user chooses: outputs of layers, the features of inputs
-    and the batch. A kernel's other side follows from them.
-
-    Args:
-        model: a built model.
-        batch_size: samples in a batch.
+    Only sizes that a user chooses are checked: outputs of layers, input features and
+    the batch size. The other axis of a kernel depends on these.
     """
     sizes = {("", "batch size"): batch_size}
     if has_graph(model):
@@ -67,11 +63,11 @@ def _next(size: int, multiple: int) -> int:
 
 _FULL_BATCHES = 2
 _COMPILES_MS, _COMPILES_TIMES = 50.0, 5.0
-"""XLA has compiled if a step took so much longer than the same step an epoch later."""
+"""XLA compiled if a step took longer than one epoch later by both thresholds."""
 
 
 def last_batch(batch_size: int) -> int:
-    """Return the samples of the last batch that is tried, 0 if none is smaller.
+    """Return the size of the last batch to try, or 0 if no size is smaller.
 
     Example:
         >>> last_batch(32), last_batch(2), last_batch(1)
@@ -81,11 +77,7 @@ def last_batch(batch_size: int) -> int:
 
 
 def traced_steps(request: Request) -> list[TracedStep]:
-    """Return the steps of two epochs over arrays whose last batch is smaller.
-
-    Args:
-        request: the question; its model has not been trained yet.
-    """
+    """Train an untrained model for two epochs with a smaller last batch."""
     size, last = request.batch_size, last_batch(request.batch_size)
     x, y = zeros(request.with_batch_size(_FULL_BATCHES * size + last))
     sizes = [size] * _FULL_BATCHES + [last] * bool(last)
@@ -110,12 +102,10 @@ def traced_steps(request: Request) -> list[TracedStep]:
 
 
 def retraces(steps: Sequence[TracedStep], *, compiled: bool) -> tuple[Retrace, ...]:
-    """Return the steps after the first that were traced or compiled, and why.
+    """Return the steps after the first that were traced or compiled, and the cause.
 
-    Args:
-        steps: two epochs of the same batches.
-        compiled: whether the step is compiled. TensorFlow does not count how often XLA
-            compiles what was traced once, so for a new size the time tells.
+    TensorFlow does not count XLA's compilations of one trace. For a new size, the step
+    time decides.
     """
     later = {step.batch: step.step_ms for step in steps if step.epoch > 0}
     sizes = {step.samples for step in steps[:1]}
@@ -138,13 +128,12 @@ def retraces(steps: Sequence[TracedStep], *, compiled: bool) -> tuple[Retrace, .
 def _new_size(step: TracedStep, steps: Sequence[TracedStep], verb: str) -> str:
     return (
         f"{verb} again because the last batch has {step.samples} samples instead of "
-        f"{steps[0].samples}: leave it out (drop_remainder=True) or pad it"
+        f"{steps[0].samples}: drop that batch (drop_remainder=True) or pad it"
     )
 
 
 def _no_new_size(step: TracedStep) -> str:
     return (
-        f"traced again for {step.samples} samples, as there were before: not the shape "
-        "changed, but something the step is traced for, such as a Python value that a "
-        "layer keeps"
+        f"traced again for {step.samples} samples, a size already traced: the trace "
+        "depends on more than the shape, such as a Python value in a layer"
     )

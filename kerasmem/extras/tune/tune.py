@@ -1,4 +1,4 @@
-"""A training under each option: run here, or planned for a card that is elsewhere."""
+"""Compares training options, measured here or planned for another GPU."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -35,31 +35,32 @@ def tune(
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Return peak and step time of a training step under each option.
+    """Measure peak memory and time of a training step under each option.
 
-    Every option is tried alone, on a batch of zeros, in a process of its own; as
-    compiled twice, first and last, which tells how much the times are worth; and what
-    is found fastest twice, too. The model stays as it is.
+    Each option runs in its own process on a batch of zeros. The model as compiled runs
+    first and last, to show the noise of the times. The fastest option runs twice. The
+    model is not modified.
 
     Args:
-        model: a built, compiled `keras.Model`.
-        batch_size: samples of an update, from 1.
-        optimizer: an optimizer or its name; None for the compiled one.
-        input_shape: shape of the input without the batch axis, if the model leaves
-            lengths open, as in `estimate_memory`.
-        only: parts of the names of the options to try; empty for all.
-        say: is told what is tried next.
+        model: Built and compiled `keras.Model`.
+        batch_size: Int >= 1. Number of samples per update.
+        optimizer: Optimizer or its name. Defaults to the compiled optimizer.
+        input_shape: Input shape without the batch axis, for models with open lengths.
+            See `estimate_memory`.
+        only: Substrings of the option names to try. Defaults to all options.
+        say: Function called with the name of the next option.
 
     Raises:
-        ConfigError: if an argument is wrong, or the model's batch has another size.
-        ModelError: if the model is not built, its input shape is not known, or it
-            cannot go to another process.
+        ConfigError: If an argument is invalid or the model has a different fixed batch
+            size.
+        ModelError: If the model is not built, its input shape is not known, or it
+            cannot be sent to another process.
     """
     device = device_kind()
     request = checked_request(
         model, batch_size, optimizer=optimizer, device=device, input_shape=input_shape
     )
-    request.job()  # what cannot go to another process at all is told now
+    request.job()  # fail early if the model cannot be sent to another process
     backend = backends.current()
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
     options = _chosen_variants(variants(request, devices), only)
@@ -72,7 +73,7 @@ def tune(
     return _tuning(request, first, figures, apart)
 
 
-def plan_options(  # noqa: PLR0913 - those of the command
+def plan_options(  # noqa: PLR0913 - the options of the command
     model: Model,
     batch_size: int,
     device: str,
@@ -82,23 +83,23 @@ def plan_options(  # noqa: PLR0913 - those of the command
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Tuning:
-    """Return the planned peak of a compiled step under each option; nothing runs.
+    """Plan the peak memory of a compiled step under each option, without running.
 
-    There are no times, and no options that make another step of XLA than a plan is of.
+    The result has no times. Options that change the step in a way that no plan
+    describes are left out.
 
     Args:
-        model: a built, compiled `keras.Model`.
-        batch_size: samples of an update, from 1.
-        device: a card such as `"h100"`, as for `estimate_memory`.
-        optimizer: an optimizer or its name; None for the compiled one.
-        input_shape: shape of the input without the batch axis, if the model leaves
-            lengths open.
-        only: parts of the names of the options to try; empty for all.
-        say: is told what is planned next.
+        model: Built and compiled `keras.Model`.
+        batch_size: Int >= 1. Number of samples per update.
+        device: GPU name such as `"h100"`. See `estimate_memory`.
+        optimizer: Optimizer or its name. Defaults to the compiled optimizer.
+        input_shape: Input shape without the batch axis, for models with open lengths.
+        only: Substrings of the option names to try. Defaults to all options.
+        say: Function called with the name of the next option.
 
     Raises:
-        ConfigError: if an argument is wrong.
-        ModelError: if the model is not built, or its input shape is not known.
+        ConfigError: If an argument is invalid.
+        ModelError: If the model is not built or its input shape is not known.
     """
     request = checked_request(
         model,
@@ -121,15 +122,10 @@ def plan_options(  # noqa: PLR0913 - those of the command
 
 
 def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
-    """Return the variants that have a part of `only` in their names, all for none.
-
-    Raises:
-        ConfigError: if a part is in no name.
-    """
     for part in only:
         if not any(part in variant.name for variant in variants):
             names = ", ".join(repr(variant.name) for variant in variants)
-            raise invalid("tune", "only", part, f"a part of one of {names}")
+            raise invalid("tune", "only", part, f"a substring of one of {names}")
     return [v for v in variants if not only or any(part in v.name for part in only)]
 
 
@@ -148,17 +144,17 @@ def _confirmed(
     apart: float | None,
     say: Callable[[str], None],
 ) -> list[VariantFigures]:
-    """Return the figures, with those of the fastest from two runs.
+    """Return the figures, with the fastest option measured twice.
 
-    A process may run in a better moment than all others. Who is the fastest is asked
-    again until the answer has run twice.
+    A single run may be fast by chance. The search repeats until the fastest option has
+    run twice.
     """
     figures_by_name = {figure.name: figure for figure in figures}
     by_name = {variant.name: variant for variant in chosen}
     while (
         best := fastest([*figures_by_name.values()], apart)
     ) and best.name in by_name:
-        say(f"again, to be sure: {best.name}")
+        say(f"again, to confirm: {best.name}")
         again = attempt(request, by_name.pop(best.name)).figures
         figures_by_name[best.name] = again if again.reason else combined(best, again)
     return [*figures_by_name.values()]
@@ -212,12 +208,12 @@ def _planned(request: Request, variant: Variant) -> VariantFigures:
 
 def _why_not_counted(request: Request, first: VariantTrial) -> str:
     if first.figures.reason:
-        return "as compiled it does not run"
+        return "the model as compiled does not run"
     if first.not_counted or any(s.traces is not None for s in first.traced_steps):
         return first.not_counted
     if request.jit_compile:
-        return f"{request.backend} does not tell what it traces"
-    return "nothing is traced, the step runs operation by operation"
+        return f"{request.backend} does not report its traces"
+    return "nothing is traced, because the step runs eagerly"
 
 
 def _open_inputs(request: Request) -> tuple[str, ...]:
@@ -227,7 +223,7 @@ def _open_inputs(request: Request) -> tuple[str, ...]:
 
 def _with_front(figures: Sequence[VariantFigures]) -> tuple[VariantFigures, ...]:
     ran = [figure for figure in figures if figure.peak_bytes is not None]
-    # A peak that was found in another way than the first is not compared with it.
+    # Peaks from different sources are not comparable.
     ran = [figure for figure in ran if figure.peak_source == ran[0].peak_source]
     points = [(figure.peak_bytes or 0, figure.step_ms or 0.0) for figure in ran]
     best = {f.name for f, is_on in zip(ran, front(points), strict=True) if is_on}

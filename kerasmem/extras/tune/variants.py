@@ -1,4 +1,4 @@
-"""The options that are tried, and a training changed to one of them."""
+"""The options to try, and a training request changed to one of them."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from kerasmem.types import Optimizer
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 _ACCUMULATIONS = (2, 4)
 _DATA_PARALLEL = {
-    "tensorflow": "make and compile the model in "
+    "tensorflow": "create and compile the model in "
     "tf.distribute.MirroredStrategy().scope()",
     "jax": "keras.distribution.set_distribution(keras.distribution.DataParallel())",
 }
@@ -25,18 +25,17 @@ _DATA_PARALLEL = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train; what is None is as compiled.
+    """One way to train. None means as compiled.
 
     Args:
-        name: what a person calls it.
-        how: what to write to train like this.
-        jit_compile: whether the step is compiled.
-        dtype_policy: the policy of every layer that has the model's own.
-        left_out: a pass of the graph optimizer that does not run.
-        rematerialized: whether activations are computed again, by the plan with the
-            lowest estimated peak.
-        steps_per_update: into how many batches the batch is split.
-        devices: over how many devices the batch is spread.
+        name: Name of the option for the user.
+        how: Code that sets the option.
+        jit_compile: Whether to compile the step.
+        dtype_policy: Policy for each layer that has the model's own policy.
+        left_out: Pass of the graph optimizer to disable.
+        rematerialized: Whether to rematerialize with the lowest estimated peak.
+        steps_per_update: Number of smaller batches per batch.
+        devices: Number of devices that share the batch.
     """
 
     name: str
@@ -53,18 +52,13 @@ AS_COMPILED = Variant("as compiled")
 
 
 def variants(request: Request, devices: int) -> tuple[Variant, ...]:
-    """Return what to try beside `AS_COMPILED`.
-
-    Args:
-        request: the model as compiled, and its batch.
-        devices: number of devices there are.
-    """
+    """Return the options to try in addition to `AS_COMPILED`."""
     jit, size = not request.jit_compile, request.batch_size
     how = f"model.compile(..., jit_compile={jit})"
     options = [Variant(f"jit {'on' if jit else 'off'}", how, jit_compile=jit)]
     for policy in _POLICIES:
         if policy != request.model.dtype_policy.name:
-            how = f"keras.config.set_dtype_policy({policy!r}) before the model is made"
+            how = f"keras.config.set_dtype_policy({policy!r}) before creating the model"
             options.append(Variant(policy, how, dtype_policy=policy))
     for name, key in backends.current().step_options().graph_passes.items():
         how = f"tf.config.optimizer.set_experimental_options({{{key!r}: False}})"
@@ -77,7 +71,7 @@ def variants(request: Request, devices: int) -> tuple[Variant, ...]:
         how += f"gradient_accumulation_steps={count}"
         name = f"accumulation, {count} batches"
         options.append(Variant(name, how, steps_per_update=count))
-    # Keras on torch trains on several devices only with several processes.
+    # Keras on torch needs one process per device.
     if devices > 1 and request.backend in _DATA_PARALLEL:
         how, name = _DATA_PARALLEL[request.backend], f"data parallel, {devices} devices"
         options.append(Variant(name, how, devices=devices))
@@ -85,11 +79,11 @@ def variants(request: Request, devices: int) -> tuple[Variant, ...]:
 
 
 def changed(request: Request, variant: Variant) -> Request:
-    """Return the question for `variant`.
+    """Return the request for `variant`.
 
     Raises:
-        ConfigError: if the model, its optimizer or its batch cannot do it.
-        ModelError: if the model has no graph, of which pieces could be computed again.
+        ConfigError: If the model, its optimizer or its batch does not support it.
+        ModelError: If the model has no graph to rematerialize.
     """
     if variant.rematerialized:
         request = _with_less_kept(request)
@@ -101,17 +95,17 @@ def changed(request: Request, variant: Variant) -> Request:
         request = _accumulating(request, variant.steps_per_update)
     if request.batch_size % variant.devices:
         raise ConfigError(
-            f"A batch of {request.batch_size} does not divide by {variant.devices} "
-            "devices."
+            f"Expected a batch size divisible by {variant.devices} devices. "
+            f"Received: batch_size={request.batch_size}."
         )
     return request
 
 
 def _with_less_kept(request: Request) -> Request:
-    # In order: a copy's inputs may have other names.
+    # By position: the inputs of a copy may have other names.
     shapes = [x.shape[1:] for x in request.inputs]
     with warnings.catch_warnings():
-        # That it hardly pays is what the table says.
+        # The table already shows that rematerialization saves little.
         warnings.simplefilter("ignore", KerasMemWarning)
         lean = rematerialize(
             request.model, batch_size=request.batch_size, input_shape=shapes
@@ -139,7 +133,8 @@ def _with_policy(request: Request, policy: str) -> Request:
 def _accumulating(request: Request, count: int) -> Request:
     if request.batch_size % count:
         raise ConfigError(
-            f"A batch of {request.batch_size} does not divide into {count}."
+            f"Expected a batch size divisible by {count}. "
+            f"Received: batch_size={request.batch_size}."
         )
     optimizer: Any = request.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -158,7 +153,7 @@ def _accumulator(optimizer: Optimizer, count: int) -> Any:
     settings = optimizer.get_config()
     already = settings.get("gradient_accumulation_steps")
     if already:
-        raise ConfigError(f"The optimizer accumulates {already} batches already.")
+        raise ConfigError(f"The optimizer already accumulates {already} batches.")
     settings["gradient_accumulation_steps"] = count
     try:
         return type(optimizer).from_config(settings)

@@ -1,7 +1,8 @@
-"""An array as a few bytes, and back to the bit.
+"""Lossless entropy coding of arrays.
 
-The most frequent entry, a pruned weight's zero, may be left out; then the positions of
-the others come first. What is left is written as `values` does it.
+The most frequent entry, such as the zero of a pruned weight, may be omitted. In this
+case, the positions of the other entries come first. The module `values` codes the
+remaining entries.
 """
 
 import math
@@ -15,32 +16,29 @@ from kerasmem.files.deflating import crc32
 
 _MAGIC = b"KMC1"
 _ALL, _SOME, _ALIKE = range(3)
-"""All entries follow, or those unlike the most frequent one, or there are no others."""
+"""Modes: all entries, only the entries other than the most frequent, or a constant
+array."""
 
 LARGE_BYTES, MOST_TIMES = 1 << 30, 1000
-"""An array so large that was so much smaller in the file was never a weight."""
+"""Size and ratio from which an array is rejected as a decompression bomb."""
 
 _FAR = 0.8
-"""Below that share of what a sample tells, all entries need not be looked at."""
+"""Ratio to the estimated size below which the coding of all entries is not tried."""
 
 _MOST_AXES = 32
 _NAME_OF_TYPE = re.compile(rb"[<>|][biufV][1248]")
 
 
 def has_code(dtype: np.dtype) -> bool:
-    """Return whether arrays of a type can be coded: numbers of 1, 2, 4 or 8 bytes."""
+    """Returns whether a data type can be coded: numbers of 1, 2, 4 or 8 bytes."""
     return dtype.kind in "biufV" and dtype.itemsize in (1, 2, 4, 8)
 
 
 def encode(array: np.ndarray) -> bytes:
-    """Return the bytes that `decode` makes the array of again, to the bit.
-
-    Args:
-        array: of any shape; an entry has 1, 2, 4 or 8 bytes.
-    """
+    """Returns the code of an array whose entries have 1, 2, 4 or 8 bytes."""
     entries = _as_integers(array)
     out = StreamWriter()
-    out.block(np.dtype(array.dtype.str).str.encode())  # bfloat16 is just two bytes
+    out.block(np.dtype(array.dtype.str).str.encode())  # raw bytes for bfloat16
     out.number(array.ndim)
     for length in array.shape:
         out.number(length)
@@ -50,38 +48,33 @@ def encode(array: np.ndarray) -> bytes:
 
 
 def decode(content: bytes | memoryview, most_bytes: int | None = None) -> np.ndarray:
-    """Return the array that `encode` was given.
+    """Returns the array for a code of `encode`, equal bit by bit.
 
-    Args:
-        content: what `encode` returned.
-        most_bytes: that the array may have; None for what any file may hold.
-
-    Raises:
-        ModelFileError: if the content is damaged.
+    Raises `ModelFileError` if the code is damaged, or the array is larger than
+    `most_bytes` or a limit based on the code size.
     """
     content = memoryview(content)
     if content[:4] != _MAGIC:
-        raise damaged("it does not begin as it should")
+        raise damaged("invalid header")
     if crc32(content[8:]) != int.from_bytes(content[4:8], "little"):
-        raise damaged("its checksum does not fit")
+        raise damaged("the checksum does not match")
     source = StreamReader(content[8:])
     shape, dtype = _read_form(source)
-    # An axis of 0 counts as 1: the others are made room for all the same.
+    # An axis of 0 counts as 1, because memory is allocated for the other axes.
     size = math.prod(max(length, 1) for length in shape) * dtype.itemsize
     if most_bytes is None:
         most_bytes = max(LARGE_BYTES, MOST_TIMES * len(content))
     if size > most_bytes:
-        raise damaged("it tells a size that cannot be")
+        raise damaged("invalid size")
     entries = _read(source, _integers(dtype), shape)
     source.finish()
     return entries.view(dtype).reshape(shape)
 
 
 def coded_form(beginning: bytes) -> tuple[tuple[int, ...], np.dtype] | None:
-    """Return the shape and the type of a coded array, None if it is none.
+    """Returns the shape and type of an array from the first 400 bytes of its code.
 
-    Args:
-        beginning: its first bytes, 400 of them if there are so many.
+    Returns `None` without a code.
     """
     return _read_form(StreamReader(beginning[8:])) if beginning[:4] == _MAGIC else None
 
@@ -123,7 +116,7 @@ def _read(source: StreamReader, dtype: np.dtype, shape: tuple[int, ...]) -> np.n
         full = positions.read(shape, source)
         entries[full] = values.read(source, dtype, int(full.sum()))
     elif how != _ALIKE:
-        raise damaged("its form is not known")
+        raise damaged("unknown form")
     return entries
 
 
@@ -139,20 +132,20 @@ def _most_frequent(entries: np.ndarray) -> np.ndarray | None:
 def _read_form(source: StreamReader) -> tuple[tuple[int, ...], np.dtype]:
     dtype, axes = _read_dtype(source), source.number()
     if axes > _MOST_AXES:
-        raise damaged("it tells a size that cannot be")
+        raise damaged("invalid size")
     return tuple(source.number() for _ in range(axes)), dtype
 
 
 def _read_dtype(source: StreamReader) -> np.dtype:
     name = bytes(source.block())
-    if not _NAME_OF_TYPE.fullmatch(name):  # NumPy warns of some names
-        raise damaged("its type is not known")
+    if not _NAME_OF_TYPE.fullmatch(name):  # NumPy issues warnings for some names
+        raise damaged("unknown type")
     try:
         dtype = np.dtype(name.decode())
     except (TypeError, ValueError) as error:
-        raise damaged("its type is not known") from error
+        raise damaged("unknown type") from error
     if not has_code(dtype) or dtype.str.encode() != name:
-        raise damaged("its type is not known")
+        raise damaged("unknown type")
     return dtype
 
 

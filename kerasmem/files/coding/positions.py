@@ -1,10 +1,9 @@
-"""Where the entries of an array are that differ from its most frequent one.
+"""Codes the positions of entries that differ from the most frequent entry.
 
-A pruned weight is not empty everywhere alike: the inputs of some rows are never seen,
-some columns keep more than others. Rows and columns are sorted into classes by how full
-they are, and a position is expected to be full as often as those of its two classes.
-Where that saves next to nothing, eight positions make one symbol: it takes a fifth of
-the time.
+The density of a pruned weight varies between rows and columns. Rows and columns are
+grouped into classes by density. The probability of a position depends on the classes of
+its row and column. If this saves almost nothing, eight positions form one symbol, which
+takes a fifth of the time.
 """
 
 import math
@@ -15,21 +14,17 @@ from kerasmem.files.coding import rans
 from kerasmem.files.coding.stream import StreamReader, StreamWriter, damaged
 
 _CLASSES_A_DOUBLING = 2
-"""Of what a row or column holds."""
+"""Number of classes per doubling of the number of entries in a row or column."""
 
 _MOST_CLASSES = 128
 _EIGHT = 0
-"""In place of the number of classes of rows: eight positions a symbol follow."""
+"""Marks the eight-position mode, in place of the number of row classes."""
 
 _WORTH_IT = 0.995
 
 
 class _Eight:
-    """Eight flags a symbol, each of them expected to be set as often as all.
-
-    Args:
-        full: flags of the shape (entries,).
-    """
+    """Flags in groups of eight, all with the same probability."""
 
     def __init__(self, full: np.ndarray) -> None:
         self._symbols = np.packbits(full)
@@ -47,11 +42,7 @@ class _Eight:
 
 
 def of_eight(often: int) -> rans.Frequencies:
-    """Return the frequencies of all symbols of eight flags, exactly.
-
-    Args:
-        often: how often a flag is set, of 2^14 times.
-    """
+    """Returns the exact frequencies of eight flags, each set `often` in 2^14 cases."""
     rare = rans.TOTAL - often
     by_number = [often**n * rare ** (8 - n) // rans.TOTAL**7 for n in range(9)]
     table = np.array([max(by_number[s.bit_count()], 1) for s in range(256)])
@@ -61,13 +52,7 @@ def of_eight(often: int) -> rans.Frequencies:
 
 
 class _ByClass:
-    """Flags one by one, expected by the classes of their row and column.
-
-    Args:
-        grid: flags of the shape (rows, columns).
-        classes: of each row, and of each column.
-        counts: how many flags are set of those of each two classes.
-    """
+    """Single flags, with probabilities by the classes of row and column."""
 
     def __init__(
         self, grid: np.ndarray, classes: list[np.ndarray], counts: np.ndarray
@@ -98,12 +83,7 @@ class _ByClass:
 
 
 def plan(full: np.ndarray, shape: tuple[int, ...]) -> "_Eight | _ByClass":
-    """Return a way to tell which entries of an array are True: small, then fast.
-
-    Args:
-        full: flags of the shape (entries,).
-        shape: the shape of the array.
-    """
+    """Returns the smallest coding of flags, preferring the faster one."""
     grid = full.reshape(_grid(shape))
     doublings = (np.log2(grid.sum(axis=axis) + 1.0) for axis in (1, 0))
     classes = [np.ceil(_CLASSES_A_DOUBLING * n).astype(np.intp) for n in doublings]
@@ -119,14 +99,14 @@ def plan(full: np.ndarray, shape: tuple[int, ...]) -> "_Eight | _ByClass":
 
 
 def read(shape: tuple[int, ...], source: StreamReader) -> np.ndarray:
-    """Return the flags that a way of `plan` wrote, of the shape (entries,)."""
+    """Returns the flags written by a coding of `plan`, of shape (entries,)."""
     numbers, classes = [], []
     for length in _grid(shape):
         number = source.number()
         if number == _EIGHT and not numbers:
             return _read_eight(source, math.prod(shape))
         if not 0 < number < _MOST_CLASSES:
-            raise damaged("it tells a number that cannot be")
+            raise damaged("invalid number")
         class_of_each = np.zeros(length, np.uint16)
         if number > 1:
             class_of_each = rans.read(source, length, number)
@@ -140,7 +120,7 @@ def read(shape: tuple[int, ...], source: StreamReader) -> np.ndarray:
 def _read_eight(source: StreamReader, size: int) -> np.ndarray:
     often = source.number()
     if often > rans.TOTAL:
-        raise damaged("it tells a number that cannot be")
+        raise damaged("invalid number")
     count = -(-size // 8)
     symbols = rans.read_code(source, count, None, of_eight(often))
     return np.unpackbits(symbols.astype(np.uint8), count=size).astype(bool)

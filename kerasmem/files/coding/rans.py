@@ -1,4 +1,4 @@
-"""Symbols with their frequencies."""
+"""Range asymmetric numeral systems (rANS): entropy coding of symbols."""
 
 import zlib
 from typing import Any
@@ -14,11 +14,7 @@ MOST_SYMBOLS = 1 << 12
 
 
 class Frequencies:
-    """Frequencies of symbols, for each context, that add up to 2^14.
-
-    Args:
-        table: of the shape (contexts, symbols), each row with the sum 2^14.
-    """
+    """Symbol frequencies of shape (contexts, symbols). Each row has the sum 2^14."""
 
     def __init__(self, table: np.ndarray) -> None:
         self.table = table.astype(np.uint32)
@@ -26,15 +22,11 @@ class Frequencies:
 
     @classmethod
     def counted(cls, counts: np.ndarray) -> "Frequencies":
-        """Return frequencies near counts, never 0 where a count is not.
-
-        Args:
-            counts: how often each symbol comes, of the shape (contexts, symbols).
-        """
+        """Scales counts to frequencies. Nonzero counts stay nonzero."""
         return cls(np.stack([_scaled(row) for row in counts]))
 
     def of(self, context: np.ndarray | int, symbols: np.ndarray) -> tuple:
-        """Return the frequencies of symbols, and of all symbols before each."""
+        """Returns the frequencies and cumulative frequencies of symbols."""
         if self.table.shape[1] == 2:
             zeros = self.table[context, 0]
             return np.where(symbols, TOTAL - zeros, zeros), np.where(symbols, zeros, 0)
@@ -45,65 +37,59 @@ class Frequencies:
         return self.table[context, symbols], self._before[context, symbols]
 
     def reader(self, contexts: np.ndarray | None, count: int) -> "_Flags | _Places":
-        """Return what finds `count` symbols by places below 2^14."""
+        """Returns a lookup of `count` symbols by cumulative frequency."""
         if self.table.shape[1] == 2:
             return _Flags(self.table[:, 0], contexts, count)
         return _Places(self.table, self._before, contexts, count)
 
     def code_bytes(self, counts: np.ndarray) -> float:
-        """Return the bytes that symbols with such counts take."""
+        """Returns the estimated code size of symbols with the given counts."""
         come = counts > 0
         bits = BITS - np.log2(self.table[come].astype(float))
         return float((counts[come] * bits).sum() / 8)
 
     def write(self, out: StreamWriter) -> None:
-        """Write them, without the last of each row, which follows from the others."""
+        """Writes the frequencies. The last of each row is implied by the sum."""
         out.block(zlib.compress(self.table[:, :-1].astype("<u2").tobytes(), 9))
 
     @classmethod
     def read(cls, source: StreamReader, contexts: int, symbols: int) -> "Frequencies":
-        """Return what `write` wrote.
-
-        Raises:
-            ModelFileError: if it is not that.
-        """
+        """Returns the frequencies written by `write`."""
         size = 2 * contexts * (symbols - 1)
         try:
             unpack = zlib.decompressobj()
             content = unpack.decompress(source.block(), size + 1)
         except zlib.error as error:
-            raise damaged("its frequencies cannot be read") from error
+            raise damaged("unreadable frequencies") from error
         if len(content) != size:
-            raise damaged("its frequencies have another number")
+            raise damaged("wrong number of frequencies")
         table = np.empty((contexts, symbols), np.int64)
         table[:, :-1] = np.frombuffer(content, "<u2").reshape(contexts, symbols - 1)
         table[:, -1] = TOTAL - table[:, :-1].sum(axis=1)
         if table.min() < 0:
-            raise damaged("its frequencies add up to too much")
+            raise damaged("the sum of the frequencies is too large")
         return cls(table)
 
 
 class _Flags:
-    """Two symbols for each context, found by a comparison."""
+    """Lookup for two symbols per context, by comparison."""
 
     def __init__(self, zeros: np.ndarray, contexts: Any, count: int) -> None:
         self._zeros, self._contexts = zeros, contexts
         self._flags = np.empty(count, bool)
 
     def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the frequency of each symbol, and how far its place is into it."""
         zeros = self._zeros[0 if self._contexts is None else self._contexts[row]]
         is_set = np.greater_equal(place, zeros, out=self._flags[row])
         often = np.where(is_set, TOTAL - zeros, zeros)
         return often, place - np.where(is_set, zeros, 0)
 
     def symbols(self) -> np.ndarray:
-        """Return all symbols, of type uint16."""
         return self._flags.astype(np.uint16)
 
 
 class _Places:
-    """Symbols found by a table of 2^14 places for each context."""
+    """Lookup by a table of 2^14 slots per context."""
 
     def __init__(
         self, often: np.ndarray, before: np.ndarray, contexts: Any, count: int
@@ -115,11 +101,11 @@ class _Places:
         often = np.take_along_axis(often, self._symbols.astype(np.intp), axis=1)
         self._slots = often << np.uint32(BITS) | offset
         self._contexts = contexts
-        # Without contexts a place takes 14 bits, and its symbol has room there.
+        # Without contexts, a slot number takes 14 bits and its symbol fits as well.
         self._places = np.empty(count, np.uint16 if contexts is None else np.uint32)
 
     def at(self, row: slice, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the frequency of each symbol, and how far its place is into it."""
+        """Returns the frequency of each symbol, and the offset of its slot."""
         if self._contexts is not None:
             place += self._contexts[row] * np.uint32(TOTAL)
         self._places[row] = place
@@ -127,7 +113,6 @@ class _Places:
         return slot >> np.uint32(BITS), slot & np.uint32(TOTAL - 1)
 
     def symbols(self) -> np.ndarray:
-        """Return all symbols, of type uint16."""
         for begin in range(0, self._places.size, _AT_ONCE):
             part = self._places[begin : begin + _AT_ONCE]
             part[:] = self._symbols.take(part)
@@ -143,7 +128,7 @@ def _scaled(counts: np.ndarray) -> np.ndarray:
     exact = counts[come] * (TOTAL / counts[come].sum())
     whole_numbers[come] = np.maximum(exact, 1).astype(np.int64)
     while (over := whole_numbers.sum() - TOTAL) != 0:
-        # The most frequent symbols lose or gain least by one more or less.
+        # Rounding affects the code size least for the most frequent symbols.
         largest = np.argpartition(whole_numbers, -min(abs(over), come.size))
         some = largest[-min(abs(over), come.size) :]
         some = some[whole_numbers[some] > 1] if over > 0 else some
@@ -152,28 +137,25 @@ def _scaled(counts: np.ndarray) -> np.ndarray:
 
 
 _LOWEST = 1 << 16
-"""A state is at least that; below, it takes in a word of 16 bits."""
+"""Minimum of a state. Below, a state reads a word of 16 bits."""
 
 _MOST_LANES = 4096
 _BYTES_A_LANE, _BYTES_A_LANE_OF_MANY, _MANY = 400, 160, 1 << 16
-"""A lane costs 4 bytes; so much has to be coded for each, less of a code that is long:
-there its time counts more."""
+"""Minimum code size per lane, which costs 4 bytes. Large codes use more lanes, because
+decoding time matters more."""
 
 _WHOLE_BYTES_A_LANE = 600
-"""What is but a part of more, such as the positions of floats, may take more lanes."""
+"""Minimum size per lane of a larger code, such as a code with positions and values."""
 
 _MOST_STEPS = 1 << 14
 _AT_ONCE = 1 << 16
-"""Symbols whose frequencies are looked up together, if a row of lanes has fewer."""
+"""Number of symbols per lookup of frequencies, if there are fewer lanes."""
 
 
 def lanes(count: int, coded_bytes: float, whole_bytes: float = 0) -> int:
-    """Return how many lanes code symbols.
+    """Returns the number of lanes for `count` symbols.
 
-    Args:
-        count: of the symbols.
-        coded_bytes: about how many bytes they take.
-        whole_bytes: about how many all takes that they are a part of.
+    The sizes are estimates for the symbols and for the enclosing code.
     """
     each = _BYTES_A_LANE if coded_bytes < _MANY else _BYTES_A_LANE_OF_MANY
     part, whole = int(coded_bytes) // each, int(whole_bytes) // _WHOLE_BYTES_A_LANE
@@ -182,7 +164,7 @@ def lanes(count: int, coded_bytes: float, whole_bytes: float = 0) -> int:
 
 
 def least_lanes(count: int) -> int:
-    """Return the fewest lanes for `count` symbols, lest they take long."""
+    """Returns the minimum number of lanes for `count` symbols, for decoding speed."""
     return max(min(count // _MOST_STEPS, _MOST_LANES), 1)
 
 
@@ -192,14 +174,13 @@ def encode(
     frequencies: Frequencies,
     width: int,
 ) -> bytes:
-    """Return the code of symbols.
+    """Returns the code of symbols.
 
     Args:
-        symbols: whole numbers of the shape (count,), each below the alphabet's size.
-        contexts: which row of the frequencies holds for each symbol, of the same shape;
-            None for the only one.
-        frequencies: how often each symbol is expected, never 0 for one that comes.
-        width: the number of lanes.
+        symbols: Integers of shape (count,), each below the alphabet size.
+        contexts: Row of the frequencies per symbol, or `None` for a single row.
+        frequencies: Symbol frequencies, nonzero for each symbol that occurs.
+        width: Number of lanes.
     """
     state = np.full(width, _LOWEST, np.uint32)
     words = []
@@ -208,7 +189,7 @@ def encode(
         part = slice(first, first + size)
         context = 0 if contexts is None else contexts[part]
         often, before = frequencies.of(context, symbols[part])
-        # Less one, so that 2^32 has room in 32 bits.
+        # Minus 1, so that 2^32 fits into 32 bits.
         most = (often << np.uint32(32 - BITS)) - np.uint32(1)
         rest, rows = np.uint32(TOTAL) - often, []
         for begin in reversed(range(0, often.size, width)):
@@ -218,7 +199,7 @@ def encode(
             full_states = now[full]
             rows.append(full_states)
             now[full] = full_states >> np.uint32(16)
-            # Exact: both are whole and below 2^32. Integers divide ten times slower.
+            # Exact for integers below 2^32. Integer division is ten times slower.
             times = (now / often[row]).astype(np.uint32)
             times *= rest[row]
             now += times
@@ -235,20 +216,12 @@ def decode(
     frequencies: Frequencies,
     width: int,
 ) -> np.ndarray:
-    """Return the `count` symbols in `code`, of the shape (count,) and type uint16.
+    """Returns the symbols of a code as uint16 of shape (count,). See `encode`.
 
-    Args:
-        code: what `encode` returned.
-        count: the number of symbols.
-        contexts: as for `encode`.
-        frequencies: as for `encode`.
-        width: as for `encode`.
-
-    Raises:
-        ModelFileError: if the code does not end where the symbols do.
+    Raises `ModelFileError` if the code is damaged.
     """
     if len(code) < 4 * width or len(code) % 2:
-        raise damaged("a part of it is too short")
+        raise damaged("a block is too short")
     state = np.frombuffer(code[: 4 * width], "<u4").astype(np.uint32)
     words = np.frombuffer(code[4 * width :], "<u2").astype(np.uint32)
     read = frequencies.reader(contexts, count)
@@ -262,22 +235,18 @@ def decode(
         now += offset
         (low,) = (now < _LOWEST).nonzero()
         if at + low.size > words.size:
-            raise damaged("a part of it ends too early")
+            raise damaged("a block ends too early")
         now[low] = now[low] << np.uint32(16) | words[at : at + low.size]
         at += low.size
     if at != words.size or (state != _LOWEST).any():
-        raise damaged("a part of it does not end as it began")
+        raise damaged("a block has an invalid end")
     return read.symbols()
 
 
 class Code:
-    """The frequencies of symbols, and what symbols that come so often take.
+    """Symbol frequencies and the estimated size of a code.
 
-    Args:
-        counts: how often each symbol comes, of the shape (contexts, symbols).
-
-    Attributes:
-        coded_bytes: about how many bytes they take, with their frequencies.
+    `coded_bytes` is the estimated size in bytes, including the frequencies.
     """
 
     def __init__(self, counts: np.ndarray) -> None:
@@ -290,13 +259,7 @@ class Code:
     def write(
         self, out: StreamWriter, symbols: np.ndarray, contexts: np.ndarray | None = None
     ) -> None:
-        """Write the frequencies, and the symbols that were counted.
-
-        Args:
-            out: where to.
-            symbols: whole numbers of the shape (count,).
-            contexts: that each stands in, of the same shape; None for the only one.
-        """
+        """Writes the frequencies and the counted symbols."""
         width = lanes(symbols.size, self._code_bytes, out.whole_bytes)
         code = encode(symbols, contexts, self._frequencies, width)
         out.raw(self._table.content())
@@ -305,14 +268,9 @@ class Code:
 
 
 class Symbols:
-    """Symbols of one context that are to be written, and what they take.
+    """Symbols with a single context, each below `alphabet`.
 
-    Args:
-        symbols: whole numbers of the shape (count,).
-        alphabet: one more than the largest that there could be.
-
-    Attributes:
-        coded_bytes: about how many bytes they take, with their frequencies.
+    `coded_bytes` is the estimated size in bytes, including the frequencies.
     """
 
     def __init__(self, symbols: np.ndarray, alphabet: int) -> None:
@@ -321,7 +279,7 @@ class Symbols:
         self.coded_bytes = self._code.coded_bytes
 
     def write(self, out: StreamWriter) -> None:
-        """Write the frequencies and the symbols."""
+        """Writes the frequencies and the symbols."""
         self._code.write(out, self._symbols)
 
 
@@ -332,14 +290,9 @@ def read(
     contexts: np.ndarray | None = None,
     number: int = 1,
 ) -> np.ndarray:
-    """Return what `Symbols` wrote, of the shape (count,) and type uint16.
+    """Returns the symbols of `Symbols` or `Code`, as uint16 of shape (count,).
 
-    Args:
-        source: where from.
-        count: the number of symbols.
-        alphabet: as it was.
-        contexts: as they were.
-        number: as it was.
+    `number` is the number of contexts.
     """
     contexts = contexts if number > 1 else None
     frequencies = Frequencies.read(source, number, alphabet)
@@ -352,8 +305,8 @@ def read_code(
     contexts: np.ndarray | None,
     frequencies: Frequencies,
 ) -> np.ndarray:
-    """Return `count` symbols whose frequencies are known; see `read`."""
+    """Returns `count` symbols with known frequencies. See `read`."""
     width = source.number()
     if not least_lanes(count) <= width <= max(count, 1):
-        raise damaged("it tells a number that cannot be")
+        raise damaged("invalid number")
     return decode(source.block(), count, contexts, frequencies, width)

@@ -1,4 +1,4 @@
-"""Numbers and blocks of bytes, one after the other."""
+"""Streams of numbers and byte blocks."""
 
 import numpy as np
 
@@ -6,15 +6,14 @@ from kerasmem.errors import ModelFileError
 
 
 def damaged(what: str) -> ModelFileError:
-    """Return the error for a stream that does not hold what it tells."""
+    """Returns the error for an invalid stream."""
     return ModelFileError(f"The coded weights in the file are damaged: {what}.")
 
 
 class StreamWriter:
     """Collects numbers and blocks.
 
-    Attributes:
-        whole_bytes: about how many bytes it will hold, 0 where that is not known.
+    `whole_bytes` is the estimated total size in bytes, or 0 if unknown.
     """
 
     def __init__(self) -> None:
@@ -22,34 +21,30 @@ class StreamWriter:
         self._parts: list[bytes] = []
 
     def number(self, value: int) -> None:
-        """Add a whole number >= 0, 7 bits a byte, the low ones first."""
+        """Adds a nonnegative integer as a little-endian base-128 varint."""
         while value > 127:
             self._parts.append(bytes([value & 127 | 128]))
             value >>= 7
         self._parts.append(bytes([value]))
 
     def block(self, content: bytes) -> None:
-        """Add bytes, after their number."""
+        """Adds bytes, preceded by their length."""
         self.number(len(content))
         self._parts.append(content)
 
     def raw(self, content: bytes) -> None:
-        """Add bytes whose number is told otherwise."""
+        """Adds bytes without their length."""
         self._parts.append(content)
 
     def content(self) -> bytes:
-        """Return all of it."""
+        """Returns the collected bytes."""
         return b"".join(self._parts)
 
 
 class StreamReader:
-    """Gives back what a `StreamWriter` collected, in its order.
+    """Reads the content of a `StreamWriter` in order.
 
-    Args:
-        content: bytes of a writer.
-
-    Raises:
-        ModelFileError: by every method, if the content ends too early.
+    All methods raise `ModelFileError` if the content ends too early.
     """
 
     def __init__(self, content: bytes | memoryview) -> None:
@@ -66,7 +61,7 @@ class StreamReader:
             if byte < 128:
                 return value
             if shift > 63:
-                raise damaged("a number has no end")
+                raise damaged("a number is too long")
 
     def block(self) -> memoryview:
         """Return the next block."""
@@ -77,13 +72,13 @@ class StreamReader:
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
     def finish(self) -> None:
-        """Check that nothing is left."""
+        """Raises an error if unread bytes remain."""
         if self._at != len(self._content):
-            raise damaged("something follows behind its end")
+            raise damaged("unexpected bytes at the end")
 
     def _bytes(self, count: int) -> memoryview:
         block = self._content[self._at : self._at + count]
         if len(block) != count:
-            raise damaged("it ends too early")
+            raise damaged("unexpected end")
         self._at += count
         return block

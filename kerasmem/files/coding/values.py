@@ -1,9 +1,9 @@
-"""Entries one by one, in whichever form is smallest by its entropy.
+"""Codes the entries of an array in the smallest of three forms.
 
-- `_Raw`: the bytes as they are.
-- `_Bytes`: each byte of an entry apart; of a float, the one with the sign and the
-  exponent is worth coding.
-- `_Few`: the different entries that there are, and which one comes when.
+- `_Raw`: uncompressed bytes.
+- `_Bytes`: each byte position of the entries separately. For floats, only the byte with
+  the sign and the exponent is compressible.
+- `_Few`: a table of distinct entries and an index per entry.
 """
 
 import math
@@ -20,20 +20,16 @@ _WORTH_IT = 0.99
 
 
 def some_of(entries: np.ndarray) -> np.ndarray:
-    """Return entries from all over, some 16,000 if there are so many."""
-    # An odd step: an even one would see few of the columns.
+    """Returns about 16,000 evenly spaced entries, or all if there are fewer."""
+    # An even step would sample only some of the columns.
     return entries[:: entries.size // _SAMPLE | 1]
 
 
 def plan(entries: np.ndarray) -> Any:
-    """Return the smallest form of entries: its `coded_bytes`, about, and its `write`.
-
-    Args:
-        entries: unsigned integers of the shape (entries,).
-    """
+    """Returns the smallest form of unsigned entries, with `coded_bytes` and `write`."""
     forms: list[Any] = [_Raw(entries)]
     if entries.size:
-        if entries.itemsize > 1:  # else the few are the bytes
+        if entries.itemsize > 1:  # otherwise `_Few` is equivalent
             forms.append(_Bytes(entries))
         if (few := _Few.of(entries)) is not None:
             forms.append(few)
@@ -41,10 +37,10 @@ def plan(entries: np.ndarray) -> Any:
 
 
 def read(source: StreamReader, dtype: np.dtype, count: int) -> np.ndarray:
-    """Return the entries that a form wrote, of the shape (count,)."""
+    """Returns the entries written by a form, of shape (entries,)."""
     number = source.number()
     if number >= len(_FORMS):
-        raise damaged("its form is not known")
+        raise damaged("unknown form")
     return _FORMS[number].read(source, dtype, count)
 
 
@@ -103,7 +99,7 @@ class _Few:
 
     @classmethod
     def of(cls, entries: np.ndarray) -> "_Few | None":
-        """Return the form, None if too many entries are different."""
+        """Returns the form, or `None` with too many distinct entries."""
         if entries.dtype.itemsize <= 2:
             come = np.bincount(entries, minlength=1) > 0
             different = np.flatnonzero(come).astype(entries.dtype)
@@ -125,7 +121,7 @@ class _Few:
     def read(cls, source: StreamReader, dtype: np.dtype, count: int) -> np.ndarray:
         number = source.number()
         if not 0 < number <= MOST_SYMBOLS:
-            raise damaged("it tells a number that cannot be")
+            raise damaged("invalid number")
         different = source.array(dtype, number)
         return different[rans.read(source, count, number)]
 
@@ -137,10 +133,10 @@ def _seems_uneven(plane: np.ndarray) -> bool:
 
 
 def _seem_many(entries: np.ndarray) -> bool:
-    """Return whether a sample says that there are too many different entries.
+    """Returns whether a sample indicates too many distinct entries.
 
-    What comes once tells of what has not come yet: Chao, "Nonparametric estimation of
-    the number of classes in a population", 1984.
+    The number is estimated from entries that occur once or twice: Chao, "Nonparametric
+    estimation of the number of classes in a population", 1984.
     """
     _, counts = np.unique(some_of(entries), return_counts=True)
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())

@@ -1,10 +1,9 @@
-"""Samples: read from a file or a function, checked against a model, handed to `fit`.
+"""Loads samples, checks them against a model, and prepares them for `fit`.
 
-Everything that takes data takes the same forms: `x`, `(x, y)`,
-`(x, y, sample_weight)`, a `tf.data.Dataset`, a `keras.utils.PyDataset`, or any other
-iterable of batches. `x` and `y` are an array, or a dict or list of arrays for models
-with several inputs or outputs. An array is a NumPy array, a tensor, a pandas object or
-a sparse matrix of SciPy, TensorFlow or JAX.
+All functions accept the same data: `x`, `(x, y)`, `(x, y, sample_weight)`, a
+`tf.data.Dataset`, a `keras.utils.PyDataset`, or another iterable of batches. `x` and
+`y` are arrays, or dicts or lists of arrays for several inputs or outputs. An array is a
+NumPy array, a tensor, a pandas object, or a sparse matrix of SciPy, TensorFlow or JAX.
 """
 
 from kerasmem.files.data.check import (

@@ -1,4 +1,4 @@
-"""Do these samples fit this model? One clear line if they do not."""
+"""Checks samples against a model."""
 
 import re
 import warnings
@@ -32,23 +32,16 @@ _NUMERIC = re.compile(r"int|float|bool|complex")  # in the dtype names of any fr
 
 
 def check_data(model: Model, data: Dataset) -> None:
-    """Raise unless the samples are numbers of equal count that fit the model.
+    """Raises `DataError` unless samples are numeric, equal in number and fit the model.
 
-    Shapes are compared with the model's inputs, the names of labels with its outputs.
-    Batched data is judged by its first batch. A subclassed model names no inputs and no
-    outputs, so only the counts are checked.
-
-    Args:
-        model: a `keras.Model`.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-
-    Raises:
-        DataError: with the name of the input, the model's shape and the data's shape.
+    Shapes are compared with the inputs of the model, and label names with its outputs.
+    Only the first batch of batched data is checked. Subclassed models do not declare
+    inputs and outputs, so only the numbers of samples are checked.
     """
     parts = first_samples(data)
     if getattr(model, "preprocessor", None) is not None and holds_texts(parts["x"]):
         raise DataError(
-            f"Expected token ids for the task {model.name!r}. Received: texts. Next: "
+            f"Expected token ids for the task {model.name!r}. Received: text. Next: "
             "data=task.preprocessor(texts, labels), or a .txt file on the command line."
         )
     arrays = {
@@ -74,10 +67,9 @@ def check_data(model: Model, data: Dataset) -> None:
 
 
 def outputs_on(model: Model, x: Dataset) -> Any:
-    """Return what a model gives for inputs.
+    """Returns the output of a model in inference mode.
 
-    Raises:
-        DataError: if it cannot be called on them, with the reason and their names.
+    Raises `DataError` with the reason and the input names if the call fails.
     """
     try:
         with current().inference():
@@ -93,19 +85,11 @@ def outputs_on(model: Model, x: Dataset) -> Any:
 
 
 def check_labels(model: Model, data: Dataset, outputs: Tensors = None) -> None:
-    """Raise for labels that the loss of a model would take for something else.
+    """Raises `DataError` for labels that the loss would misinterpret.
 
-    These are labels of no class, see `check_classes`, and labels whose shape is not
-    that of the output, where a loss of Keras's own compares the two entry by entry:
-    broadcast, each label would stand for every output.
-
-    Args:
-        model: a `keras.Model`.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        outputs: what the model returns; None for what its graph says, if it has one.
-
-    Raises:
-        DataError: with the shapes of labels and output, or the range of the labels.
+    Checks class labels (see `check_classes`) and label shapes. Losses of Keras that
+    compare labels and output entry by entry would broadcast each label to all outputs.
+    The default of `outputs` is the output in the graph of the model.
     """
     outputs = output_of(model) if outputs is None else outputs
     labels = first_samples(data).get("y")
@@ -135,19 +119,11 @@ def _check_label_shape(output: Tensor, loss: Any, labels: Tensor) -> None:
 
 
 def check_classes(model: Model, data: Dataset) -> None:
-    """Raise for a class label that the model has no output for.
+    """Raises `DataError` for a class label without a corresponding output.
 
-    JAX computes a loss of 0 for it, and TensorFlow and torch stop in mid-work. Looked
-    at are arrays with one label per sample, of a model with one output and a sparse
-    categorical loss; not with weights, which may be 0 for labels that stand for none.
-
-    Args:
-        model: a `keras.Model`.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-
-    Raises:
-        DataError: with the least and the greatest label, or with the shape of labels
-            that are one-hot.
+    JAX computes a loss of 0 for such a label; TensorFlow and torch fail during
+    training. Checks arrays with one label per sample, for one output and a sparse
+    categorical loss. Skips data with sample weights, which can be 0 for invalid labels.
     """
     parts = first_samples(data) if is_array_data(data) else {}
     labels, outputs = parts.get("y"), getattr(model, "outputs", None) or ()
@@ -164,7 +140,7 @@ def check_classes(model: Model, data: Dataset) -> None:
         return
     if labels.min() < 0 or labels.max() >= classes:
         raise DataError(
-            f"The model tells {classes} classes apart, so the labels go from 0 to "
+            f"The model has {classes} classes. Expected: labels from 0 to "
             f"{classes - 1}. Received: y from {labels.min()} to {labels.max()}."
         )
 
@@ -172,8 +148,8 @@ def check_classes(model: Model, data: Dataset) -> None:
 def _check_not_one_hot(shape: tuple[int, ...], classes: int | None) -> None:
     if len(shape) == 2 and shape[1] > 1 and shape[1] == classes:
         raise DataError(
-            "A sparse loss takes the number of a class for each sample. Received: y of "
-            f"shape {shape}, one-hot it seems. Next: y.argmax(axis=-1), or "
+            "A sparse loss needs one class index per sample. Received: y of shape "
+            f"{shape}, probably one-hot. Next: y.argmax(axis=-1), or "
             "loss='categorical_crossentropy' (--loss on the command line)."
         )
 
@@ -186,12 +162,7 @@ def _takes_classes(loss: Any) -> bool:
 
 
 def warn_if_not_finite(data: Dataset) -> None:
-    """Warn, in one line, if arrays of samples hold NaN or infinity.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists; batches are
-            not looked at.
-    """
+    """Warns if arrays of samples contain NaN or infinity. Skips batched data."""
     parts = first_samples(data) if is_array_data(data) else {}
     for part, structure in parts.items():
         for name, array in named_leaves(structure).items():
@@ -200,7 +171,7 @@ def warn_if_not_finite(data: Dataset) -> None:
             wrong = array.size - np.count_nonzero(np.isfinite(array))
             if wrong:
                 warnings.warn(
-                    f"The data holds NaN or infinity: {wrong:,} of {array.size:,} "
+                    f"The data contains NaN or infinity: {wrong:,} of {array.size:,} "
                     f"entries of {f'{part}_{name}' if name else part}.",
                     KerasMemWarning,
                     stacklevel=3,
@@ -208,12 +179,9 @@ def warn_if_not_finite(data: Dataset) -> None:
 
 
 def input_names(model: Model) -> list[str]:
-    """Return what data in a dict is named after, for every input in order.
+    """Returns the keys of dict data for all inputs, in order.
 
-    These are the keys of a model whose inputs are in a dict, else the names of inputs.
-
-    Args:
-        model: a `keras.Model` with inputs.
+    These are the keys of the input dict of a model, or the names of its inputs.
     """
     structure = getattr(model, "input", None)  # a Sequential may have none
     if isinstance(structure, dict):
@@ -222,11 +190,7 @@ def input_names(model: Model) -> list[str]:
 
 
 def check_lengths(arrays: dict[str, Any]) -> None:
-    """Raise unless all arrays hold the same number of samples, at least one.
-
-    Raises:
-        DataError: with every array's length.
-    """
+    """Raises `DataError` unless all arrays have the same, nonzero number of samples."""
     for name, array in arrays.items():
         _check_rows(name, array)
     lengths = {name: length_of(array) for name, array in arrays.items()}
@@ -241,31 +205,30 @@ def check_lengths(arrays: dict[str, Any]) -> None:
 
 
 def _check_rows(name: str, array: Any) -> None:
-    # A tuple, because TensorFlow's shape of a scalar is true.
+    # A tuple, because TensorFlow's scalar shape is truthy.
     if tuple(np.shape(array)):
         return
     if hasattr(array, "shape"):
         raise DataError(
             f"An array of samples has one row per sample. Received: {name} = "
-            f"{array!r}, which has no rows. Next: batch the dataset, and store an "
-            "array."
+            f"{array!r}, which has no rows. Next: batch the dataset, or use an array."
         )
     part = re.sub(r"([._]\d+)+$", "", name)
     raise DataError(
-        f"Samples come in arrays. Received: {part} as a list of values, the first "
-        f"{array!r}. Next: make it a NumPy array, np.asarray({part})."
+        f"Expected samples in arrays. Received: {part} as a list of values, the first "
+        f"{array!r}. Next: convert it with np.asarray({part})."
     )
 
 
 def _check_label_names(model: Model, label_names: list[str]) -> None:
-    outputs = getattr(model, "output", None)  # a Sequential has one and no such name
+    outputs = getattr(model, "output", None)  # a Sequential has no output names
     if isinstance(outputs, dict):
         output_names = list(named_leaves(outputs))
     elif isinstance(outputs, (list, tuple)):
         output_names = list(model.output_names)
     else:
         raise DataError(
-            "The model has one output, so its labels are one array. Received: labels "
+            "The model has one output. Expected: labels in one array. Received: labels "
             f"named {', '.join(label_names)}."
         )
     if (
@@ -284,20 +247,14 @@ def _outputs_with_loss(model: Model, names: list[str]) -> set[str]:
     loss = model.loss if model.compiled else None
     if isinstance(loss, dict):
         return {name for name in names if loss.get(name) is not None}
-    # Losses in a list belong to outputs in an order that is for Keras to know.
+    # Keras defines the order of outputs for a list of losses.
     return set() if loss is None or isinstance(loss, (list, tuple)) else set(names)
 
 
 def _by_input(
     inputs: Sequence[Any], wanted: list[str], x: Dataset
 ) -> list[tuple[Any, Any]]:
-    """Return `(input tensor, array)` pairs, matched as Keras does.
-
-    Args:
-        inputs: the input tensors of a model.
-        wanted: their names in data, in the same order.
-        x: the arrays.
-    """
+    """Returns pairs of input tensor and array, matched as in Keras."""
     arrays = named_leaves(x)
     if isinstance(x, dict):
         missing = [name for name in wanted if name not in arrays]
@@ -343,17 +300,10 @@ def _fits(expected: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
 
 
 def flat_samples(model: Model, data: Dataset, count: int) -> list[np.ndarray]:
-    """Return an array per input of `model`, in its order, of the first samples.
+    """Returns the first `count` samples as one array per input of the model, in order.
 
-    Args:
-        model: a `keras.Model`.
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        count: most samples to take.
-
-    Raises:
-        ConfigError: if the model takes its inputs by names that it does not tell, or
-            takes strings.
-        DataError: if the data does not fit the model.
+    Raises `ConfigError` if the model takes a dict but does not name its inputs, or
+    takes strings.
     """
     check_data(model, data)
     x = sample_inputs(data, count)
@@ -362,8 +312,8 @@ def flat_samples(model: Model, data: Dataset, count: int) -> list[np.ndarray]:
         if isinstance(x, dict):
             raise ConfigError(
                 f"The model {model.name!r} does not name its inputs. Received: a dict "
-                f"of {', '.join(map(str, x))}. Next: put it into a keras.Model with "
-                "named Inputs."
+                f"of {', '.join(map(str, x))}. Next: wrap the model in a keras.Model "
+                "with named Inputs."
             )
         return [np.asarray(array) for array in keras.tree.flatten(x)]
     if isinstance(x, dict):
@@ -377,18 +327,11 @@ def flat_samples(model: Model, data: Dataset, count: int) -> list[np.ndarray]:
 
 
 def check_numbers(tensor: Tensor) -> None:
-    """Raise unless an input takes numbers.
-
-    Args:
-        tensor: has the name and the dtype of the input.
-
-    Raises:
-        ConfigError: if it takes strings.
-    """
+    """Raises `ConfigError` for a string input."""
     if tensor.dtype == "string":
         raise ConfigError(
-            f"Expected numbers, no texts. Received: input {tensor.name!r} of dtype "
-            "string. Next: take its layer out of the model, and pass the output."
+            f"Expected numeric inputs. Received: input {tensor.name!r} of dtype "
+            "string. Next: remove its layer from the model and pass the layer's output."
         )
 
 

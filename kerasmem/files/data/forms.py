@@ -1,4 +1,4 @@
-"""The forms in which samples come, and what each becomes for `model.fit`."""
+"""Supported forms of samples, and conversion for `model.fit`."""
 
 from collections.abc import Iterable, Iterator
 from itertools import count as numbers_from
@@ -16,14 +16,9 @@ _ARGUMENTS = ("x", "y", "sample_weight")
 
 
 def fit_arguments(data: Dataset, batch_size: int = 32) -> dict[str, Any]:
-    """Return the keyword arguments that give `data` to `fit` and `evaluate`.
+    """Returns keyword arguments for `fit` and `evaluate`.
 
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        batch_size: samples per batch; left out where the data is already batched.
-
-    Raises:
-        DataError: if `data` is none of the forms.
+    `batch_size` is omitted for batched data.
 
     Example:
         >>> fit_arguments((x, y), batch_size=64)  # doctest: +SKIP
@@ -35,10 +30,9 @@ def fit_arguments(data: Dataset, batch_size: int = 32) -> dict[str, Any]:
 
 
 def is_array_data(data: Dataset) -> bool:
-    """Return True for arrays in memory, False for batches that are iterated over.
+    """Returns `True` for arrays in memory and `False` for an iterable of batches.
 
-    Raises:
-        DataError: if `data` is neither.
+    Raises `DataError` if `data` is neither.
     """
     if _is_array(data) or isinstance(data, (tuple, list, dict)):
         return True
@@ -47,18 +41,16 @@ def is_array_data(data: Dataset) -> bool:
     ):
         return False
     raise DataError(
-        "Data is x, (x, y), (x, y, sample_weight), a tf.data.Dataset or a "
+        "Expected data as x, (x, y), (x, y, sample_weight), a tf.data.Dataset or a "
         f"keras.utils.PyDataset. Received: data={data!r} of type "
         f"{type(data).__name__}."
     )
 
 
 class Batches(keras.utils.PyDataset):
-    """Arrays in batches of one size, for a model that takes no other. None is cut.
+    """Arrays in batches of a fixed size, for models that take no other size.
 
-    Args:
-        data: `x`, `(x, y)` or `(x, y, sample_weight)` in arrays.
-        size: Number of samples per batch. Divides the number of samples.
+    The size must divide the number of samples.
     """
 
     def __init__(self, data: Dataset, size: int) -> None:
@@ -67,13 +59,13 @@ class Batches(keras.utils.PyDataset):
         self.samples = sample_count(data) or 0
 
     def __len__(self) -> int:
-        """Return the number of batches."""
+        """Returns the number of batches."""
         return self.samples // self.size
 
     def __getitem__(self, index: int) -> tuple:
-        """Return one batch."""
+        """Returns one batch."""
         start = index * self.size
-        # Keras on TensorFlow takes no lists within a batch.
+        # Keras on TensorFlow does not support lists in a batch.
         rows = slice(start, start + self.size)
         return keras.tree.lists_to_tuples(_cut(self._data, rows))
 
@@ -83,19 +75,19 @@ def _at_most(data: Dataset, count: int) -> int:
 
 
 def in_fixed_batches(size: int | None, data: Dataset) -> Any:
-    """Returns arrays in batches of a fixed size, and other data as it is."""
+    """Returns arrays in batches of a fixed size, and other data unchanged."""
     if size is None or data is None or not is_array_data(data):
         return data
     return data if (sample_count(data) or 0) % size else Batches(data, size)
 
 
 def few_inputs(model: Model, data: Dataset, count: int = 1) -> Any:
-    """Return the inputs of the first samples: of one fixed batch, or of `count`."""
+    """Returns the inputs of one fixed batch, or of the first `count` samples."""
     return sample_inputs(data, fixed_batch(model) or count)
 
 
 def sample_count(data: Dataset) -> int | None:
-    """Return the number of samples, or None where only a pass over them would tell."""
+    """Returns the number of samples, or `None` if unknown without iteration."""
     if isinstance(data, Batches):
         return data.samples
     if not is_array_data(data):
@@ -104,31 +96,22 @@ def sample_count(data: Dataset) -> int | None:
 
 
 def sample_inputs(data: Dataset, count: int) -> Any:
-    """Return the inputs of the first samples, at most `count` of them, as NumPy arrays.
+    """Returns the inputs of at most `count` first samples as NumPy arrays.
 
-    Batched data gives at most its first batch. The structure is that of `x`.
-
-    Raises:
-        DataError: if the data is empty, or is a generator, which can be read only once.
+    Batched data provides at most its first batch. The structure equals `x`. Raises
+    `DataError` if the data is empty, or is a generator, which can be read only once.
     """
     x = _named(data)["x"] if is_array_data(data) else _first_batch(data)[0]
     return _rows(x, 0, _at_most(data, count))
 
 
 def input_batches(data: Dataset, count: int, batch_size: int) -> Iterator[Any]:
-    """Yield the inputs of the first samples batch by batch, as NumPy arrays.
+    """Yields the inputs of at most `count` first samples in batches of NumPy arrays.
 
-    The structure is that of `x`.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        count: most samples to yield.
-        batch_size: samples in a batch; batched data keeps its own.
-
-    Raises:
-        DataError: if the data is empty, or is a generator, which can be read only once.
+    The structure equals `x`. `batch_size` applies to arrays only. See `sample_inputs`
+    for errors.
     """
-    sample_inputs(data, 1)  # raises
+    sample_inputs(data, 1)  # raises an error for invalid data
     count = _at_most(data, count)
     for batch in inputs_from(data, 0, batch_size):
         x = _rows(batch, 0, count)
@@ -139,17 +122,12 @@ def input_batches(data: Dataset, count: int, batch_size: int) -> Iterator[Any]:
 
 
 def inputs_from(data: Dataset, first: int, batch_size: int) -> Iterator[Any]:
-    """Yield the inputs of all batches from a number on, those of arrays as NumPy's.
+    """Yields the inputs of all batches from the batch `first` on.
 
-    The structure is that of `x`.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        first: number of the first batch, from 0.
-        batch_size: samples in a batch; batched data keeps its own.
+    The structure equals `x`. Inputs of array data are NumPy arrays.
     """
     if is_array_data(data):
-        # Apart: several inputs in a list are not inputs and labels.
+        # Otherwise, several inputs in a list would be taken as inputs and labels.
         data = (_named(data)["x"],)
     for x, _, _ in labeled_batches(data, batch_size, first):
         yield x
@@ -158,20 +136,14 @@ def inputs_from(data: Dataset, first: int, batch_size: int) -> Iterator[Any]:
 def labeled_batches(
     data: Dataset, batch_size: int, first: int = 0
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield inputs, labels and sample weights of batches, None for what lacks.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        batch_size: samples in a batch; batched data keeps its own.
-        first: number of the first batch, from 0.
-    """
+    """Yields inputs, labels and sample weights per batch, with `None` if missing."""
     if is_array_data(data):
         parts = [_named(data).get(name) for name in _ARGUMENTS]
         for start in range(first * batch_size, sample_count(data) or 0, batch_size):
             x, y, weight = (_rows(part, start, start + batch_size) for part in parts)
             yield x, y, weight
         return
-    # A PyDataset has as many batches as it says; iterated over, it might go on.
+    # Iterating over a PyDataset does not stop at its number of batches.
     if isinstance(data, keras.utils.PyDataset):
         batches: Iterator[Any] = map(data.__getitem__, _numbers(data, first))
     else:
@@ -184,17 +156,12 @@ def labeled_batches(
 def drawn_batches(
     data: Dataset, count: int, batch_size: int, *, part: int
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield inputs, labels and sample weights of some samples, in NumPy arrays.
+    """Yields inputs, labels and weights of at most `count` samples as NumPy arrays.
 
-    Arrays and `PyDataset`s are drawn from as a whole, the same samples each time, for
-    labels may be in order; of other iterables the first batches are read.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists.
-        count: most samples to yield.
-        batch_size: samples in a batch; batched data keeps its own.
-        part: 0 for every second batch, 1 for the others. If there is one batch only,
-            it is both parts.
+    Samples of arrays and `PyDataset`s are drawn from all data with a fixed seed,
+    because labels may be sorted. For other iterables, the first batches are used.
+    `part` 0 has the even batches, `part` 1 the odd batches. A single batch belongs to
+    both parts.
     """
     start = count = _at_most(data, count)
     for batch in islice(_drawn(data, batch_size), part, None, 2):
@@ -212,7 +179,7 @@ def _drawn(data: Dataset, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
     if is_array_data(data):
         parts = [_named(data).get(name) for name in _ARGUMENTS]
         order = random.permutation(sample_count(data) or 0)
-        size = min(batch_size, -(-len(order) // 2))  # for there are two parts
+        size = min(batch_size, -(-len(order) // 2))  # at least one batch per part
         for start in range(0, len(order), size):
             x, y, weight = (_taken(p, order[start : start + size]) for p in parts)
             yield x, y, weight
@@ -232,43 +199,33 @@ def _numbers(data: Dataset, first: int = 0) -> Iterable[int]:
 
 
 def hold_out(data: Dataset, fraction: float = 0.1) -> tuple[tuple, tuple]:
-    """Return `(train, held_out)`, the last `fraction` of the samples held out.
+    """Splits samples into `(train, held_out)`, with the last samples held out.
 
-    No shuffling: the same data always gives the same split.
+    The split is deterministic, without shuffling. At least one sample is held out.
 
-    Args:
-        data: `x`, `(x, y)` or `(x, y, sample_weight)` of at least two samples.
-        fraction: share to hold out, in (0, 1); at least one sample is held out.
-
-    Raises:
-        DataError: if the data is not in arrays, or has fewer than two samples.
+    Raises `DataError` if the data is not in arrays, or has fewer than two samples.
     """
     if not is_array_data(data):
         raise DataError(
             "Samples can be held out only from arrays, not from "
-            f"{type(data).__name__}. Next: hand in validation data of its own."
+            f"{type(data).__name__}. Next: pass separate validation data."
         )
     count = sample_count(data) or 0
     if count < 2:
         raise DataError(
-            f"Holding samples out takes at least 2 of them. Received: {count}."
+            f"Expected at least 2 samples to hold some out. Received: {count}."
         )
     start = count - max(1, int(count * fraction))
     return _cut(data, slice(None, start)), _cut(data, slice(start, None))
 
 
 def take(data: Dataset, rows: Any) -> tuple:
-    """Return some of the samples of `data`, as `(x, y, sample_weight)` in NumPy arrays.
-
-    Args:
-        data: `x`, `(x, y)` or `(x, y, sample_weight)` in arrays.
-        rows: numbers of the samples, in the order in which they are wanted.
-    """
+    """Returns the samples `rows` as `(x, y, sample_weight)` in NumPy arrays."""
     return tuple(_taken(part, rows) for part in _named(data).values())
 
 
 def first_samples(data: Dataset) -> dict[str, Any]:
-    """Return `x`, `y`, `sample_weight` of all arrays, or of the first batch."""
+    """Returns `x`, `y` and `sample_weight` of all arrays, or of the first batch."""
     if is_array_data(data):
         return _named(data)
     batch = _first_batch(data)
@@ -282,14 +239,14 @@ def holds_texts(x: Dataset) -> bool:
 
 
 def named_leaves(part: Any) -> dict[str, Any]:
-    """Return the arrays of a structure by their path; `""` for a single array."""
+    """Returns the arrays of a structure by path. A single array has the path `""`."""
     pairs = keras.tree.flatten_with_path(part)
     return {".".join(str(key) for key in path): leaf for path, leaf in pairs}
 
 
 def _rows(x: Dataset, start: int, end: int) -> Any:
     def cut(array: Any) -> Any:
-        if array is None:  # an optional input that is left out
+        if array is None:  # a missing optional input
             return None
         return keras.ops.convert_to_numpy(_dense(_as_array(array)[start:end]))
 
@@ -298,7 +255,7 @@ def _rows(x: Dataset, start: int, end: int) -> Any:
 
 def _taken(part: Any, rows: Any) -> Any:
     def taken(array: Any) -> Any:
-        if array is None:  # an optional input that is left out
+        if array is None:  # a missing optional input
             return None
         if keras.ops.is_tensor(array):
             return keras.ops.convert_to_numpy(keras.ops.take(array, rows, axis=0))
@@ -316,23 +273,23 @@ def _is_array(value: Any) -> bool:
 
 
 def length_of(array: Any) -> int:
-    """Returns the number of samples in an array, dense or sparse, or in a list."""
+    """Returns the number of samples in a dense or sparse array, or in a list."""
     shape = getattr(array, "shape", None)
     return shape[0] if shape else len(array)
 
 
 def _as_array(value: Any) -> Any:
-    """Returns a pandas object as an array and a sparse tensor as SciPy's CSR matrix.
+    """Converts pandas objects to arrays and sparse tensors to SciPy CSR matrices.
 
-    Other values are returned as they are. CSR matrices have rows that can be sliced.
+    CSR matrices support slicing of rows.
     """
     if hasattr(value, "iloc"):
         return value.to_numpy()
-    if hasattr(value, "dense_shape"):  # of TensorFlow
+    if hasattr(value, "dense_shape"):  # TensorFlow
         values, shape = value.values, tuple(map(int, value.dense_shape))
     elif is_sparse(value):
         return value if value.format == "csr" else value.tocsr()
-    elif hasattr(value, "todense") and hasattr(value, "indices"):  # of JAX
+    elif hasattr(value, "todense") and hasattr(value, "indices"):  # JAX
         values, shape = value.data, value.shape
     else:
         return value
@@ -345,7 +302,7 @@ def _as_array(value: Any) -> Any:
 
 
 def is_sparse(value: Any) -> bool:
-    """Returns whether a value is a sparse matrix of SciPy."""
+    """Returns whether a value is a SciPy sparse matrix."""
     return hasattr(value, "toarray") and hasattr(value, "tocsr")
 
 
@@ -358,8 +315,8 @@ def _named(data: Dataset) -> dict[str, Any]:
     parts = data if isinstance(data, tuple) else (data,)
     if not 1 <= len(parts) <= len(_ARGUMENTS) or not _leaves(parts[0]):
         raise DataError(
-            "A tuple of data is (x,), (x, y) or (x, y, sample_weight), with arrays "
-            f"in x. Received: a tuple of {len(parts)}. Next: several inputs go into a "
+            "Expected a tuple (x,), (x, y) or (x, y, sample_weight), with arrays in "
+            f"x. Received: a tuple of {len(parts)}. Next: pass several inputs in a "
             "dict or a list."
         )
     pairs = zip(_ARGUMENTS, parts, strict=False)
@@ -374,8 +331,8 @@ def _first_batch(data: Dataset) -> tuple[Any, Any, Any]:
     if isinstance(data, Iterator):
         raise DataError(
             "A generator can be read only once, and its samples are needed twice. "
-            f"Received: {type(data).__name__}. Next: hand in arrays, a tf.data.Dataset "
-            "or a keras.utils.PyDataset."
+            f"Received: {type(data).__name__}. Next: pass arrays, a tf.data.Dataset or "
+            "a keras.utils.PyDataset."
         )
     batches = iter([data[0]]) if isinstance(data, keras.utils.PyDataset) else iter(data)
     batch = next(batches, None)

@@ -1,4 +1,4 @@
-"""Samples from an `.npz` file, or from a function named `package.module:function`."""
+"""Samples from an `.npz` file or a function named `package.module:function`."""
 
 import importlib
 import io
@@ -26,17 +26,13 @@ from kerasmem.units import MIB
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, mapped read-only; nothing is loaded.
+    """Maps the arrays of an uncompressed `.npz` or `.npy` file read-only.
 
-    A page is read when it is first looked at, and `release_pages` gives it back.
+    Pages are read on first access. `release_pages` frees them. The array of an `.npy`
+    file gets the name `x`.
 
-    Args:
-        path: an `.npz` written with `numpy.savez`, or an `.npy`, whose one array comes
-            under the name `x`.
-
-    Raises:
-        DataError: if there is no such file, if it is not sound, if an array in it is
-            compressed, or holds Python objects.
+    Raises `DataError` if the file is missing or damaged, or an array is compressed or
+    contains Python objects.
     """
     if not path.is_file():
         raise DataError(f"There is no data file {str(path)!r}. Expected: an .npz file.")
@@ -59,7 +55,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def mapping_of(array: Any) -> mmap.mmap | None:
-    """Return the memory map that an array, or what it is a view of, lies in."""
+    """Returns the memory map of an array or of its base, or `None`."""
     while array is not None and not isinstance(array, mmap.mmap):
         is_view = isinstance(array, memoryview)
         array = array.obj if is_view else getattr(array, "base", None)
@@ -67,20 +63,16 @@ def mapping_of(array: Any) -> mmap.mmap | None:
 
 
 def release_pages(mapping: mmap.mmap) -> None:
-    """Give the resident pages of a map back; they are read again when looked at."""
-    if hasattr(mapping, "madvise"):  # not on Windows, where they stay until needed
+    """Frees the resident pages of a map. They are read again on access."""
+    if hasattr(mapping, "madvise"):  # not on Windows
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, whether columns come first, and type of an array, read up to it.
+    """Reads the header of an array: shape, Fortran order and data type.
 
-    Args:
-        file: at its header, as `numpy.save` writes it.
-        size: bytes of the header and the array, or more.
-
-    Raises:
-        ValueError: if it is none, or larger, or holds Python objects.
+    Raises `ValueError` if there is no array of at most `size` bytes, or the array
+    contains Python objects.
     """
     version = np.lib.format.read_magic(file)
     try:
@@ -88,24 +80,20 @@ def form_of(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype
             shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
         else:
             shape, in_columns, dtype = np.lib.format.read_array_header_2_0(file)
-    except tokenize.TokenError as error:  # NumPy tries it as one of Python 2
+    except tokenize.TokenError as error:  # NumPy parses the header as Python 2
         raise ValueError(f"its header is damaged: {error}") from error
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never loaded")
+        raise ValueError("it contains Python objects, which are never loaded")
     nbytes = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or nbytes > size:
-        raise ValueError(f"it tells of an array of {nbytes} bytes and has {size}")
+        raise ValueError(f"it declares an array of {nbytes} bytes but has {size}")
     return shape, in_columns, dtype
 
 
 def check_sizes(file: IO[bytes]) -> None:
-    """Raise if arrays of an `.npy` or `.npz` file are larger than their bytes.
+    """Raises `ValueError` if an `.npy` or `.npz` file declares more data than it has.
 
-    Args:
-        file: The open file, which is at its start afterwards.
-
-    Raises:
-        ValueError: if one is, or if the file inflates to far more than its size.
+    Also raised if the file inflates to far more than its size. Rewinds the file.
     """
     start = file.read(6)
     file.seek(0)
@@ -119,7 +107,7 @@ def check_sizes(file: IO[bytes]) -> None:
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _LARGE_BYTES, _MOST_TIMES = 256 * MIB, 100
-"""What is so large and was so much smaller in the file was never a sample."""
+"""Size and ratio from which a file is rejected as a decompression bomb."""
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
@@ -130,17 +118,15 @@ def _check_members(archive: zipfile.ZipFile) -> None:
     whole = sum(member.file_size for member in archive.infolist())
     compressed_size = sum(member.compress_size for member in archive.infolist())
     if whole > max(_LARGE_BYTES, _MOST_TIMES * compressed_size):
-        raise ValueError(
-            f"it would take {whole} bytes, of which it has {compressed_size}"
-        )
+        raise ValueError(f"it would take {whole} bytes, but has {compressed_size}")
 
 
 def _start(path: Path, member: zipfile.ZipInfo) -> int:
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
             f"The array {member.filename.removesuffix('.npy')!r} of {path} is "
-            "compressed, so it cannot be mapped. Next: write the file once more with "
-            "numpy.savez instead of numpy.savez_compressed."
+            "compressed and cannot be mapped. Next: write the file with numpy.savez "
+            "instead of numpy.savez_compressed."
         )
     with path.open("rb") as file:
         return data_start(file, member)
@@ -159,44 +145,26 @@ def _array(mapping: mmap.mmap, start: int) -> np.ndarray:
 
 
 def shared(batch_size: int) -> int:
-    """Return the largest batch up to a size that the devices can share evenly.
-
-    Args:
-        batch_size: in samples; what is returned is 0 if it is less than the devices.
-    """
+    """Returns the largest batch size that divides evenly among the devices, or 0."""
     return batch_size - batch_size % _devices()
 
 
 def check_shared(data: Dataset, batch_size: int) -> None:
-    """Raise unless the devices can share all batches evenly, the last one too.
-
-    Args:
-        data: samples in any of the forms that `kerasmem.files.data` lists; only arrays
-            are looked at.
-        batch_size: of arrays, in samples.
-
-    Raises:
-        DataError: with the number of devices.
-    """
+    """Raises `DataError` unless batches of arrays divide evenly among the devices."""
     devices, count = _devices(), sample_count(data)
     if not is_array_data(data) or count is None:
         return
     if count % devices or batch_size % devices:
         raise DataError(
-            f"A batch is shared by {devices} devices, and keras.distribution takes "
-            f"only what can be shared evenly: samples and batch_size in multiples of "
-            f"{devices}. Received: {count} samples, batch_size={batch_size}. Next: "
-            f"leave out {count % devices} samples, or take another batch_size."
+            f"keras.distribution divides each batch evenly among {devices} devices. "
+            f"Expected: samples and batch_size in multiples of {devices}. Received: "
+            f"{count} samples, batch_size={batch_size}. Next: omit "
+            f"{count % devices} samples, or choose another batch_size."
         )
 
 
 def check_ends(data: Dataset, purpose: str) -> None:
-    """Raise a `DataError` for batched data without an end.
-
-    Args:
-        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
-        purpose: What reads all of the data, such as `"fine-tuning"`.
-    """
+    """Raises `DataError` for infinite batched data. The message contains `purpose`."""
     if isinstance(data, keras.utils.PyDataset):
         is_endless = data.num_batches is None
     else:  # Only a `tf.data.Dataset` has one; -1 is infinite.
@@ -222,43 +190,34 @@ _KEY = re.compile(r"(x|y|sample_weight)(?:_(train|test))?(?:_(.+))?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _KINDS = "biufSU"
 _ADVICE = (
-    "Next: write it with numpy.savez, with the arrays x and y, or x_train, y_train, "
+    "Next: use numpy.savez with the arrays x and y, or x_train, y_train, "
     "x_test and y_test."
 )
 
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Samples to train on and samples to judge by.
-
-    Args:
-        train: samples in any of the forms that `kerasmem.files.data` lists.
-        test: the same, or None where the source has no test split.
-    """
+    """Training samples and optional test samples. See `kerasmem.files.data`."""
 
     train: Any
     test: Any = None
 
 
 def load_data(spec: str | Path, *, mapped: bool = False) -> LoadedData:
-    """Return the samples that a path or a function's name stands for.
+    """Loads samples from an `.npz` file or from a function `package.module:function`.
 
-    An `.npz` file holds `x`, and if wanted `y` and `sample_weight`. A train and a test
-    split are `x_train`, `y_train`, `x_test`, `y_test`. Several inputs or outputs are
-    `x_NAME` and `y_NAME`, in a split `x_train_NAME`, and come as dicts. Other arrays
-    in the file are left alone. Nothing is ever unpickled.
+    An `.npz` file contains `x` and optionally `y` and `sample_weight`. Splits are named
+    `x_train`, `y_train`, `x_test`, `y_test`. Several inputs or outputs are named
+    `x_NAME` and `y_NAME`, or `x_train_NAME` in a split, and are returned as dicts.
+    Other arrays are ignored. Pickled data is never loaded.
 
-    A function takes no arguments and returns a dataset, `(x, y)`, a `LoadedData`, or
+    A function takes no arguments. It returns a dataset, `(x, y)`, a `LoadedData`, or
     `(train, test)` with two tuples or two datasets.
 
-    Args:
-        spec: path of an `.npz` file, or `"package.module:function"`.
-        mapped: whether the arrays of a file are mapped into memory, read-only, instead
-            of loaded; the file has to be uncompressed, and may be an `.npy` then.
+    If `mapped`, the arrays are memory-mapped read-only. See `map_arrays`.
 
-    Raises:
-        DataError: if there is no such file or function, if it does not hold samples,
-            or if the function or its module raises anything.
+    Raises `DataError` if the file or function is missing or has no samples, or the
+    function or its module raises an error.
     """
     path = Path(spec)
     if is_function(spec):
@@ -267,11 +226,7 @@ def load_data(spec: str | Path, *, mapped: bool = False) -> LoadedData:
 
 
 def is_function(spec: Any) -> bool:
-    """Return whether `spec` names a function, `package.module:function`, and no file.
-
-    Args:
-        spec: The value of a `data` argument.
-    """
+    """Returns whether `spec` is the name of a function and not of a file."""
     return bool(_FUNCTION.fullmatch(str(spec))) and not Path(spec).exists()
 
 
@@ -328,19 +283,19 @@ def _grouped(path: Path, arrays_by_key: dict[str, np.ndarray]) -> LoadedData:
         role, split, name = match[1], match[2] or "train", match[3] or ""
         arrays = splits.setdefault(split, {}).setdefault(role, {})
         if name in arrays or (arrays and "" in {name, *arrays}):
-            raise DataError(f"{path} holds {role} twice: also as {key!r}. {_ADVICE}")
+            raise DataError(f"{path} contains {role} twice: also as {key!r}. {_ADVICE}")
         if array.dtype.kind not in _KINDS:
             raise DataError(
-                f"{path} holds {key!r} with entries of the type {array.dtype}. "
-                f"Expected: numbers or texts, no complex ones. {_ADVICE}"
+                f"{path} contains {key!r} with entries of type {array.dtype}. "
+                f"Expected: real numbers or strings. {_ADVICE}"
             )
-        # Keras takes texts as objects only.
+        # Keras accepts strings only as objects.
         is_text = array.dtype.kind in "SU"
         arrays[name] = array.astype(str).astype(object) if is_text else array
     for split in {"train", *splits}:
         if "x" not in splits.get(split, {}):
             array_name = "x_test" if split == "test" else "x or x_train"
-            raise DataError(f"{path} holds no array {array_name}. {_ADVICE}")
+            raise DataError(f"{path} contains no array {array_name}. {_ADVICE}")
     return LoadedData(**{split: _as_tuple(parts) for split, parts in splits.items()})
 
 
@@ -353,7 +308,7 @@ def _as_tuple(parts: dict[str, dict[str, np.ndarray]]) -> tuple:
         }
     )
     if "sample_weight" in parts and "y" not in parts:
-        raise DataError(f"The file holds sample_weight without y. {_ADVICE}")
+        raise DataError(f"The file contains sample_weight without y. {_ADVICE}")
     roles = [role for role in ("x", "y", "sample_weight") if role in parts]
     return tuple(parts[role].get("", parts[role]) for role in roles)
 
@@ -369,14 +324,14 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
             check_sizes(file)
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise ValueError("it holds one bare array")
+                raise ValueError("it is an .npy file with a single array")
             return {key: archive[key] for key in archive.files if _KEY.fullmatch(key)}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).rstrip(".")
-        if "allow_pickle" in reason:  # NumPy tells how to run what is in the file
-            reason = "it is another kind of file, or only the beginning of one"
+        if "allow_pickle" in reason:  # NumPy's message recommends unsafe loading
+            reason = "it has another format or is truncated"
             if zipfile.is_zipfile(path):
-                reason = "it holds Python objects, which are never loaded"
+                reason = "it contains Python objects, which are never loaded"
         raise DataError(
-            f"{path} is not a sound .npz file: {reason}. {_ADVICE}"
+            f"{path} is not a valid .npz file: {reason}. {_ADVICE}"
         ) from error

@@ -1,7 +1,7 @@
-"""Token ids as samples: rows of a text or of an array, each with the ids that follow.
+"""Token ids as samples for language models.
 
-A row of ids gives as many labels: of each position the id after it. Positions without
-one, and those of padding, have weight 0.
+The label of each position is the next token id. Positions without a next id and padded
+positions have weight 0.
 """
 
 import zipfile
@@ -18,56 +18,44 @@ from kerasmem.files.data.source import check_sizes
 from kerasmem.types import Model
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
-"""Of an archive: the last two for another compression and for a password."""
+"""Exceptions for a damaged, unsupported or password-protected archive."""
 
 LENGTH = 256
-"""Tokens in a row, where nothing says otherwise."""
+"""Default number of tokens per row."""
 
 _IDS, _MASK = "token_ids", "padding_mask"
 _FORMS = (
     "Expected: a .txt file in UTF-8, an .npy file of token ids, or an .npz file with "
-    "token_ids and, if wanted, padding_mask."
+    "token_ids and optionally padding_mask."
 )
 
 
 def is_token_file(path: str | Path) -> bool:
-    """Return whether a file holds text or token ids, by its name or its arrays.
-
-    Args:
-        path: of a file, which need not be there.
-    """
+    """Returns whether a file contains text or token ids, by its suffix or arrays."""
     suffix = Path(path).suffix
     if suffix != ".npz":
         return suffix in (".txt", ".npy")
     try:
         with zipfile.ZipFile(path) as archive:
             return f"{_IDS}.npy" in archive.namelist()
-    except Exception:  # noqa: BLE001 - the reader of samples says what is wrong
+    except Exception:  # noqa: BLE001 - reading the samples raises the precise error
         return False
 
 
 def token_samples(
     path: str | Path, model: Model, length: int | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Return the rows of a file as `(x, y, sample_weight)` for a language model.
+    """Returns the rows of a file as `(x, y, sample_weight)` for a language model.
 
-    Text is made into ids by the model's own tokenizer. Ids of one axis are cut into
-    rows, each with a start token before it where the model's preprocessor puts one; a
-    last row that is not full is padded. Ids of two axes are rows already.
+    The tokenizer of the model converts text to ids. Ids with one axis are split into
+    rows, and the last row is padded. If the preprocessor of the model adds a start
+    token, each row begins with a start token. Ids with two axes are used as rows. The
+    default `length` is the fixed length of the model, or at most 256.
 
-    Args:
-        path: of a file, see `is_token_file`.
-        model: a language model of one input of ids, and perhaps one of a padding mask.
-        length: tokens in a row, from 2; None for as many as the model has to have, at
-            most 256 else.
+    Labels and weights (0 or 1) have the shape (rows, length).
 
-    Returns:
-        What goes in, an array or a dict of arrays, (rows, length) each; the id behind
-        each position and its weight, 0 or 1, of the same shape.
-
-    Raises:
-        DataError: if the file holds no ids, the model takes none or others, or it has
-            no tokenizer for a text.
+    Raises `DataError` if the file has no ids, the ids do not fit the model, or the
+    model has no tokenizer for text.
     """
     ids_name, mask_name = _inputs(model)
     path, preprocessor = Path(path), cast(Any, getattr(model, "preprocessor", None))
@@ -90,7 +78,7 @@ def token_samples(
 
 def _inputs(model: Model) -> tuple[str, str | None]:
     inputs = getattr(model, "inputs", None)
-    if not inputs:  # a subclassed model; calling it tells
+    if not inputs:  # a subclassed model, which may still fail when called
         return _IDS, None
     names = input_names(model)
     masks = [name for name in names if "mask" in name.lower()]
@@ -99,7 +87,7 @@ def _inputs(model: Model) -> tuple[str, str | None]:
     if len(others) != 1 or len(masks) > 1 or any(len(s) != 2 for s in shapes.values()):
         raise DataError(
             f"The model {model.name!r} takes no tokens. Expected: one input of token "
-            "ids, (batch, length), and at most one of a padding mask. Received: "
+            "ids, (batch, length), and at most one padding mask. Received: "
             + ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
             + "."
         )
@@ -110,7 +98,7 @@ def _read(path: Path, model: Model, preprocessor: Any) -> tuple[np.ndarray, np.n
     try:
         if path.suffix == ".txt":
             return _of_text(path.read_text("utf-8"), model, preprocessor)
-        with path.open("rb") as file:  # closed, whatever NumPy makes of it
+        with path.open("rb") as file:  # closed even if NumPy fails
             check_sizes(file)
             arrays = np.load(file, allow_pickle=False)
             if isinstance(arrays, np.ndarray):
@@ -120,7 +108,7 @@ def _read(path: Path, model: Model, preprocessor: Any) -> tuple[np.ndarray, np.n
             mask = arrays[_MASK] if has_mask else np.ones(ids.shape)
             return ids, mask.astype(bool)
     except (OSError, ValueError, KeyError, EOFError, *_DAMAGED) as error:
-        raise DataError(f"{path} holds no tokens: {error}. {_FORMS}") from error
+        raise DataError(f"{path} contains no tokens: {error}. {_FORMS}") from error
 
 
 def _of_text(
@@ -129,9 +117,9 @@ def _of_text(
     tokenizer = getattr(preprocessor, "tokenizer", None)
     if tokenizer is None:
         raise DataError(
-            f"The model {model.name!r} has no tokenizer, which text takes: one of "
-            "KerasHub with a preprocessor has. Next: write token ids with numpy.save, "
-            "and give that file."
+            f"The model {model.name!r} has no tokenizer for text. Expected: a KerasHub "
+            "model with a preprocessor. Next: write token ids with numpy.save, and "
+            "pass this file."
         )
     ids = np.asarray(keras.ops.convert_to_numpy(tokenizer(text)))
     return ids, np.ones(ids.shape, bool)
@@ -153,7 +141,7 @@ def _rows(
     ids: np.ndarray, mask: np.ndarray, length: int, start: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     if ids.shape != mask.shape:
-        return ids, mask  # which is refused
+        return ids, mask  # rejected by `_check`
     own = max(length - (start is not None), 1)
     count = -(-len(ids) // own)
     missing = count * own - len(ids)
@@ -169,25 +157,21 @@ def _check(ids: np.ndarray, mask: np.ndarray, model: Model, path: Path) -> None:
     is_rows = ids.ndim == 2 and ids.shape == mask.shape and ids.dtype.kind in "iu"
     if not is_rows or not (mask[:, 1:] & mask[:, :-1]).any():
         raise DataError(
-            f"{path} holds no tokens: ids are whole numbers of one axis or two, two in "
-            f"a row at least, with a mask of their shape. Received: {ids.dtype} of "
-            f"shape {ids.shape}, a mask of shape {mask.shape}. {_FORMS}"
+            f"{path} contains no tokens: ids must be integers with one or two axes, "
+            "at least two per row, with a mask of the same shape. Received: "
+            f"{ids.dtype} of shape {ids.shape}, a mask of shape {mask.shape}. {_FORMS}"
         )
     check_known(ids, model, path)
 
 
 def check_known(ids: np.ndarray, model: Model, path: str | Path) -> None:
-    """Raise unless a model knows ids.
-
-    Raises:
-        DataError: if it has no token of a number among them.
-    """
+    """Raises `DataError` for token ids outside the vocabulary of the model."""
     outputs: Any = getattr(model, "outputs", None) or ()
     one = len(outputs) == 1 and len(outputs[0].shape) == 3
     words = outputs[0].shape[-1] if one else None
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or (words is not None and high >= words):
         raise DataError(
-            f"The model {model.name!r} knows {words or 'some'} tokens, numbered from "
-            f"0. Received: ids from {low} to {high} in {path}."
+            f"The vocabulary of the model {model.name!r} has {words or 'some'} tokens, "
+            f"numbered from 0. Received: ids from {low} to {high} in {path}."
         )

@@ -1,4 +1,4 @@
-"""Models that run on whole batches only, such as graph networks."""
+"""Models that run only on whole batches, such as graph networks."""
 
 import keras
 
@@ -10,32 +10,21 @@ from kerasmem.types import Dataset, Model
 
 
 def needed_batch(model: Model, data: Dataset, batch_size: int) -> int | None:
-    """Returns the only batch size that a model takes, or `None` if it takes any.
+    """Returns the only batch size that a model accepts, or `None` for any size.
 
     See `fixed_batch` and `whole_batch`.
-
-    Args:
-        model: A `keras.Model`.
-        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
-        batch_size: Number of samples per batch.
     """
     return fixed_batch(model) or whole_batch(model, data, batch_size)
 
 
 def whole_batch(model: Model, data: Dataset, batch_size: int) -> int | None:
-    """Returns the batch size of a model that runs on whole batches only, or `None`.
+    """Returns the batch size of a model that runs only on whole batches, or `None`.
 
-    In a graph network a batch holds all nodes of a graph. The model is called on one
-    sample and on a batch if the batch is all of the data, or as long as another axis of
-    an input (the adjacency matrix).
+    In a graph network, a batch contains all nodes of a graph. The model is tested on
+    one sample and on a batch. The test runs only if the batch is all data, or as long
+    as another axis of an input (the adjacency matrix).
 
-    Args:
-        model: A `keras.Model`.
-        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
-        batch_size: Number of samples per batch.
-
-    Raises:
-        DataError: If the model can be called on neither, or on all samples alone.
+    Raises `DataError` if the model fails on both, or runs only on all samples.
     """
     if data is None or not is_array_data(data):
         return None
@@ -53,7 +42,7 @@ def whole_batch(model: Model, data: Dataset, batch_size: int) -> int | None:
             f"The model {model.name!r} takes all samples in one batch. Expected: "
             f"batch_size={count}. Received: batch_size={batch_size}."
         )
-    outputs_on(model, one)  # raises
+    outputs_on(model, one)  # raises an error
     return None
 
 

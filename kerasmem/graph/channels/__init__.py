@@ -1,4 +1,4 @@
-"""A model as a graph of channel labels: what can be removed, and what goes with it."""
+"""Labels the channels of a model, to find those that can be removed together."""
 
 from kerasmem.graph.channels.groups import Groups
 from kerasmem.graph.channels.labelled_calls import ChannelSubset

@@ -1,9 +1,9 @@
-"""Additions that Keras carries out along another axis than NumPy does.
+"""Detects additions that Keras computes along another axis than NumPy.
 
-On TensorFlow `keras.ops.add` takes a second operand with one axis longer than 1 for a
-bias, whenever the first has that length along its last axis or along its second. It
-then adds it along that axis, wherever the operand has it (Keras 3.15). A number of
-channels decides whether two lengths are equal, so pruning can bring this out.
+On TensorFlow, `keras.ops.add` treats a second operand with one axis longer than 1 as a
+bias. This happens if the first operand has this length along its last or second axis.
+Keras 3.15 then adds along that axis, regardless of the operand's axis. Pruning can
+trigger this, because it changes the lengths.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,14 @@ from kerasmem.graph.channels.labelled_calls import Addition, ChannelSubset, Labe
 from kerasmem.graph.channels.labels import Shape
 from kerasmem.graph.channels.walk import LabelledModel, family_of
 
-WHY = "with fewer, keras.ops.add on TensorFlow may add along another axis in {name!r}"
-"""What a user is told of channels that stay for this."""
+WHY = "with fewer channels, keras.ops.add may add along another axis in {name!r}"
+"""Reason to report for channels that are kept."""
 
 
 def added_otherwise(
     labelled: LabelledModel, subset: ChannelSubset
 ) -> list[LabelledCall]:
-    """Return the calls in which Keras adds along another axis once channels are gone.
-
-    Args:
-        labelled: the labels of the model.
-        subset: the channels that stay.
-    """
+    """Returns the calls in which Keras would add along another axis after pruning."""
     if not current().adds_along_any_axis:
         return []
     whole, calls = all_channels(labelled), []
@@ -41,11 +36,7 @@ def added_otherwise(
 
 
 def wrong_axis(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """Return the axis along which Keras adds two shapes, None if that is right.
-
-    Args:
-        first: shape of the first operand of `keras.ops.add`, on TensorFlow.
-        second: shape of the second.
+    """Returns the wrong axis along which `keras.ops.add` adds two shapes, or None.
 
     Example:
         >>> wrong_axis((2, 4, 3, 4), (1, 4, 1, 1)), wrong_axis((2, 4, 3, 5), (4, 1, 1))
@@ -69,7 +60,7 @@ def _alike(before: Addition, after: Addition) -> bool:
     }
     most = max(known_sizes, default=1)
     lengths = sorted({1, *known_sizes, most + 1, most + 2})
-    # Axes are counted from the last: what is broadcast has one length.
+    # Counted from the last axis, so that broadcast axes have the same length.
     axes = sorted({a - len(s) for s in before for a, n in enumerate(s) if n is None})
     for sizes in product(lengths, repeat=len(axes)):
         size_by_axis = dict(zip(axes, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""What a model costs with some of its channels: multiplications."""
+"""Number of multiplications of a model with a subset of its channels."""
 
 import math
 from typing import Any
@@ -22,29 +22,26 @@ _BY_STEP = frozenset(
 
 
 def flops(model: Model) -> int:
-    """Return the floating-point operations that one sample takes through a model.
+    """Returns the floating-point operations of a model for one sample.
 
-    Two for every multiplication with a kernel, as `multiplications` counts them. The
-    weights are floats: kernels in codes are not always of the shape of the weight.
-
-    Raises:
-        ModelError: if the model has no graph.
+    Counts two per multiplication with a kernel, see `multiplications`. Weights must be
+    floats, because the shape of quantized kernels can differ.
     """
     labels = label_channels(model)
     return 2 * multiplications(labels, all_channels(labels))
 
 
 def all_channels(labelled: LabelledModel) -> ChannelSubset:
-    """Return the choice of all channels."""
+    """Returns the subset with all channels."""
     labels = labelled.labels
     return ChannelSubset(np.arange(labels.count), np.zeros(0, np.int64), labels.uses)
 
 
 def multiplications(labelled: LabelledModel, subset: ChannelSubset) -> int:
-    """Return the multiplications with kernels that one sample takes.
+    """Returns the multiplications with kernels for one sample.
 
-    Axes that the model leaves open count as one place. Products of two tensors, as
-    between queries and keys, are not counted.
+    Axes of unknown length count as 1. Products of two tensors, such as queries and
+    keys, are not counted.
     """
     return sum(
         math.prod(subset.weight_shape(variable)) * _places(labelled, call)

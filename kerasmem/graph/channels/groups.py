@@ -1,7 +1,7 @@
-"""The classes of labels that can be removed, in groups of equals.
+"""Groups of label classes that can be removed.
 
-Classes of one group lie in the same tensors and weights. As long as one class of each
-group stays, nothing becomes empty.
+Classes of one group lie in the same tensors and weights. If one class of each group is
+kept, no tensor becomes empty.
 """
 
 from collections import Counter
@@ -14,23 +14,22 @@ from kerasmem.graph.channels.labels import OUT, Labels, components, varying
 from kerasmem.graph.channels.walk import LabelledModel
 from kerasmem.graph.layer_table import kind
 
-ALONE = "all of its channels would have to go together"
+ALONE = "its channels can only be removed all together"
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """What can be removed from a model.
+    """Removable channels of a model.
 
     Args:
-        classes: the class of every label.
-        members: one array of classes per group.
-        keys: a number per group that tells which tensors and weights it lies in, by
-            their place in the model: equal in a smaller model of the same layers.
-        reasons: every class that must stay, with why.
-        tied: the numbers of groups that lose equally many classes.
-        channels: how many channels of a layer a class of each group is; one if empty.
-        alternatives: the numbers of groups of which only one loses classes: the first
-            that can.
+        classes: Class of every label.
+        members: One array of classes per group.
+        keys: Key of each group. Equal in a smaller model with the same layers.
+        reasons: Reason for each class that cannot be removed.
+        tied: Indices of groups that must lose the same number of classes.
+        channels: Number of channels per class of each group. Empty for one channel.
+        alternatives: Indices of groups. Only the first possible group of each tuple is
+            pruned.
     """
 
     classes: np.ndarray
@@ -43,12 +42,12 @@ class Groups:
 
 
 def find_groups(labels: Labels) -> Groups:
-    """Return the classes of a model that can be removed, in groups."""
+    """Returns the removable classes of a model, in groups."""
     groups = _untied(labels)
     ties = [(pair, _numbers(groups, *pair)) for pair in labels.tied]
     uneven = [pair for pair, numbers in ties if numbers is None]
     if uneven:
-        # Not for every choice of classes: then these labels go in pairs.
+        # Impossible for some choices of classes, so these labels are removed in pairs.
         for pair in uneven:
             labels.unite(*pair)
         return find_groups(labels)
@@ -58,10 +57,10 @@ def find_groups(labels: Labels) -> Groups:
 def _numbers(
     groups: Groups, first: np.ndarray, second: np.ndarray
 ) -> tuple[int, ...] | None:
-    """Return two groups that lose equally many classes if two arrays of labels do.
+    """Returns two groups that tie two arrays of labels.
 
-    Empty if the arrays lose equally many labels whatever goes; None if that takes more
-    than to remove equally many classes of two groups.
+    Returns an empty tuple if the arrays always lose the same number of labels. Returns
+    None if equal numbers of classes in two groups are not sufficient.
     """
     place = np.full(len(groups.classes), -1)
     for number, members in enumerate(groups.members):
@@ -76,7 +75,7 @@ def _numbers(
 
 
 def _sets(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Return the connected sets of numbers that pairs of them make.
+    """Merges pairs of numbers to connected sets.
 
     Example:
         >>> _sets([(0, 3), (1, 2), (3, 4)])
@@ -115,12 +114,12 @@ def _untied(labels: Labels) -> Groups:
 
 
 def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
-    """Unite labels until every array loses whole slices along one axis; the classes.
+    """Unites labels until every array loses whole slices along one axis.
 
-    Where classes change along several axes, the last one is the axis of channels.
+    If classes vary along several axes, the last one is the channel axis.
     """
     classes = labels.classes()
-    # The shape of the arrays alone excludes most of them.
+    # Most arrays are excluded by their shape.
     several = [a for a in arrays if sum(size > 1 for size in a.shape) > 1]
     is_settled = False
     while not is_settled:
@@ -135,7 +134,7 @@ def _rectangular(labels: Labels, arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _signature(arrays: list[np.ndarray], count: int) -> np.ndarray:
-    # The sum of random numbers of the arrays: equal for equal sets of them.
+    # A sum of random numbers per array is equal for equal sets of arrays.
     numbers = np.random.default_rng(0).integers(1 << 62, size=len(arrays))
     signature = np.zeros(count, np.int64)
     for array, number in zip(arrays, numbers, strict=True):
@@ -150,21 +149,21 @@ def _equals(free: np.ndarray, signature: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 Structure = frozenset[tuple[tuple[object, ...], int]]
-"""How often a group lies in a weight of each kind and an operation of each kind."""
+"""Number of occurrences of a group in each kind of weight and operation."""
 
 
 def structures(labelled: LabelledModel, groups: Groups) -> list[Structure]:
-    """Return what each group is made of; equal for groups that are built alike.
+    """Returns the structure of each group, equal for groups of the same kind.
 
-    A group is what the operations are that its channels come out of, and what its
-    channels do to their weights: a hidden layer of one block is built as that of the
-    next, whatever their sizes, and not as the stream that goes by the blocks.
+    The structure consists of the operations that output the channels, and the roles of
+    the channels in weights. Hidden layers of all blocks have the same structure,
+    regardless of their size. The residual stream has another structure.
 
     Source: Fang, Ma, Mi and Wang, "Isomorphic Pruning for Vision Models", 2024.
     """
     place = np.full(len(groups.classes), -1)
     for number, members in enumerate(groups.members):
-        # One channel stands for all: they lie in the same tensors and weights.
+        # One channel is enough: all lie in the same tensors and weights.
         place[members[0]] = number
     parts = [Counter() for _ in groups.members]
 

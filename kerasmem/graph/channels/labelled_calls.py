@@ -1,4 +1,4 @@
-"""One call on labelled tensors, which channels stay, and what a family knows."""
+"""Labelled calls, subsets of channels, and rules of operation families."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +20,10 @@ from kerasmem.types import Variable
 
 
 class ChannelSubset:
-    """The channels that stay.
+    """A subset of the channels of a model.
 
-    Args:
-        classes: the class of every label.
-        removed: the classes that go.
-        uses: the labels of weights.
-        notes: classes of which some stay for a reason of their own, and that reason.
+    `classes` contains the class of every label. `notes` contains the reasons why some
+    classes are kept.
     """
 
     def __init__(
@@ -44,7 +41,7 @@ class ChannelSubset:
             self._uses.setdefault(id(use.variable), []).append(use)
 
     def mask(self, x: LabelledTensor, axis: int) -> np.ndarray:
-        """Return a bool for every place along one axis of a tensor."""
+        """Returns a bool mask along one axis of a tensor."""
         axis %= len(x.shape)
         size = standing_in(x.shape)[axis]
         if axis not in self._shrinking(x.array):
@@ -52,21 +49,21 @@ class ChannelSubset:
         return self._mask(x.array, axis, size)
 
     def shape(self, x: LabelledTensor) -> tuple[int | None, ...]:
-        """Return the shape of a tensor once channels are gone."""
+        """Returns the shape of a tensor without removed channels."""
         shape = list(x.shape)
         for axis in self._shrinking(x.array):
             shape[axis] = int(self.mask(x, axis).sum())
         return tuple(shape)
 
     def weight_shape(self, variable: Variable) -> tuple[int, ...]:
-        """Return the shape of a weight once channels are gone."""
+        """Returns the shape of a weight without removed channels."""
         return tuple(
             int(mask.sum()) if mask is not None else size
             for mask, size in zip(self.masks(variable), variable.shape, strict=True)
         )
 
     def masks(self, variable: Variable) -> list[np.ndarray | None]:
-        """Return a bool for every place along each axis of a weight, None for all."""
+        """Returns a bool mask along each axis of a weight, or None to keep all."""
         masks: list[np.ndarray | None] = [None] * len(variable.shape)
         for use in self._uses.get(id(variable), ()):
             for axis in self._shrinking(use.labels):
@@ -76,21 +73,21 @@ class ChannelSubset:
         return masks
 
     def gather(self, variable: Variable, value: np.ndarray) -> np.ndarray:
-        """Return the entries that stay of a value of the shape of a weight."""
+        """Returns the remaining entries of the value of a weight."""
         for axis, mask in enumerate(self.masks(variable)):
             if mask is not None:
                 value = np.compress(mask, value, axis)
         return value
 
     def silences(self, variable: Variable) -> bool:
-        """Return True if `silence` changes values of a weight."""
+        """Returns whether `silence` changes values of a weight."""
         return any(
             use.silenced and not self._stays[use.labels].all()
             for use in self._uses.get(id(variable), ())
         )
 
     def silence(self, variable: Variable, value: np.ndarray) -> np.ndarray:
-        """Return a value with zeros where it takes part in what is removed."""
+        """Returns the value of a weight with zeros at removed channels."""
         for use in self._uses.get(id(variable), ()):
             if use.silenced:
                 stays = self._stays[use.labels]
@@ -108,20 +105,15 @@ class ChannelSubset:
 
 
 Addition = tuple[Shape, Shape]
-"""The shapes of the two operands of one `keras.ops.add`, in order."""
+"""Shapes of the two operands of one `keras.ops.add`."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledCall:
-    """One call of one operation.
+    """One call of one operation on labelled tensors.
 
-    Args:
-        operation: the layer, or the `keras.Operation` of a call such as `a + b`.
-        args: its arguments, with a `LabelledTensor` for every `KerasTensor`.
-        kwargs: likewise.
-        shapes: the shapes of its outputs.
-        labels: the labels of the model.
-        outputs: the labels of its outputs, once they are known.
+    The arguments contain a `LabelledTensor` for every `KerasTensor`. `outputs` is set
+    after labelling.
     """
 
     operation: Any
@@ -133,27 +125,27 @@ class LabelledCall:
 
     @property
     def inputs(self) -> list[LabelledTensor]:
-        """The tensors that go in, in order."""
+        """Input tensors in order."""
         values = keras.tree.flatten((self.args, self.kwargs))
         return [x for x in values if isinstance(x, LabelledTensor)]
 
     @property
     def x(self) -> LabelledTensor:
-        """The first tensor that goes in."""
+        """First input tensor."""
         return self.inputs[0]
 
     @property
     def shape(self) -> Shape:
-        """The shape of the first output."""
+        """Shape of the first output."""
         return self.shapes[0]
 
     @property
     def rank(self) -> int:
-        """The rank of the first output."""
+        """Rank of the first output."""
         return len(self.shapes[0])
 
     def frozen(self, why: str) -> list[np.ndarray]:
-        """Freeze what goes in and its weights; return labels for what comes out."""
+        """Freezes inputs and weights. Returns frozen labels for the outputs."""
         for x in self.inputs:
             self.labels.freeze(x.array, why)
         for variable in getattr(self.operation, "weights", ()):
@@ -163,17 +155,11 @@ class LabelledCall:
 
 
 Config = Callable[[LabelledCall, ChannelSubset], dict[str, Any]]
-"""Returns the entries of an operation's config that change with its channels."""
+"""Returns the config entries that change with the number of channels."""
 
 
 def length(argument: str, weight: str, axis: int) -> Config:
-    """Return a config whose one entry is the length of an axis of a weight.
-
-    Args:
-        argument: the entry.
-        weight: the attribute that holds the weight.
-        axis: the axis of the weight.
-    """
+    """Returns a config function for the length of a weight axis."""
     return lambda call, subset: {
         argument: subset.weight_shape(getattr(call.operation, weight))[axis]
     }
@@ -181,16 +167,16 @@ def length(argument: str, weight: str, axis: int) -> Config:
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a kind of operation.
+    """Rules of an operation family.
 
     Args:
-        label: returns the labels of its outputs, one array each; unites and freezes
-            labels and notes those of its weights on the way.
-        config: returns the entries of its config that change with its channels.
-        arguments: returns its positional arguments after the first for the smaller
-            graph, None if they stay.
-        factors: returns numbers to multiply weights with, by the id of the variable.
-        additions: returns what it adds up by broadcasting, once channels are gone.
+        label: Returns one array of labels per output. Also unites and freezes labels,
+            and records the labels of weights.
+        config: Returns the config entries that change with the number of channels.
+        arguments: Returns the positional arguments after the first one for the smaller
+            graph, or None if unchanged.
+        factors: Returns factors for weights, by `id` of the variable.
+        additions: Returns the broadcast additions for the remaining channels.
     """
 
     label: Callable[[LabelledCall], Sequence[np.ndarray]]

@@ -1,13 +1,12 @@
-"""Integer labels of channels, and which of them must live or die together.
+"""Integer labels of channels, and classes of labels that are removed together.
 
-Every channel that a layer makes gets a label of its own. Operations pass labels on,
-move them, or unite them; at the end the labels fall into classes, and a class is what
-can be removed. Rules only collect pairs of labels: the classes are found once, for all
-of them together.
+Every output channel of a layer has a label. Operations keep, move or unite labels. The
+united labels form classes, and a class can be removed. Rules only collect pairs of
+labels. All classes are computed at the end.
 
-The labels of a tensor are an int array that broadcasts against the tensor's shape, the
-batch axis included: an axis has size 1 where labels do not change along it. A feature
-map of 224 x 224 x 64 has 64 labels, not three million.
+The labels of a tensor are an integer array that broadcasts to the shape of the tensor,
+including the batch axis. An axis has size 1 where labels are constant. A feature map of
+224 x 224 x 64 has 64 labels instead of three million.
 """
 
 from collections.abc import Sequence
@@ -19,20 +18,18 @@ import numpy as np
 from kerasmem.types import Variable
 
 Shape = tuple[int | None, ...]
-"""Lengths of axes, None for what the model leaves open."""
+"""Lengths of axes, None if unknown."""
 
 MOST_LABELS = 20_000_000
-"""Labels of one tensor, at most, where all of its axes must be written out."""
+"""Maximum number of labels of a fully expanded tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledTensor:
-    """The labels of one tensor of a graph.
+    """Labels of one tensor, in an array that broadcasts to its shape.
 
-    Args:
-        array: int array of the tensor's rank that broadcasts against its shape; of size
-            1 along every axis along which nothing changes.
-        shape: the tensor's shape, with None for what the model leaves open.
+    The array has size 1 along axes with constant labels. Unknown lengths of `shape` are
+    None.
     """
 
     array: np.ndarray
@@ -40,14 +37,14 @@ class LabelledTensor:
 
 
 def axis_of(vector: np.ndarray, axis: int, rank: int) -> np.ndarray:
-    """Return a 1-D array as one of `rank` axes with all others of size 1."""
+    """Reshapes a 1-D array to `rank` axes of size 1, except for `axis`."""
     shape = [1] * rank
     shape[axis] = -1
     return vector.reshape(shape)
 
 
 def along(x: LabelledTensor, axis: int) -> np.ndarray:
-    """Return the labels along one axis, at the first place of all others, as 1-D."""
+    """Returns the labels along one axis, at index 0 of all other axes, as 1-D."""
     axis %= len(x.shape)
     place = [0] * len(x.shape)
     place[axis] = slice(None)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -57,7 +54,7 @@ def along(x: LabelledTensor, axis: int) -> np.ndarray:
 
 
 def varying(array: np.ndarray) -> list[int]:
-    """Return the axes along which labels change."""
+    """Returns the axes along which labels vary."""
     return [
         axis
         for axis, size in enumerate(array.shape)
@@ -68,7 +65,7 @@ def varying(array: np.ndarray) -> list[int]:
 
 
 def narrow(array: np.ndarray) -> np.ndarray:
-    """Return the array with every axis of size 1 along which nothing changes.
+    """Reduces every axis with constant labels to size 1.
 
     Example:
         >>> narrow(np.array([[1, 2], [1, 2]])).tolist()
@@ -81,9 +78,9 @@ def narrow(array: np.ndarray) -> np.ndarray:
 
 
 def written_out(x: LabelledTensor) -> np.ndarray | None:
-    """Return the labels at every place, with size 1 for axes that are left open.
+    """Returns the fully expanded labels, with size 1 for axes of unknown length.
 
-    None if labels change along such an axis, or if they are too many.
+    Returns None if labels vary along such an axis or there are too many labels.
     """
     if any(s is None and n > 1 for s, n in zip(x.shape, x.array.shape, strict=True)):
         return None
@@ -94,17 +91,17 @@ def written_out(x: LabelledTensor) -> np.ndarray | None:
 
 
 def standing_in(shape: Sequence[int | None]) -> tuple[int, ...]:
-    """Return a shape with 1 for every axis that is left open."""
+    """Returns a shape with 1 for every unknown length."""
     return tuple(1 if size is None else size for size in shape)
 
 
 def of_rank(array: np.ndarray, rank: int) -> np.ndarray:
-    """Return an array with axes of size 1 in front, as broadcasting adds them."""
+    """Adds leading axes of size 1, as in broadcasting."""
     return array.reshape((1,) * (rank - array.ndim) + array.shape)
 
 
 def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
-    """Return True for a shape that has the lengths which are known."""
+    """Returns whether a shape matches the known lengths of another shape."""
     return len(shape) == len(expected) and all(
         want is None or have is None or have == want
         for have, want in zip(shape, expected, strict=True)
@@ -112,18 +109,15 @@ def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
 
 
 IN, OUT, CHANNEL = "in", "out", "channel"
-"""How a weight has channels: it consumes them, makes them, or has one entry each."""
+"""Role of channels in a weight: inputs, outputs, or one entry per channel."""
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """The labels along some axes of one weight.
+    """Labels along some axes of one weight.
 
-    Args:
-        variable: the `keras.Variable`.
-        role: `"in"`, `"out"` or `"channel"`.
-        labels: int array that broadcasts against the variable's shape.
-        silenced: True if a channel is without effect once these entries are zero.
+    `role` is `"in"`, `"out"` or `"channel"`. `labels` broadcasts to the shape of the
+    variable. `silenced` means that zeros in these entries disable a channel.
     """
 
     variable: Any
@@ -133,7 +127,7 @@ class Use:
 
 
 class Labels:
-    """All labels of a model, with what the rules found out about them."""
+    """All labels of a model, with the constraints found by the rules."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -147,20 +141,20 @@ class Labels:
         self._notes: list[tuple[np.ndarray, str]] = []
 
     def fresh(self, *shape: int) -> np.ndarray:
-        """Return new labels in an array of this shape."""
+        """Returns new labels in an array of this shape."""
         first = self.count
         self.count += int(np.prod(shape))
         return np.arange(first, self.count).reshape(shape)
 
     def from_weight(self, variable: Variable, *shape: int) -> np.ndarray:
-        """Return the labels that a variable makes: the same in every call."""
+        """Returns the output labels of a variable, equal in every call."""
         key = (id(variable), int(np.prod(shape)))
         if key not in self._from_weight:
             self._from_weight[key] = self.fresh(*shape)
         return self._from_weight[key].reshape(shape)
 
     def unite(self, first: np.ndarray, *others: np.ndarray) -> None:
-        """Let labels at the same place live or die together; arrays are broadcast."""
+        """Unites labels at the same index, after broadcasting the arrays."""
         for other in others:
             a, b = np.broadcast_arrays(first, other)
             different = a != b
@@ -168,16 +162,13 @@ class Labels:
                 self._pairs.append((a[different], b[different]))
 
     def tie(self, first: np.ndarray, second: np.ndarray) -> None:
-        """Let as many labels of one 1-D array go as of the other, of equal length."""
+        """Requires that two 1-D arrays lose the same number of labels."""
         self.tied.append((first, second))
 
     def join(self, array: np.ndarray, axes: Sequence[int], why: str = "") -> np.ndarray:
-        """Unite labels along `axes`, and return one of each with these axes of size 1.
+        """Unites labels along `axes`. Returns the labels with size 1 along these axes.
 
-        Args:
-            array: labels.
-            axes: axes along which they live or die together.
-            why: what a user is told if nothing of them can be removed for it.
+        `why` is the reason to report if this prevents the removal of the channels.
         """
         one = array
         for axis in axes:
@@ -188,19 +179,19 @@ class Labels:
         return one
 
     def only_along(self, x: LabelledTensor, axis: int) -> np.ndarray:
-        """Return the labels along one axis, united over all other places."""
+        """Unites labels over all other axes. Returns the labels along one axis."""
         axis %= len(x.shape)
         others = [other for other in range(len(x.shape)) if other != axis]
         self.join(x.array, others)
         return along(x, axis)
 
     def freeze(self, array: np.ndarray, why: str) -> np.ndarray:
-        """Let labels stay whatever happens, and return them."""
+        """Marks labels as not removable. Returns the labels."""
         self._frozen.append((np.unique(array), why))
         return array
 
     def frozen(self, rank: int, why: str) -> np.ndarray:
-        """Return the labels of a tensor that stays as it is."""
+        """Returns new labels of a tensor without removable channels."""
         return self.freeze(self.fresh(*(1,) * rank), why)
 
     def weigh(
@@ -211,7 +202,7 @@ class Labels:
         *,
         silenced: bool = False,
     ) -> None:
-        """Note the labels along some axes of a weight, once for each of its calls."""
+        """Records labels along axes of a weight. Unites the labels of all its calls."""
         before = self._uses.get((id(variable), role, array.shape))
         if before is not None:
             self.unite(before.labels, array)
@@ -229,12 +220,12 @@ class Labels:
         *,
         silenced: bool = False,
     ) -> None:
-        """Note labels along one axis of a weight."""
+        """Records labels along one axis of a weight."""
         array = axis_of(vector, axis, len(variable.shape))
         self.weigh(variable, role, array, silenced=silenced)
 
     def classes(self) -> np.ndarray:
-        """Return the class of every label: the smallest label in it."""
+        """Returns the class of every label, which is its smallest label."""
         smallest = np.arange(self.count)
         if self._pairs:
             a = np.concatenate([pair[0].ravel() for pair in self._pairs])
@@ -243,11 +234,11 @@ class Labels:
         return smallest
 
     def reasons(self, classes: np.ndarray) -> dict[int, str]:
-        """Return the frozen classes, and why each of them is."""
+        """Returns the reason of each class that cannot be removed."""
         return _by_class(self._frozen, classes)
 
     def notes(self, classes: np.ndarray) -> dict[int, str]:
-        """Return what ties classes together, to tell a user why one must stay."""
+        """Returns the reasons that unite channels, for messages."""
         return _by_class(self._notes, classes)
 
 
@@ -262,12 +253,7 @@ def _by_class(
 
 
 def components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return for each of `count` nodes the smallest one that edges connect it to.
-
-    Args:
-        count: number of nodes, from 0.
-        a: first ends of the edges, 1-D.
-        b: second ends, of the same length.
+    """Returns the smallest node connected to each of `count` nodes by edges (a, b).
 
     Example:
         >>> components(5, np.array([4, 2]), np.array([1, 4])).tolist()

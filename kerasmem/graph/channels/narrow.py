@@ -1,4 +1,4 @@
-"""What is different in a model of fewer channels."""
+"""Rebuilds a model with fewer channels."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,12 +13,7 @@ from kerasmem.types import Node, Tensor
 
 
 class Narrow(Rewrite):
-    """Only the channels that stay.
-
-    Args:
-        labelled: the labels of the model.
-        subset: the channels that stay.
-    """
+    """Keeps a subset of the channels."""
 
     def __init__(self, labelled: LabelledModel, subset: ChannelSubset) -> None:
         self._labelled = labelled
@@ -26,7 +21,7 @@ class Narrow(Rewrite):
         self._factors: dict[int, float] = {}
 
     def config(self, node: Node) -> dict[str, Any] | None:
-        """Return the new numbers of channels."""
+        """Returns the new numbers of channels."""
         family = family_of(node.operation)
         if family is None:
             return None
@@ -35,7 +30,7 @@ class Narrow(Rewrite):
         return family.config(call, self._subset)
 
     def arguments(self, node: Node, args: Sequence[Any]) -> Sequence[Any]:
-        """Return arguments with the new places of what an operation takes out."""
+        """Returns the arguments with updated indices."""
         family = family_of(node.operation)
         if family is None:
             return args
@@ -43,11 +38,7 @@ class Narrow(Rewrite):
         return args if new is None else (args[0], *new)
 
     def check(self, node: Node, outputs: Sequence[Any]) -> None:
-        """Raise unless outputs have the shapes that the labels say.
-
-        Raises:
-            ModelError: if one has another.
-        """
+        """Checks that the output shapes match the labels."""
         for old, new in zip(node.outputs, outputs, strict=True):
             shape, new_shape = (
                 self._subset.shape(self._labelled.tensors[id(old)]),
@@ -55,18 +46,18 @@ class Narrow(Rewrite):
             )
             if not fits(new_shape, shape):
                 raise ModelError(
-                    f"Without channels {node.operation.name!r} does not give what its "
-                    f"labels say. Expected the shape {shape}. Received: {new_shape}. "
-                    "This is a defect of kerasmem. Next: name the layers around in "
-                    "`ignore`, and report it."
+                    f"Without channels, the output shape of {node.operation.name!r} "
+                    f"differs from its labels. Expected: {shape}. Received: "
+                    f"{new_shape}. This is a defect of kerasmem. Next: add the layers "
+                    "around to `ignore`, and report it."
                 )
 
     def input_shape(self, tensor: Tensor) -> tuple[int | None, ...]:
-        """Return the shape without the channels that go."""
+        """Returns the shape without removed channels."""
         return self._subset.shape(self._labelled.tensors[id(tensor)])
 
     def values(self, old: Any, new: Any) -> Iterable[tuple[Any, Any]]:
-        """Return the part of every weight that stays."""
+        """Returns the remaining entries of every weight."""
         for before, after in variable_pairs([(old, new)]):
             value = self._subset.gather(before, to_numpy(before))
             factor = self._factors.get(id(before), 1.0)

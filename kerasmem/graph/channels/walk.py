@@ -1,4 +1,4 @@
-"""Labelling the channels of a model, call by call, by the families of operations."""
+"""Labels the channels of a model call by call, by operation family."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,13 +25,10 @@ from kerasmem.types import Model, Operation
 
 @dataclass(frozen=True, eq=False)
 class LabelledModel:
-    """A model with labels on every channel.
+    """Channel labels of a model.
 
-    Args:
-        labels: the labels, their pairs, and those of the weights.
-        calls: every call of a layer or operation, by the id of its node.
-        tensors: the labels of every `KerasTensor`, by its id.
-        unknown: names of operations that nothing is known of, with why.
+    `calls` and `tensors` are keyed by the `id` of the node and of the `KerasTensor`.
+    `unknown` contains the names of unsupported operations, with the reason.
     """
 
     labels: Labels
@@ -41,16 +38,12 @@ class LabelledModel:
 
 
 def label_channels(model: Model) -> LabelledModel:
-    """Return the labels of the channels of a model with a graph.
-
-    Raises:
-        ModelError: if the model has no graph.
-    """
+    """Labels the channels of a model with a graph."""
     graph = own_graph(model)
     if graph is None:
         raise ModelError(
-            f"The model {model.name!r} has no graph of layers to follow its channels "
-            "through. Expected a Sequential or Functional model. "
+            f"The model {model.name!r} has no graph, so its channels cannot be traced. "
+            "Expected a Sequential or Functional model. "
             f"Received: {type(model).__name__}."
         )
     labels = Labels()
@@ -77,7 +70,7 @@ def _freeze_tied(labelled: LabelledModel, model: Model) -> None:
 
 
 def family_of(operation: Operation) -> Family | None:
-    """Return what is known of an operation, None if nothing is."""
+    """Returns the family of an operation, or None if the operation is unsupported."""
     if getattr(operation, "quantization_mode", None) or getattr(
         operation, "lora_enabled", False
     ):
@@ -86,7 +79,7 @@ def family_of(operation: Operation) -> Family | None:
 
 
 class _Labelling(Walk):
-    """The labels of every tensor, from the inputs on."""
+    """Labels every tensor, starting at the inputs."""
 
     def __init__(self, model: LabelledModel) -> None:
         self._model = model
@@ -94,12 +87,12 @@ class _Labelling(Walk):
     def settle(
         self, tensors: Sequence[Any], values: Sequence[Any]
     ) -> list[LabelledTensor]:
-        """Note labels; those of a shared model, which has several, are united."""
+        """Records labels. Labels of a shared model are united over all calls."""
         tensors_by_id, labels = self._model.tensors, self._model.labels
         for tensor, value in zip(tensors, values, strict=True):
             array = value.array
             if not _fits(array, tensor.shape):
-                # A nested model that is called with other shapes than its own.
+                # A nested model can be called with another shape than its input.
                 why = f"reaches {tensor.name!r}, which has another shape"
                 labels.freeze(array, why)
                 array = labels.frozen(len(tensor.shape), why)
@@ -110,19 +103,19 @@ class _Labelling(Walk):
         return [tensors_by_id[id(tensor)] for tensor in tensors]
 
     def entering(self, call: Call, outer: Any, own: Any, value: Any) -> Any:
-        """Return the labels unchanged: a cast keeps them, `settle` checks the shape."""
+        """Returns the labels unchanged, because casts do not affect channels."""
         del call, outer, own
         return value
 
     def run(
         self, graph: Any, inputs: Sequence[Any], around: Call | None = None
     ) -> list[Any]:
-        """Label a graph; one that cannot be made with fewer channels stays whole."""
+        """Labels a graph. Freezes a nested model that cannot be rebuilt."""
         labels = self._model.labels
         first = len(labels.uses)
         outputs = super().run(graph, inputs, around)
         if around is not None and listed_graph(around.operation) is None:
-            why = f"is in {around.operation.name!r}, which its own class builds"
+            why = f"is in {around.operation.name!r}, whose config does not list layers"
             tensors = [x.array for x in (*inputs, *outputs)]
             for array in (*tensors, *(use.labels for use in labels.uses[first:])):
                 labels.freeze(array, why)
@@ -136,9 +129,9 @@ class _Labelling(Walk):
         )
         family = family_of(operation)
         if family is None:
-            why = f"{type(operation).__name__} {operation.name!r} is not known"
+            why = f"{type(operation).__name__} {operation.name!r} is not supported"
             self._model.unknown[operation.name] = why
-            why = f"is next to an operation of an unknown kind: {why}"
+            why = f"is next to an unsupported operation: {why}"
             arrays = labelled_call.frozen(why)
         else:
             arrays = family.label(labelled_call)
@@ -161,7 +154,7 @@ def _fits(array: Any, shape: Sequence[int | None]) -> bool:
 def _closed(call: LabelledCall, array: Any, shape: tuple[int | None, ...]) -> Any:
     for axis, size in enumerate(shape):
         if size is None and array.shape[axis] > 1:
-            why = f"{call.operation.name!r} moves it to an axis without a fixed length"
+            why = f"{call.operation.name!r} moves it to an axis of unknown length"
             return call.labels.freeze(array, why).take([0], axis)
     return array
 
@@ -199,7 +192,7 @@ _PLAIN = {
     "spatial_last": Family(over.spatial_last),
     "pooled": Family(over.pooled),
 }
-"""Those that run at every step within a TimeDistributed too."""
+"""Families that a TimeDistributed layer also supports."""
 
 FAMILIES: dict[str, Family] = {
     **_PLAIN,
@@ -245,4 +238,4 @@ FAMILIES: dict[str, Family] = {
         additions=attend.biased_heads,
     ),
 }
-"""By the word in the column `channels`; what has none is frozen."""
+"""Families by the column `channels`. Operations without a family are frozen."""

@@ -1,4 +1,4 @@
-"""TensorFlow's allocator for devices, simulated: will it fit, and if not, why not?"""
+"""Simulation of TensorFlow's device allocator, to predict whether a training fits."""
 
 from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy
 from kerasmem.memory.allocator.chunks import Chunk

@@ -1,9 +1,9 @@
 """A simulator of TensorFlow's BFC (best fit with coalescing) allocator.
 
-It follows `tsl::BFCAllocator` as shipped in TensorFlow 2.21, the allocator of a GPU
-(`GPU_0_bfc`), rule by rule; a test runs both on the same random requests and compares
-every address. Left out: the wait for another thread to free something, and chunks
-whose reuse is put off (timestamps), which only virtual devices have.
+It reproduces the rules of `tsl::BFCAllocator` in TensorFlow 2.21, the allocator of a
+GPU (`GPU_0_bfc`). A test compares every address for random requests. Not simulated are
+the wait for another thread to free memory, and timestamps that delay the reuse of
+chunks, which only virtual devices have.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,18 @@ from kerasmem.memory.allocator.chunks import Chunk, FreeList
 from kerasmem.units import MIB
 
 ROUNDING = 256
-"""Every chunk is a multiple of so many bytes long."""
+"""The size of every chunk is a multiple of this number of bytes."""
 
 WHOLE_CHUNK_WASTE = 128 * MIB
-"""A chunk this much longer than asked for is always split."""
+"""A chunk is always split if it exceeds the request by this number of bytes."""
 
 _FIRST_REGION = 2 * MIB
-_BACK_OFF = np.float32(0.9)  # single precision, as in TensorFlow: it shows in sizes
-_GAP = ROUNDING  # between regions, which never merge
+_BACK_OFF = np.float32(0.9)  # single precision, because it affects sizes in TensorFlow
+_GAP = ROUNDING  # gap between regions, so that they never merge
 
 
 def rounded(size: int) -> int:
-    """Return `size` rounded up to a whole number of 256 bytes.
+    """Return `size` rounded up to a multiple of 256 bytes.
 
     Example:
         >>> rounded(1), rounded(256), rounded(257)
@@ -39,21 +39,22 @@ def rounded(size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPolicy(Checked):
-    """The policy of a memory pool: its limit, its growth and its fragmentation.
+    """The limit, growth and fragmentation policy of a memory pool.
 
     Args:
-        limit_bytes: most bytes that the pool may take, from 256.
-        growth: whether the pool starts small and grows by doubling regions; False
-            takes the whole limit at the first request (TensorFlow's default on GPUs).
-        garbage_collection: whether regions without a chunk in use are given back when
-            a request would fail otherwise (on for GPUs).
-        fragmentation_fraction: share of the limit from which on a chunk that is too
-            long is split; 0 for 128 MiB, at most 1.
-        device_bytes: bytes that the device can give at all, None for the limit: less
-            where other processes use it too.
+        limit_bytes: Integer, at least 256. Maximum size of the pool in bytes.
+        growth: Boolean. Whether the pool starts small and grows by doubling regions. If
+            False, the pool takes the whole limit at the first request (TensorFlow's
+            default on GPUs). Defaults to True.
+        garbage_collection: Boolean. Whether regions without a used chunk are released
+            before a request fails, as on GPUs. Defaults to True.
+        fragmentation_fraction: Float in [0, 1]. A chunk is split if it exceeds the
+            request by this fraction of the limit. 0 means 128 MiB. Defaults to 0.
+        device_bytes: Integer. Memory of the device that is available to the pool in
+            bytes, which other processes may reduce. Defaults to None, for the limit.
 
     Raises:
-        ConfigError: if a figure is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> PoolPolicy(limit_bytes=4 << 20, device_bytes=3 << 20).most_bytes
@@ -68,7 +69,7 @@ class PoolPolicy(Checked):
 
     @property
     def most_bytes(self) -> int:
-        """Most bytes that the pool can come to."""
+        """Maximum size of the pool in bytes."""
         device = self.limit_bytes if self.device_bytes is None else self.device_bytes
         return min(self.limit_bytes, device)
 
@@ -76,15 +77,15 @@ class PoolPolicy(Checked):
 class BFCAllocator:
     """A simulator of TensorFlow's BFC (best fit with coalescing) allocator.
 
-    It gives out addresses as TensorFlow would, and touches no memory.
+    Returns the same addresses as TensorFlow, without allocating memory.
 
     Args:
-        policy: the pool's limit and how it grows.
+        policy: A `PoolPolicy` with the limit and growth of the pool.
 
     Attributes:
-        in_use_bytes: bytes of the chunks in use, rounding and waste included.
-        peak_bytes: most of them since the beginning or the last `clear_peak()`.
-        pool_bytes: bytes taken from the device.
+        in_use_bytes: Bytes of the used chunks, including rounding and waste.
+        peak_bytes: Peak of `in_use_bytes` since the start or the last `clear_peak()`.
+        pool_bytes: Bytes taken from the device.
 
     Example:
         >>> allocator = BFCAllocator(PoolPolicy(limit_bytes=4 << 20))
@@ -109,16 +110,16 @@ class BFCAllocator:
         self._free = FreeList()
 
     def allocate(self, size: int) -> int | None:
-        """Return the address of `size` bytes, None if they are not to be had.
+        """Allocate a block.
 
         Args:
-            size: bytes, from 1.
+            size: Integer, at least 1. Number of bytes.
 
         Returns:
-            The address, in bytes; None if there is no piece that large.
+            The address in bytes, or None if the allocation fails.
 
         Raises:
-            ConfigError: if `size` is below 1.
+            ConfigError: If `size` is below 1.
         """
         if size < 1:
             raise invalid("allocate", "size", size, "at least 1 byte")
@@ -129,13 +130,13 @@ class BFCAllocator:
         return None if chunk is None else self._take(chunk, size, need)
 
     def free(self, address: int) -> None:
-        """Give a chunk back.
+        """Free a chunk.
 
         Args:
-            address: where it begins, as `allocate` returned it.
+            address: Integer. Address from `allocate`.
 
         Raises:
-            ConfigError: if no chunk in use begins at `address`.
+            ConfigError: If no used chunk starts at `address`.
         """
         chunk = self._in_use.pop(address, None)
         if chunk is None:
@@ -144,42 +145,42 @@ class BFCAllocator:
         self._free.give_back(chunk)
 
     def clear_peak(self) -> None:
-        """Start a new peak at what is in use now."""
+        """Reset the peak to the current use."""
         self.peak_bytes = self.in_use_bytes
 
     def chunk_at(self, address: int) -> Chunk:
-        """Return the chunk in use that begins at `address`.
+        """Return the used chunk at an address.
 
         Args:
-            address: where it begins, as `allocate` returned it.
+            address: Integer. Address from `allocate`.
 
         Returns:
-            The chunk.
+            The `Chunk`.
 
         Raises:
-            KeyError: if no chunk in use begins there.
+            KeyError: If no used chunk starts at `address`.
         """
         return self._in_use[address]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield every chunk, in use or free, region by region.
+        """Yield all chunks, used and free, by region.
 
         Returns:
-            An iterator over chunks, by address.
+            An iterator over `Chunk` objects, ordered by address.
         """
         for region in self._regions:
             yield from region.onward()
 
     @property
     def largest_free_bytes(self) -> int:
-        """Bytes of the largest free chunk in the pool."""
+        """Size of the largest free chunk in the pool, in bytes."""
         return self._free.largest_bytes
 
     @property
     def obtainable_bytes(self) -> int:
-        """Most bytes in one piece that a request would get now.
+        """Size of the largest block that a request could get now, in bytes.
 
-        Exact unless the device can give less than the limit.
+        Exact unless `device_bytes` is below the limit.
         """
         idle = self._idle_regions() if self.policy.garbage_collection else []
         busy_bytes = self.pool_bytes - sum(region.size for region in idle)
@@ -188,12 +189,12 @@ class BFCAllocator:
 
     @property
     def wasted_bytes(self) -> int:
-        """Bytes in use that nobody asked for: rounding, and chunks not split."""
+        """Used bytes beyond the requests: rounding, and chunks that were not split."""
         return sum(chunk.size - chunk.requested for chunk in self._in_use.values())
 
     @property
     def fragmentation(self) -> float:
-        """Share of the pool's free bytes outside of its largest free chunk, 0 to 1."""
+        """Fraction of the free bytes outside the largest free chunk."""
         free = self.pool_bytes - self.in_use_bytes
         return (free - self.largest_free_bytes) / free if free else 0.0
 
@@ -250,5 +251,5 @@ class BFCAllocator:
         return self._extend(need)
 
     def _idle_regions(self) -> list[Chunk]:
-        # Free neighbors have merged, so an idle region is one chunk.
+        # Free neighbors are merged, so an idle region has exactly one chunk.
         return [c for c in self._regions if c.is_free and c.next is None]

@@ -1,4 +1,4 @@
-"""Chunks of memory side by side, and a free list that finds the best fit."""
+"""Neighboring memory chunks, and a best-fit free list."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A chunk of memory in a region, in use or free.
+    """A used or free chunk of memory in a region.
 
     Args:
-        address: where it begins.
-        size: its length in bytes.
-        requested: bytes that were asked for, 0 while it is free.
-        previous: the chunk before it in the region, None for the first.
-        next: the chunk behind it in the region, None for the last.
+        address: Integer. Start address.
+        size: Integer. Size in bytes.
+        requested: Integer. Requested bytes, 0 if the chunk is free.
+        previous: Previous chunk in the region, or None.
+        next: Next chunk in the region, or None.
 
     Example:
         >>> behind = Chunk(address=512, size=256)
@@ -31,14 +31,14 @@ class Chunk:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds the chunk."""
+        """Whether the chunk is free."""
         return self.requested == 0
 
     def onward(self) -> Iterator["Chunk"]:
-        """Yield this chunk and those behind it in the region.
+        """Yield this chunk and the later chunks in the region.
 
         Returns:
-            An iterator over chunks, by address.
+            An iterator over `Chunk` objects, ordered by address.
         """
         chunk: Chunk | None = self
         while chunk is not None:
@@ -47,10 +47,10 @@ class Chunk:
 
 
 class FreeList:
-    """Free chunks by size, of equal ones by address.
+    """Free chunks, ordered by size and address.
 
-    TensorFlow keeps them in 21 bins. Each bin is a range of sizes, so the smallest
-    chunk that fits is the same without them.
+    TensorFlow uses 21 bins. Each bin is a range of sizes, so the smallest chunk that
+    fits is the same without bins.
     """
 
     def __init__(self) -> None:
@@ -63,12 +63,12 @@ class FreeList:
         self._chunks[chunk.address] = chunk
 
     def remove(self, chunk: Chunk) -> None:
-        """Take a chunk out."""
+        """Remove a chunk."""
         del self._ordered[bisect_left(self._ordered, (chunk.size, chunk.address))]
         del self._chunks[chunk.address]
 
     def smallest(self, size: int) -> Chunk | None:
-        """Return the smallest chunk of at least `size` bytes, of these the lowest."""
+        """Return the smallest chunk that fits, with the lowest address."""
         place = bisect_left(self._ordered, (size, 0))
         if place == len(self._ordered):
             return None
@@ -76,11 +76,11 @@ class FreeList:
 
     @property
     def largest_bytes(self) -> int:
-        """Size of the largest chunk, 0 if there is none."""
+        """Size of the largest chunk, 0 if the list is empty."""
         return self._ordered[-1][0] if self._ordered else 0
 
     def split(self, chunk: Chunk, size: int) -> None:
-        """Cut a chunk down to `size` bytes; the rest behind it is free."""
+        """Reduce a chunk to `size` bytes and add the rest as a free chunk."""
         behind = chunk.next
         rest = Chunk(
             chunk.address + size, chunk.size - size, previous=chunk, next=behind

@@ -1,4 +1,4 @@
-"""What an allocator did, recorded and played again, and why it refused a request."""
+"""Recording and replay of an allocator, and explanation of failed requests."""
 
 import os
 from collections import Counter
@@ -15,19 +15,19 @@ from kerasmem.units import format_bytes, parse_bytes
 
 
 def why_refused(allocator: BFCAllocator, size: int) -> str:
-    """Explain why an allocator refused a request: size, limit or fragmentation.
+    """Explain why an allocation failed: request size, limit or fragmentation.
 
     Args:
-        allocator: as it was when it refused.
-        size: bytes asked for, from 1.
+        allocator: A `BFCAllocator` in its state after the failure.
+        size: Integer, at least 1. Requested bytes.
 
     Returns:
-        One or two sentences: the cause, and what would help.
+        A text with the cause and, if available, a remedy.
 
     Example:
         >>> allocator = BFCAllocator(PoolPolicy(limit_bytes=1 << 20))
         >>> print(why_refused(allocator, 2 << 20).partition(". ")[0])
-        2.00 MiB in one piece is more than the limit of 1.00 MiB
+        The request of 2.00 MiB exceeds the limit of 1.00 MiB
     """
     cause, remedy = _refusal(allocator, size)
     return f"{cause}{remedy}"
@@ -38,37 +38,37 @@ def _refusal(allocator: BFCAllocator, size: int) -> tuple[str, str]:
     request, limit = format_bytes(size), format_bytes(most)
     if need > most:
         return (
-            f"{request} in one piece is more than the limit of {limit}",
-            ". No smaller batch of the other tensors helps, this one has to shrink.",
+            f"The request of {request} exceeds the limit of {limit}",
+            ". Next: make this tensor smaller; freeing other tensors does not help.",
         )
     remaining = most - allocator.in_use_bytes
     if need > remaining:
         waste = allocator.wasted_bytes
-        note = f" ({format_bytes(waste)} of them waste)" if waste else ""
+        note = f" ({format_bytes(waste)} of it wasted)" if waste else ""
         return (
-            f"{format_bytes(allocator.in_use_bytes)} of {limit} are in use{note}, so "
-            f"{request} more do not fit: {format_bytes(need - remaining)} are missing",
+            f"{format_bytes(allocator.in_use_bytes)} of {limit} is in use{note}, so "
+            f"{request} more does not fit: {format_bytes(need - remaining)} is missing",
             ".",
         )
     remedy = "use the allocator cuda_malloc_async."
     if allocator.policy.growth:
         remedy = f"preallocate the pool (growth=False), or {remedy}"
     return (
-        f"{remaining / most:.0%} of {limit} are free but no block above "
-        f"{format_bytes(allocator.obtainable_bytes)}, so {request} in one piece "
-        "are not to be had",
-        f": {remedy}",
+        f"{remaining / most:.0%} of {limit} is free, but the largest block is "
+        f"{format_bytes(allocator.obtainable_bytes)}, so a block of {request} "
+        "cannot be allocated",
+        f". Next: {remedy}",
     )
 
 
 class MemoryWatcher:
-    """A recorder of every allocation and free of a simulated allocator.
+    """A recorder of all allocations of a simulated allocator.
 
     Args:
-        allocator: a `BFCAllocator` that nobody has used yet.
+        allocator: An unused `BFCAllocator`.
 
     Attributes:
-        refusal: why the last refused request was refused, in words; None if none was.
+        refusal: Explanation of the last failed allocation, or None.
 
     Example:
         >>> from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
@@ -97,21 +97,21 @@ class MemoryWatcher:
         phase: str = "unknown",
         operation: str = "",
     ) -> int | None:
-        """Return the address of `size` bytes, None if they are not to be had.
+        """Allocate a block and record it.
 
         Args:
-            size: bytes, from 1.
-            holder: who holds them, such as a layer's path.
-            category: what they are for, one of `records.CATEGORIES`.
-            phase: when they are asked for, one of `records.PHASES`.
-            operation: who asks.
+            size: Integer, at least 1. Number of bytes.
+            holder: Owner of the block, such as a layer path. Defaults to None.
+            category: One of `records.CATEGORIES`. Defaults to `"unknown"`.
+            phase: One of `records.PHASES`. Defaults to `"unknown"`.
+            operation: Name of the operation. Defaults to `""`.
 
         Returns:
-            The address, in bytes; None if the allocator refuses, which `refusal` then
-            explains.
+            The address in bytes. None if the allocation fails; `refusal` then has the
+            explanation.
 
         Raises:
-            ConfigError: if `size` is below 1.
+            ConfigError: If `size` is below 1.
         """
         address = self.allocator.allocate(size)
         if address is None:
@@ -136,23 +136,23 @@ class MemoryWatcher:
         return address
 
     def free(self, address: int) -> None:
-        """Give a block back.
+        """Free a block.
 
         Args:
-            address: where it begins, as `allocate` returned it.
+            address: Integer. Address from `allocate`.
 
         Raises:
-            ConfigError: if no block in use begins at `address`.
+            ConfigError: If no used block starts at `address`.
         """
         self.allocator.free(address)
         self._freed_at[self._block_at.pop(address)] = len(self._in_use)
         self._note()
 
     def timeline(self) -> Timeline:
-        """Return everything that was recorded; an event's time is its number.
+        """Return the recorded timeline. The time of an event is its index.
 
         Returns:
-            The `Timeline`, with `times_ns` counting events from 0.
+            A `Timeline` whose `times_ns` are event indices from 0.
         """
         return Timeline(
             allocator="simulated",
@@ -171,18 +171,19 @@ class MemoryWatcher:
         )
 
     def holders(self) -> dict[str, int]:
-        """Return the bytes given to each holder now, most first.
+        """Return the current bytes of each holder, largest first.
 
         Returns:
-            Bytes, rounding included, by holder; `"nobody"` for blocks without one.
+            Dictionary from holder to bytes, including rounding. Blocks without a holder
+            count for `"nobody"`.
         """
         return _by_holder(self._blocks[number] for number in self._block_at.values())
 
     def holders_at_peak(self) -> dict[str, int]:
-        """Return the bytes given to each holder at the peak, most first.
+        """Return the bytes of each holder at the peak, largest first.
 
         Returns:
-            As `holders`.
+            Dictionary from holder to bytes, as for `holders`.
         """
         timeline = self.timeline()
         return _by_holder(timeline.live(timeline.peak_event))
@@ -201,20 +202,19 @@ def _by_holder(blocks: Iterable[Block]) -> dict[str, int]:
 
 
 def save_timeline(timeline: Timeline, log_dir: str | os.PathLike[str]) -> Path:
-    """Save a timeline of an allocator in the folder of a run.
+    """Save an allocator timeline to the folder of a run.
 
-    `kerasmem report LOG_DIR -o page.html` then draws what is in use over time, and the
-    addresses.
+    `kerasmem report LOG_DIR -o page.html` plots the use over time and the addresses.
 
     Args:
-        timeline: recorded, of a `MemoryWatcher`, or of a `Replay`.
-        log_dir: the folder; made if it is not there.
+        timeline: A `Timeline` from `MemoryTimeline`, `MemoryWatcher` or `Replay`.
+        log_dir: Folder of the run, created if missing.
 
     Returns:
-        The path of the file, `timeline-0000.json.gz` or the next number that is free.
+        Path of the file: `timeline-0000.json.gz`, or the next free number.
 
     Raises:
-        OSError: if the folder cannot be made; an `OutputError` if the file cannot be
+        OSError: If the folder cannot be created. `OutputError` if the file cannot be
             written.
 
     Example:
@@ -229,16 +229,16 @@ def save_timeline(timeline: Timeline, log_dir: str | os.PathLike[str]) -> Path:
 
 
 def load_timelines(log_dir: str | os.PathLike[str]) -> tuple[Timeline, ...]:
-    """Load the timelines in the folder of a run, such as `MemoryTimeline` writes.
+    """Load the timelines in the folder of a run, for example from `MemoryTimeline`.
 
     Args:
-        log_dir: the folder.
+        log_dir: Folder of the run.
 
     Returns:
-        The timelines, one per allocator and plan, in the order of their files.
+        Tuple of `Timeline`, one per allocator and plan, in the order of the files.
 
     Raises:
-        InputError: if there is no such folder, or nothing of a run in it.
+        InputError: If the folder does not exist or contains no run.
 
     Example:
         >>> import tempfile
@@ -254,14 +254,13 @@ def load_timelines(log_dir: str | os.PathLike[str]) -> tuple[Timeline, ...]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay: what became of a timeline under a policy.
+    """The result of a replay of a timeline with another policy.
 
     Args:
-        timeline: what the simulated allocator did, the blocks in use at the opening
-            allocated first; up to the refusal if there was one.
-        refused: the block that was not to be had, None if all were.
-        refusal: why it was not and what would help, in words; None if nothing was
-            refused.
+        timeline: The simulated `Timeline`, up to a failed allocation. Blocks that were
+            already in use at the start of the recording are allocated first.
+        refused: The `Block` whose allocation failed, or None.
+        refusal: Explanation of the failure with a remedy, or None.
 
     Example:
         >>> watcher = MemoryWatcher(BFCAllocator(PoolPolicy(limit_bytes=4 << 20)))
@@ -277,37 +276,37 @@ class Replay:
 
     @property
     def fits(self) -> bool:
-        """Whether every request was served."""
+        """Whether all allocations succeeded."""
         return self.refused is None
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes in use at once."""
+        """Peak bytes in use."""
         return self.timeline.peak_bytes
 
     @property
     def pool_bytes(self) -> int:
-        """Most bytes that the pool took from the device."""
+        """Peak bytes that the pool took from the device."""
         return max(self.timeline.reserved_bytes, default=0)
 
 
 def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
-    """Replay the requests of a timeline in an allocator with another policy.
+    """Replay the requests of a timeline with another allocator policy.
 
-    The order of requests is the recorded one. A real run that is short of memory may
-    wait for another operation to end, so a refusal here is a likely one, not a sure
-    one.
+    Requests have the recorded order. In a real run, an allocator that is short of
+    memory may wait for another operation to end. A failure here is therefore likely,
+    but not certain.
 
     Args:
-        timeline: a window that was recorded with every block (`folded` is 0).
-        policy: limit and growth of the allocator to simulate; or the limit alone, in
-            bytes or as a text such as `"8GiB"`, of a pool that grows.
+        timeline: A `Timeline` with every block (`folded` is 0).
+        policy: A `PoolPolicy`, or only the limit of a growing pool, in bytes or as a
+            string such as `"8GiB"`.
 
     Returns:
-        The `Replay`: the simulated timeline, and the request that was refused, if any.
+        A `Replay` with the simulated timeline and the failed request, if any.
 
     Raises:
-        ConfigError: if blocks of the timeline were put together, or the policy is no
+        ConfigError: If blocks of the timeline were merged, or if the policy is not a
             size of at least 256 bytes.
 
     Example:
@@ -318,7 +317,7 @@ def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
     """
     if timeline.folded:
         raise ConfigError(
-            "Blocks of this timeline were put together to keep its file small, so they "
+            "Blocks of this timeline were merged to keep its file small, so they "
             "cannot be replayed. Expected: folded=0. Received: folded="
             f"{timeline.folded}. Next: record fewer steps."
         )
@@ -360,7 +359,7 @@ def _run(timeline: Timeline, watcher: MemoryWatcher) -> Block | None:
 
 def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
     if policy.growth and replay(timeline, replace(policy, growth=False)).fits:
-        return "Preallocated (growth=False) everything fits."
+        return "With preallocation (growth=False), all blocks fit."
     peak = now = 0
     for is_allocation, number in _operations(timeline.blocks):
         size = rounded(timeline.blocks[number].requested_bytes)
@@ -368,12 +367,12 @@ def _remedy(timeline: Timeline, policy: PoolPolicy) -> str:
         peak = max(peak, now)
     if peak <= policy.most_bytes:
         return (
-            f"The blocks themselves take at most {format_bytes(peak)} at once: the "
-            "allocator cuda_malloc_async, which leaves fewer gaps, may fit them."
+            f"The blocks need at most {format_bytes(peak)} at once. Next: try "
+            "cuda_malloc_async, an allocator with less fragmentation."
         )
     return (
-        f"The blocks themselves take {format_bytes(peak)} at once, which no allocator "
-        "fits in: make the batch smaller."
+        f"The blocks need {format_bytes(peak)} at once, so they fit with no "
+        "allocator. Next: use a smaller batch."
     )
 
 

@@ -1,4 +1,4 @@
-"""Allocators, simulated: torch's for CUDA, and one that only rounds."""
+"""Simulators of torch's CUDA allocator and of a rounding allocator."""
 
 from kerasmem.memory.allocator.bfc import BFCAllocator
 from kerasmem.memory.allocator.chunks import Chunk, FreeList
@@ -13,7 +13,7 @@ _SEGMENT_ROUNDING = 2 * MIB
 
 
 class RoundingAllocator:
-    """Counts blocks rounded up to a multiple; more bytes never make its sum lower."""
+    """Counts blocks rounded up to a multiple, so more bytes never reduce the sum."""
 
     def __init__(self, rounding: int) -> None:
         self.in_use_bytes = self.pool_bytes = 0
@@ -22,7 +22,7 @@ class RoundingAllocator:
         self._next = 0
 
     def allocate(self, size: int) -> int:
-        """Return a number for the block."""
+        """Allocate a block and return its number."""
         self._next += 1
         size = self._sizes[self._next] = -(-size // self._rounding) * self._rounding
         self.in_use_bytes += size
@@ -30,20 +30,16 @@ class RoundingAllocator:
         return self._next
 
     def free(self, address: int) -> None:
-        """Take a block back."""
+        """Free a block."""
         self.in_use_bytes -= self._sizes.pop(address)
 
 
 class CachingAllocator:
-    """Gives out addresses by the rules of torch's allocator; no memory is touched.
+    """Computes addresses by the rules of torch's caching allocator.
 
-    Requests up to 1 MiB come out of segments of 2 MiB, those below 10 MiB out of
-    segments of 20 MiB, larger ones out of segments of their own; the smallest free
-    chunk that is large enough is taken, and split if enough is left.
-
-    Attributes:
-        in_use_bytes: bytes of the chunks in use (`allocated_bytes`).
-        pool_bytes: bytes of all segments (`reserved_bytes`).
+    Requests up to 1 MiB use segments of 2 MiB, requests below 10 MiB use segments of 20
+    MiB, and larger requests have separate segments. The smallest free chunk that fits
+    is split if the rest is large enough.
     """
 
     def __init__(self) -> None:
@@ -51,10 +47,10 @@ class CachingAllocator:
         self.pool_bytes = 0
         self._next_address = _ROUNDING
         self._in_use: dict[int, tuple[Chunk, bool]] = {}
-        self._free = {True: FreeList(), False: FreeList()}  # by whether it is small
+        self._free = {True: FreeList(), False: FreeList()}  # key: whether it is small
 
     def allocate(self, size: int) -> int:
-        """Return the address of `size` bytes, from 1."""
+        """Allocate `size` bytes, at least 1, and return the address."""
         need = -(-size // _ROUNDING) * _ROUNDING
         is_small = need <= _SMALL
         free = self._free[is_small]
@@ -69,7 +65,7 @@ class CachingAllocator:
         return chunk.address
 
     def free(self, address: int) -> None:
-        """Give a chunk back; it merges with its free neighbors."""
+        """Free a chunk and merge it with its free neighbors."""
         chunk, is_small = self._in_use.pop(address)
         self.in_use_bytes -= chunk.size
         self._free[is_small].give_back(chunk)
@@ -88,4 +84,4 @@ class CachingAllocator:
 
 
 Allocator = BFCAllocator | CachingAllocator | RoundingAllocator
-"""What gives memory and takes it back: `allocate(size)`, `free(address)`."""
+"""An allocator with `allocate(size)` and `free(address)`."""

@@ -1,4 +1,4 @@
-"""The largest batch that fits into a device's memory."""
+"""Finds the largest batch size that fits into device memory."""
 
 from kerasmem.memory.batch_size.find import find_batch_size
 from kerasmem.memory.batch_size.trial import BatchSize, BatchSizeTrial, CurvePoint

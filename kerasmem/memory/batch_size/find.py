@@ -1,4 +1,4 @@
-"""The largest batch that fits: estimated, then tried for real with few trials."""
+"""Finds the largest batch size that fits, from an estimate and a few trials."""
 
 import functools
 from bisect import bisect_right
@@ -53,43 +53,42 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     largest: int = 8192,
     device: str | None = None,
 ) -> BatchSize:
-    """Find the largest batch size that fits: estimate it, then try it for real.
+    """Find the largest batch size that fits, from an estimate and a few real trials.
 
-    The trials run a few steps on zeros in processes of their own, on the device of the
-    running backend, so that one that runs out of memory hurts nobody; at most two do.
-    What is found leaves a twenty-fifth of the memory for the batch free, because near a
-    limit one step may run and the next may not. TensorFlow's allocator, and torch's on
-    a GPU, keep to the limit as they would in training; elsewhere the bytes that a step
-    needs are counted and compared with it. On a CPU TensorFlow runs the trials in one
-    thread. The model stays as it is.
+    A trial runs a few steps on zeros in a child process, on the device of the current
+    backend. The search ends after two trials that do not fit. The result leaves
+    4 % of the memory available for the batch free, because steps near the limit fail
+    at random. TensorFlow's allocator, and torch's on a GPU, enforce the limit during a
+    trial. In all other cases, the peak of a step is compared with the limit. On a CPU,
+    TensorFlow trials use one thread. The model is not changed.
 
     Args:
-        model: a `keras.Model`. If it is not built, `input_shape` or `data` tells the
-            shape of its inputs.
-        memory_limit: bytes or a text such as `"8GiB"`; None for what the device has
-            free, of a card that is not here 95 % of its memory.
-        optimizer: an optimizer or its name; None for the compiled one.
-        training: True for training, False for `predict`.
-        input_shape: shape of the input without the batch axis, if the model leaves
-            lengths open, as in `estimate_memory`.
-        data: Example samples, from which lengths, labels and sample weights are read.
-        largest: no larger batch is tried, from 1; with `device` from the number of
-            replicas.
-        device: a card such as `"h100"`, which need not be here: the trials are plans of
-            the compiled step, as of `estimate_memory` with `method="plan"`, and nothing
-            runs. None for the device of the running backend.
+        model: A `keras.Model`. An unbuilt model needs `input_shape` or `data`.
+        memory_limit: An integer of bytes or a text such as `"8GiB"`. Defaults to the
+            free memory of the device, or 95 % of the memory of `device`.
+        optimizer: An optimizer or its name. Defaults to the compiled optimizer.
+        training: Boolean. `True` for training, `False` for `predict`. Defaults to
+            `True`.
+        input_shape: Input shape without the batch axis, for models with variable
+            lengths, as in `estimate_memory`.
+        data: Example samples that define lengths, labels and sample weights.
+        largest: Integer, at least 1. Upper bound of the batch size. With `device`, at
+            least the number of replicas. Defaults to 8192.
+        device: Name of a GPU such as `"h100"`, which need not be installed. Trials are
+            then compiled plans, as with `estimate_memory(..., method="plan")`, and no
+            step runs. Defaults to the device of the current backend.
 
     Returns:
-        An int, with `limit_bytes`, `curve` (the peak by batch size, predicted and
-        measured) and `trials`.
+        An integer with the attributes `limit_bytes`, `curve` (predicted and measured
+        peak per batch size) and `trials`.
 
     Raises:
-        ConfigError: if the limit is below what one sample needs, or another argument
-            is wrong.
-        DataError: if the data does not fit the model.
-        ChildDiedError: if a trial ends by another error than of memory.
-        ModelError: if the model cannot be built, its batch size is fixed, its input
-            shape is not known, or it cannot go to another process.
+        ConfigError: If the limit is too small for one sample, or another argument is
+            invalid.
+        DataError: If the data does not fit the model.
+        ChildDiedError: If a trial fails with an error other than out of memory.
+        ModelError: If the model cannot be built or sent to another process, or if its
+            batch size is fixed or its input shape unknown.
 
     Example:
         >>> import keras
@@ -97,7 +96,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         >>> find_batch_size(model, "8KiB", optimizer="sgd")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        kerasmem.errors.ConfigError: The limit is below what the model's variables ...
+        kerasmem.errors.ConfigError: The limit is too small for the variables of ...
         >>> int(find_batch_size(model, "8GiB", optimizer="sgd"))  # doctest: +SKIP
         8192
     """
@@ -121,7 +120,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         data=data,
     )
     if device is None:
-        # Trials run on one device.
+        # The trials use one device.
         request = replace(request, sharding=ONE_DEVICE)
         sizes = range(1, largest + 1)
     else:
@@ -136,23 +135,11 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
 def _search(
     request: Request, limit_bytes: int, sizes: Sequence[int], *, by_plans: bool
 ) -> BatchSizeSearch:
-    """Return a search for the largest batch that keeps a limit.
-
-    Args:
-        request: the question, for any batch size.
-        limit_bytes: the limit.
-        sizes: those that may be tried, rising.
-        by_plans: whether a trial is a plan for a card that is not here; otherwise steps
-            run.
-
-    Raises:
-        ConfigError: if the limit is below what the variables take.
-    """
     fixed_bytes = sum(part.nbytes for part in persistent_parts(request))
     if limit_bytes <= fixed_bytes:
         raise ConfigError(
-            "The limit is below what the model's variables take whatever the batch "
-            f"size. Expected: more than {format_bytes(fixed_bytes)}. Received: "
+            "The limit is too small for the variables of the model. Expected: more "
+            f"than {format_bytes(fixed_bytes)}. Received: "
             f"memory_limit={format_bytes(limit_bytes)}."
         )
     usable = fixed_bytes + round(USABLE * (limit_bytes - fixed_bytes))
@@ -173,7 +160,7 @@ def _search(
         limit_bytes=usable,
         fixed_bytes=fixed_bytes,
         sizes=sizes,
-        # A plan that does not fit hurts nobody.
+        # Plans cannot run out of memory, so their failures are not limited.
         most_failures=MOST_TRIALS if by_plans else MOST_FAILURES,
     )
 
@@ -183,8 +170,8 @@ def _result(search: BatchSizeSearch, limit: int) -> BatchSize:
     if not largest:
         smallest = min(search.trials, key=lambda trial: trial.batch_size)
         raise ConfigError(
-            "No batch size fits into the limit that was tried, down to "
-            f"{smallest.batch_size}: {smallest.reason}. Expected: a limit above "
+            f"No tested batch size fits into the limit, down to {smallest.batch_size}: "
+            f"{smallest.reason}. Expected: a limit above "
             f"{format_bytes(search.predict(1))}, estimated for one sample. Received: "
             f"memory_limit={format_bytes(limit)}."
         )
@@ -203,19 +190,14 @@ def _check_free_batch(model: Model) -> None:
     size = fixed_batch(model)
     if size is not None:
         raise ModelError(
-            f"The model {model.name!r} takes batches of one size only. Expected: a "
-            "model without stateful layers, made with keras.Input(shape) without "
+            f"The model {model.name!r} has a fixed batch size. Expected: a model "
+            "without stateful layers, built with keras.Input(shape) without "
             f"batch_size. Received: batch size {size}."
         )
 
 
 def predictor(request: Request, largest: int) -> Callable[[int], int]:
-    """Return a function from a batch size to its estimated peak in bytes; it grows.
-
-    Args:
-        request: the question, for any batch size.
-        largest: the largest batch size that will be asked for.
-    """
+    """Return an increasing function from batch size to estimated peak in bytes."""
     estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
 
     @functools.cache
@@ -224,7 +206,7 @@ def predictor(request: Request, largest: int) -> Callable[[int], int]:
 
     if request.device == "gpu":
         return estimated
-    # Two at least: a line goes through them.
+    # The interpolation needs at least two sizes.
     sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
     try:
         answer = run_in_child(
@@ -238,14 +220,14 @@ def predictor(request: Request, largest: int) -> Callable[[int], int]:
         if not ran_out_of_memory(error):
             raise
         return estimated
-    # What ran first differs from step to step: a smaller batch may have been seen at a
-    # higher peak, and so a larger one can reach it.
+    # The order of operations varies from step to step. A larger batch can therefore
+    # reach the peak measured for a smaller batch.
     peaks = list(accumulate(answer["peaks"], max))
     return functools.partial(_between, sizes, peaks)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the peaks on this machine's CPU; runs in the child."""
+    """Return the peaks on the CPU of this machine. Runs in the child process."""
     request, sizes = request_of(job), job["sizes"]
     find_peaks = _planned if request.backend == "jax" else peaks_at
     with custom_step_errors(request):

@@ -1,4 +1,4 @@
-"""A search for the largest batch that fits, by an estimate and few trials."""
+"""Searches for the largest batch size that fits, with an estimate and few trials."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 from kerasmem.memory.batch_size.trial import BatchSizeTrial
 
 TOLERANCE = 1.06
-"""The search ends when this multiple of the batch that fits is known not to."""
+"""The search ends if this multiple of a batch size that fits is known to fail."""
 
-_CAUTION = 1.2  # the first trial fits even if the estimate is so much too low
+_CAUTION = 1.2  # The first trial fits even if the true peak is 1.2 times the estimate.
 _PROBE = 1.05
 _BOLDNESS = 0.7
 MOST_FAILURES = 2
 MOST_TRIALS = 16
-"""No search goes on for longer."""
+"""Maximum number of trials of a search."""
 
 
 @dataclass
 class BatchSizeSearch:
-    """Looks for the largest batch that fits.
+    """Searches for the largest batch size that fits.
 
     Args:
-        predict: returns the estimated peak of a batch size, in bytes; it grows.
-        attempt: tries a batch size for real.
-        limit_bytes: the memory limit.
-        fixed_bytes: bytes in use whatever the batch size.
-        sizes: those that may be asked for, from 1 and rising.
-        most_failures: it ends when so many did not fit.
+        predict: Increasing function from a batch size to its estimated peak in bytes.
+        attempt: Tests a batch size.
+        limit_bytes: Memory limit in bytes.
+        fixed_bytes: Bytes in use for any batch size.
+        sizes: Allowed batch sizes, ascending.
+        most_failures: Number of failed trials that ends the search.
     """
 
     predict: Callable[[int], int]
@@ -39,13 +39,13 @@ class BatchSizeSearch:
     trials: list[BatchSizeTrial] = field(default_factory=list)
 
     def run(self) -> int:
-        """Return the largest batch size that was seen to fit, 0 if none was."""
+        """Return the largest batch size that fits, 0 if no trial succeeded."""
         while not self._is_done():
             self.trials.append(self.attempt(self._next()))
         return self._fits
 
     def corrected(self, batch_size: int) -> int:
-        """Return the estimated peak, corrected by the last measured one."""
+        """Return the estimated peak, scaled by the trial with the largest batch."""
         trials = [t for t in self.trials if t.peak_bytes is not None]
         if not trials:
             return self.predict(batch_size)
@@ -92,7 +92,7 @@ class BatchSizeSearch:
             return max(self._most(self.corrected), probe)
         if not fits:
             return max(fails // 2, 1)
-        # If this one fails too, what fits is near enough, if it is that close.
+        # If this batch size fails too, the search is within the tolerance.
         close = max(fits + 1, int(TOLERANCE * fits))
         if any(trial.peak_bytes is not None for trial in self.trials):
             target = min(self._most(self.corrected), fails)

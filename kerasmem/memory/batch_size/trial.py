@@ -1,4 +1,4 @@
-"""A batch size tried for real, in a process that is kept to the memory there is."""
+"""Tests a batch size in a child process with limited memory."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,33 +20,32 @@ from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.units import MIB, format_bytes, parse_bytes
 
 ONE_THREAD = {"TF_NUM_INTEROP_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
-"""Environment in which TensorFlow starts operations one by one, as it does on a GPU.
+"""Environment in which TensorFlow starts operations one by one, as on a GPU.
 
-With more threads the same step needs up to a tenth more or less from one time to the
-next, and a limit decides by chance.
+With more threads, the peak of a step varies by up to a tenth from run to run.
 """
 
 
 USABLE = 0.96
-"""Of what variables leave: nearer to the limit chance decides."""
+"""Usable fraction of the memory left by the variables. Above it, steps may fail."""
 
 ONLY_WHAT_IT_NEEDS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
-"""Environment in which a process takes no more of a card than it needs."""
+"""Environment in which a process allocates GPU memory on demand."""
 
 
 @dataclass(frozen=True)
 class BatchSizeTrial:
-    """One batch size, tried in a child process.
+    """Result of a trial of one batch size.
 
     Args:
-        batch_size: samples in the batch.
-        fits: whether several steps ran within the limit.
-        peak_bytes: measured peak of a later step, None if it did not run or the
-            backend does not tell.
-        reason: why it does not fit, `""` if it does.
+        batch_size: Integer. Number of samples per batch.
+        fits: Boolean. Whether several steps ran within the limit.
+        peak_bytes: Measured peak of a later step in bytes. `None` if no step ran or the
+            backend does not report a peak.
+        reason: Reason for a failure, `""` if the batch fits.
     """
 
     batch_size: int
@@ -57,12 +56,12 @@ class BatchSizeTrial:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The peak at one batch size.
+    """Peak memory at one batch size.
 
     Args:
-        batch_size: samples in the batch.
-        predicted_bytes: estimated peak, corrected by what was measured.
-        measured_bytes: measured peak, None where no step ran.
+        batch_size: Integer. Number of samples per batch.
+        predicted_bytes: Estimated peak in bytes, corrected by measurements.
+        measured_bytes: Measured peak in bytes, `None` if no step ran.
     """
 
     batch_size: int
@@ -71,12 +70,12 @@ class CurvePoint:
 
 
 class BatchSize(int):
-    """A batch size that ran: an int that knows how it was found.
+    """A batch size that fits: an integer with the results of the search.
 
     Attributes:
-        limit_bytes: the memory limit.
-        curve: the peak by batch size, ascending.
-        trials: what was tried, in order.
+        limit_bytes: Memory limit in bytes.
+        curve: `CurvePoint` per batch size, ascending.
+        trials: `BatchSizeTrial` per tested batch size, in order.
     """
 
     limit_bytes: int
@@ -91,17 +90,17 @@ class BatchSize(int):
         curve: tuple[CurvePoint, ...],
         trials: tuple[BatchSizeTrial, ...],
     ) -> "BatchSize":
-        """Return the number with its story."""
+        """Create the integer and attach the results of the search."""
         self = super().__new__(cls, batch_size)
         self.limit_bytes, self.curve, self.trials = limit_bytes, curve, trials
         return self
 
 
 def limit_in_bytes(memory_limit: Any, device: str) -> int:
-    """Return the limit: the one given, or what the device has free.
+    """Return `memory_limit` in bytes, or by default the free memory of the device.
 
     Raises:
-        ConfigError: if it is no size, or nobody tells how large the device is.
+        ConfigError: If the size is invalid, or the memory of the GPU is unknown.
     """
     if memory_limit is not None:
         return parse_bytes(memory_limit)
@@ -111,20 +110,14 @@ def limit_in_bytes(memory_limit: Any, device: str) -> int:
     card = read_card(next(iter(backends.current().cuda_ordinals().values())))
     if card is None:
         raise ConfigError(
-            "NVIDIA's driver does not tell how much memory the GPU has. Expected: a "
+            "NVIDIA's driver does not report the memory of the GPU. Expected: a "
             "limit. Received: memory_limit=None. Next: pass memory_limit='8GiB'."
         )
     return card.total_bytes - card.used_bytes
 
 
 def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str]:
-    """Return the environment in which a child keeps to the limit, where one can.
-
-    Args:
-        limit_bytes: the limit.
-        backend: name of the Keras backend of the child.
-        device: `"cpu"` or `"gpu"`.
-    """
+    """Return the environment that limits the memory of a child, where possible."""
     if device == "gpu":
         return ONLY_WHAT_IT_NEEDS
     if backend != "tensorflow":
@@ -134,24 +127,21 @@ def environment(limit_bytes: int, backend: str, device: str) -> Mapping[str, str
 
 
 def set_limit(limit_bytes: int, device: str) -> None:
-    """Keep this process to the limit, where its environment does not yet."""
+    """Limit the memory of this process if its environment does not limit it."""
     if device == "gpu" and backends.current().limits_itself:
         configure(limit=limit_bytes)
 
 
-_STEPS = 5  # near the limit threads decide: one step may run and the next may not
+_STEPS = 5  # Near the limit, thread timing decides whether a step fits.
 
 
 def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> BatchSizeTrial:
-    """Return whether steps of `request`'s batch run within the limit.
+    """Return whether steps of the batch in `request` run within the limit.
 
-    Args:
-        request: the model and the batch.
-        limit_bytes: the memory limit.
-        usable_bytes: a batch that needs more is too near to it.
+    `usable_bytes` is the maximum peak of a batch that fits.
 
     Raises:
-        ChildDiedError: if the step fails for another reason than memory.
+        ChildDiedError: If the step fails for a reason other than memory.
     """
     job = {**request.job(), "limit": limit_bytes, "usable": usable_bytes}
     try:
@@ -171,12 +161,12 @@ def attempt(request: Request, limit_bytes: int, usable_bytes: int) -> BatchSizeT
 
 def ran_out_of_memory(error: ChildDiedError) -> bool:
     """Return whether a child process ended because memory ran out."""
-    # An allocator that fails may end the process by a signal.
+    # A failed allocation may end the process with a signal.
     return error.how.startswith("signal") or is_out_of_memory(error)
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the steps; this happens in the child."""
+    """Run the steps. Called in the child process."""
     set_limit(job["limit"], job["device"])
     try:
         request = request_of(job)
@@ -188,7 +178,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         words = complaint(str(error))[:200]
         return asdict(BatchSizeTrial(job["batch_size"], fits=False, reason=words))
     over = peak is not None and peak > job["usable"]
-    reason = f"{format_bytes(peak or 0)} is too near to the limit, or above it"
+    reason = f"{format_bytes(peak or 0)} is above the usable part of the limit"
     return asdict(
         BatchSizeTrial(job["batch_size"], not over, peak, reason if over else "")
     )
@@ -201,9 +191,9 @@ def _peak(request: Request) -> int | None:
 
 
 def _peak_without_allocator(request: Request) -> int:
-    """Run a step, and return its peak by the sizes of its tensors.
+    """Run a step and return its peak, computed from tensor sizes.
 
-    Neither torch nor JAX has an allocator on the CPU that counts or keeps to a limit.
+    On the CPU, torch and JAX have no allocator with counters or limits.
     """
     if request.backend == "torch":
         return peak_of(later_step(request))

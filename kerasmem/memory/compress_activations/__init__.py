@@ -1,4 +1,4 @@
-"""Training with activations in eight bits."""
+"""Training with 8-bit activations."""
 
 from kerasmem.memory.compress_activations.apply import compress_activations
 from kerasmem.memory.compress_activations.report import (

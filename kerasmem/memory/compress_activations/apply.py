@@ -1,4 +1,4 @@
-"""Training with activations in eight bits."""
+"""Training with 8-bit activations."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,13 +29,7 @@ _NAME = "compress_activations"
 
 @dataclass(frozen=True)
 class ActivationCompression(Checked):
-    """What a user chose.
-
-    Args:
-        include: names of layers, or regular expressions for whole names; None for all.
-        exclude: likewise, layers that are left alone.
-        seed: of the rounding, from 0.
-    """
+    """Arguments of `compress_activations`."""
 
     include: Annotated[Any, PATTERNS] | None
     exclude: Annotated[Any, PATTERNS]
@@ -48,12 +42,12 @@ class ActivationCompression(Checked):
         return is_included and not _matches(name, self.exclude)
 
     def check(self, model: Model) -> None:
-        """Raise a ConfigError if a name or pattern matches nothing in `model`."""
+        """Raise `ConfigError` if a name or pattern matches no layer of `model`."""
         names = _names(model)
         for pattern in (*(self.include or ()), *self.exclude):
             if not any(_matches(name, (pattern,)) for name in names):
                 raise ConfigError(
-                    "`include` and `exclude` name layers of the model. Received: "
+                    "Expected layer names in `include` and `exclude`. Received: "
                     f"{pattern!r}, which matches none of {sorted(names)[:10]}."
                 )
 
@@ -79,35 +73,35 @@ def compress_activations(
     bits: int = 8,
     seed: int = 0,
 ) -> Any:
-    """Compress activations: return a copy of `model` that keeps them in 8 bits.
+    """Return a copy of `model` that stores activations for the backward pass in 8 bits.
 
-    What the backward pass needs of the forward pass waits for it as 8-bit codes, up to
-    256 to a scale, rounded at random so that it is right on average; cheap operations
-    such as batch normalization or ReLU are computed again instead. Inference is as
-    ever, and so is what is saved. `kerasmem.memory.activation_report` tells the bytes
-    and by how much the gradient moves.
+    Saved activations are 8-bit codes with up to 256 values per scale. Stochastic
+    rounding keeps them unbiased. Cheap operations, such as batch normalization or ReLU,
+    are recomputed instead. Inference and saved files do not change.
+    `kerasmem.memory.activation_report` reports the bytes and the change of the
+    gradient.
 
     Returns:
-        The copy, with the weights and settings of `model` and an optimizer that starts
-        anew.
+        The copy, with the weights and settings of `model` and a new optimizer state.
 
     Sources: Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit
     Activation Compressed Training", 2021; Liu et al., "GACT: Activation Compressed
     Training for Generic Network Architectures", 2022.
 
     Args:
-        model: a built Sequential or Functional model; models may be nested in it. It is
-            not changed.
-        include: names of layers, or regular expressions for whole names, that are
-            compressed; None for all.
-        exclude: likewise, layers that are left alone.
-        bits: of a code; 8 is the only number.
-        seed: of the rounding, from 0.
+        model: Built Sequential or Functional model, possibly with nested models. Not
+            modified.
+        include: String or list of strings. Names, or regular expressions for full
+            names, of layers to compress. Defaults to None, which selects all layers.
+        exclude: String or list of strings. Names, or regular expressions for full
+            names, of layers to leave unchanged. Defaults to none.
+        bits: Int. Bits per code. Only 8 is supported. Defaults to 8.
+        seed: Int >= 0. Seed of the stochastic rounding. Defaults to 0.
 
     Raises:
-        ConfigError: if an argument cannot be used, or a name matches no layer.
-        ModelError: if the model has no graph, no activation that is worth it, or was
-            made by `rematerialize`: there is one way or the other.
+        ConfigError: If an argument is invalid or a name matches no layer.
+        ModelError: If the model has no graph, has no activation that compression makes
+            smaller, or is already rematerialized.
 
     Example:
         >>> import keras
@@ -121,10 +115,10 @@ def compress_activations(
     check_built(model)
     if own_graph(model) is None:
         raise ModelError(
-            "Activations can be compressed only where the graph of the model is known. "
+            "Compressing activations needs the graph of the model. "
             "Expected: a Sequential or Functional model. Received: "
-            f"{type(model).__name__} {model.name!r}, a subclassed model. Next: write "
-            "it with keras.Input and keras.Model, or compress a model inside of it."
+            f"{type(model).__name__} {model.name!r}, a subclassed model. Next: define "
+            "it with keras.Input and keras.Model, or compress one of its inner models."
         )
     settings = ActivationCompression(include, exclude, seed)
     settings.check(model)
@@ -135,10 +129,10 @@ def compress_activations(
 
 
 def compress_in_place(model: Model, settings: ActivationCompression) -> None:
-    """Let `model` itself train with compressed activations from now on.
+    """Modify `model` to train with compressed activations.
 
     Raises:
-        ModelError: if no activation is worth it.
+        ModelError: If no activation becomes smaller.
     """
     plans = _plans(model, settings)
     for graph in plans:
@@ -151,11 +145,7 @@ def compress_in_place(model: Model, settings: ActivationCompression) -> None:
 
 
 def default_policy(model: Model) -> ActivationPolicy:
-    """Return how `compress_activations(model)` would train; the model stays as it is.
-
-    Raises:
-        ModelError: if no activation is worth it.
-    """
+    """Return the policy of `compress_activations(model)` without changing the model."""
     settings = ActivationCompression(None, (), 0)
     return _policy(_plans(model, settings), settings)
 
@@ -166,8 +156,8 @@ def _plans(model: Model, settings: ActivationCompression) -> list[GraphPlan]:
     if not any(isinstance(store, PackedStore) and store.packed for store in stores):
         raise ModelError(
             f"No activation of the model {model.name!r} can be stored in fewer bytes. "
-            "Expected: between its layers, 32 or more floats of at most 32 bits a "
-            "sample. Next: see `include` and `exclude`, or train it as it is."
+            "Expected: outputs of layers with 32 or more floats of at most 32 bits per "
+            "sample. Next: check `include` and `exclude`, or train the original model."
         )
     return plans
 
@@ -185,7 +175,7 @@ def _policy(
 
 
 def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
-    """Let a model that was made anew train as the one with these settings."""
+    """Apply the settings to a model that was created again."""
     compress_in_place(model, _settings_from(settings))
 
 
@@ -194,15 +184,15 @@ def _settings_from(plain: Mapping[str, Any]) -> ActivationCompression:
 
 
 def settings_of(model: Model) -> ActivationCompression:
-    """Return the settings that a model was compressed with.
+    """Return the settings of a compressed model.
 
     Raises:
-        ModelError: if it was not.
+        ModelError: If the model is not from `compress_activations`.
     """
     policy = policy_of(model)
     if policy is None or policy.function != _NAME:
         raise ModelError(
-            "A model that trains as ever has no report of compressed activations. "
+            "The report needs a model with compressed activations. "
             "Expected: a model from `compress_activations`. Received: "
             f"{model.name!r}."
         )
@@ -210,7 +200,7 @@ def settings_of(model: Model) -> ActivationCompression:
 
 
 def _recomputed(model: Model, store: ArgumentStore, function: Function) -> Function:
-    # Whether XLA compiles the step is known once it is traced.
+    # `jit_compile` is only known when the step is traced.
     return current().recomputed(
         function, store, compiled=model.compiled and bool(model.jit_compile)
     )

@@ -1,4 +1,4 @@
-"""Which segments of a graph are computed again, and how their inputs are stored."""
+"""Chooses the recomputed segments of a graph and how to store their inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ from kerasmem.types import Model, Node, Operation, Tensor
 
 
 class Role(Enum):
-    """How an operation takes part in the backward pass."""
+    """Role of an operation in the backward pass."""
 
-    LINEAR = "its gradient needs none of its inputs"
-    CHEAP = "its gradient needs its input or output, and it is cheap to run again"
-    JOINING = "the same, but its input is not to be rounded"
-    KERNEL = "its gradient needs its input, and it is dear to run again"
-    MODEL = "a nested model: its own operations have roles"
+    LINEAR = "its gradient needs no inputs"
+    CHEAP = "its gradient needs its input or output, and recomputing is cheap"
+    JOINING = "like CHEAP, but its input must not be rounded"
+    KERNEL = "its gradient needs its input, and recomputing is expensive"
+    MODEL = "a nested model, whose operations have roles"
 
 
 def roles_of(nodes: Sequence[Any]) -> list[Role]:
     """Return the role of each call of a graph.
 
-    What leads from a kernel to a softmax by linear operations alone stays with it.
+    Linear operations between a kernel and a softmax stay in the segment of the kernel.
     """
     roles: list[Role] = []
     joining: set[int] = set()
@@ -49,8 +49,7 @@ def roles_of(nodes: Sequence[Any]) -> list[Role]:
 def role_of(operation: Operation) -> Role:
     """Return the role of a layer or of a `keras.Operation` such as `a + b`.
 
-    Whatever is not known to be cheap, such as a layer of the user's own, is taken for
-    dear.
+    Unknown operations, such as custom layers, count as expensive.
     """
     if isinstance(operation, keras.Model):
         return Role.MODEL
@@ -58,7 +57,7 @@ def role_of(operation: Operation) -> Role:
         return Role.KERNEL
     entry = entry_of(operation)
     if entry.channels == "activation":
-        # A mask of -1e9 among scores would take all eight bits.
+        # Scores masked with -1e9 would use the whole 8-bit range.
         own = {"linear": Role.LINEAR, "softmax": Role.JOINING}
         functions = (getattr(keras.activations, name) for name in own)
         role = dict(zip(functions, own.values(), strict=True)).get(operation.activation)
@@ -67,15 +66,15 @@ def role_of(operation: Operation) -> Role:
 
 
 Chosen = Callable[[Any], bool]
-"""Says of an operation whether it may be run in another way."""
+"""Function that returns whether an operation may be changed."""
 
 
 class Way(Enum):
-    """How a segment is run in training."""
+    """How a segment runs in training."""
 
-    PACKED = "its inputs are stored in eight bits, the rest is computed again"
+    PACKED = "inputs are stored in 8 bits, the rest is recomputed"
     EMPTY = "nothing is stored, because the gradient needs no values"
-    PLAIN = "as ever"
+    PLAIN = "unchanged"
 
 
 @dataclass(eq=False)
@@ -84,24 +83,18 @@ class _Group:
     way: Way
     nodes: list[Any] = field(default_factory=list[Any])
     dear: set[int] = field(default_factory=set[int])
-    """Tensors of this group that hang on a kernel of this group."""
+    """Tensors of this group that depend on a kernel in this group."""
 
 
 def choose(
     nodes: Sequence[Any], outputs: Sequence[Any], chosen: Chosen
 ) -> list[tuple[Segment, Way]]:
-    """Return the segments of a graph, in an order in which they can be run.
-
-    Args:
-        nodes: the calls of the graph in an order in which they can be run.
-        outputs: the tensors that the graph returns.
-        chosen: says of an operation whether it may be run in another way.
-    """
+    """Return the segments of a graph in execution order."""
     groups: list[_Group] = []
     maker: dict[int, _Group] = {}
     for node, role in zip(nodes, roles_of(nodes), strict=True):
-        # Only in the last group that an input comes from, and in later ones, are all
-        # of them there before the call.
+        # All inputs of the call exist only in the last group that computes one of them,
+        # and in later groups.
         makers = [maker[id(x)] for x in node.input_tensors if id(x) in maker]
         last = max(makers, key=lambda group: group.number, default=None)
         way = _way(node, role, last) if chosen(node.operation) else Way.PLAIN
@@ -143,11 +136,9 @@ _PACKABLE = ("float16", "bfloat16", "float32")
 
 @dataclass(frozen=True, eq=False)
 class StoredSegment:
-    """A segment of a graph and how its inputs are stored in training.
+    """A segment and the store of its inputs in training.
 
-    Args:
-        segment: the calls.
-        store: how the inputs are stored; None if it is run as ever.
+    `store` is None for an unchanged segment.
     """
 
     segment: Segment
@@ -156,25 +147,14 @@ class StoredSegment:
 
 @dataclass(frozen=True, eq=False)
 class GraphPlan:
-    """The segments of one model with a graph.
-
-    Args:
-        model: the model, which may be inside of another.
-        steps: its segments, in order.
-    """
+    """Segments of one model with a graph."""
 
     model: Any
     steps: tuple[StoredSegment, ...]
 
 
 def plan(model: Model, chosen: Chosen, seed: int) -> list[GraphPlan]:
-    """Return the plans of a model and of the models inside of it.
-
-    Args:
-        model: a model with a graph.
-        chosen: says of an operation whether it may be run in another way.
-        seed: of the rounding.
-    """
+    """Return the plans of a model and its nested models."""
     plans: dict[int, GraphPlan] = {}
 
     def add(model: Model, data: set[int]) -> None:
@@ -193,7 +173,7 @@ def plan(model: Model, chosen: Chosen, seed: int) -> list[GraphPlan]:
 
 
 def _step(segment: Segment, way: Way, seed: int, data: set[int]) -> StoredSegment:
-    # An input without a value has no number among the arguments of a step.
+    # An optional input without a value has no argument number in a step.
     if way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs):
         return StoredSegment(segment, None)
     numbered_inputs = list(enumerate(segment.inputs))

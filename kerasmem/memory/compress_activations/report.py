@@ -1,4 +1,4 @@
-"""What compression does to a model: bytes by layer, and the change of gradients."""
+"""Report on compressed activations: bytes by layer, and the gradient change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ from kerasmem.types import Dataset, Model, Node, Tensor, Variable
 from kerasmem.units import format_bytes
 
 FATES = ("8 bits", "as it is", "not stored")
-"""What becomes of an output. One that is not stored is computed again if need be."""
+"""Storage of an output. An output that is not stored is recomputed if needed."""
 
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """The output of one layer, or of one operation such as `a + b`.
+    """Output of one layer, or of one operation such as `a + b`.
 
     Args:
-        layer: its name.
-        output_bytes: bytes of its outputs in its compute dtype.
-        stored_bytes: bytes of them that wait for the backward pass, by arithmetic.
-        fate: one of `FATES`.
+        layer: Name of the layer.
+        output_bytes: Bytes of the outputs in the compute dtype.
+        stored_bytes: Calculated bytes stored for the backward pass.
+        fate: One of `FATES`.
     """
 
     layer: str
@@ -42,12 +42,12 @@ class LayerBytes:
 
 @dataclass(frozen=True)
 class GradientChange:
-    """How far the gradient of one layer's weights is from the exact one.
+    """Difference of the gradient of a layer's weights from the exact gradient.
 
     Args:
-        layer: path of the layer.
-        relative: L2 norm of the difference as a share of the exact gradient's norm;
-            infinite where that is zero and the other is not.
+        layer: Path of the layer.
+        relative: L2 norm of the difference, relative to the norm of the exact gradient.
+            Infinity if only the exact gradient is zero.
     """
 
     layer: str
@@ -56,12 +56,13 @@ class GradientChange:
 
 @dataclass(frozen=True)
 class ActivationReport(JsonRecord):
-    """What waits for the backward pass of one batch, and what the gradient becomes.
+    """Activations stored for the backward pass of a batch, and the gradient change.
 
     Args:
-        layers: in the order in which they run; a shared layer once a call.
-        gradients: measured in one step, empty if there was no target to learn.
-        gradient_change: the same for all weights together, None if not measured.
+        layers: Layers in execution order. A shared layer has one entry per call.
+        gradients: Gradient changes by layer, measured in one step. Empty without
+            targets.
+        gradient_change: Relative gradient change of all weights. None if not measured.
     """
 
     layers: tuple[LayerBytes, ...]
@@ -75,15 +76,15 @@ class ActivationReport(JsonRecord):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of them that wait for the backward pass."""
+        """Bytes stored for the backward pass."""
         return sum(layer.stored_bytes for layer in self.layers)
 
     def table(self) -> str:
-        """Return the figures as text, a line a layer."""
+        """Return the report as text with one line per layer."""
         width = max((len(layer.layer) for layer in self.layers), default=0)
         lines = [
-            f"outputs of layers: {format_bytes(self.output_bytes)}, of which "
-            f"{format_bytes(self.stored_bytes)} are stored (by arithmetic)"
+            f"outputs of layers: {format_bytes(self.output_bytes)}, stored: "
+            f"{format_bytes(self.stored_bytes)} (calculated)"
         ]
         lines += [
             f"  {row.layer:<{width}}  {format_bytes(row.output_bytes):>10}  "
@@ -92,7 +93,7 @@ class ActivationReport(JsonRecord):
         ]
         if self.gradient_change is not None:
             lines.append(
-                f"gradient of this batch: moved by {self.gradient_change:.2%} of its "
+                f"gradient of this batch: changed by {self.gradient_change:.2%} of its "
                 "norm (measured)"
             )
             lines += [f"  {g.layer}  {g.relative:.2%}" for g in self.gradients]
@@ -105,13 +106,7 @@ _PACKED, _AS_IT_IS, _NOT_STORED = FATES
 def layer_bytes(
     model: Model, plans: Sequence[GraphPlan], x: Tensor
 ) -> tuple[LayerBytes, ...]:
-    """Return a record of every output, in the order in which a step makes them.
-
-    Args:
-        model: the model.
-        plans: those of it and of the models inside of it.
-        x: what goes in, for its shapes: an array, or a list or dict of arrays.
-    """
+    """Return a record of each output in execution order."""
     symbols = own_graph(model).inputs
     inputs = [x[symbol.name] for symbol in symbols] if isinstance(x, dict) else x
     arrays = inputs if isinstance(inputs, list | tuple) else [inputs]
@@ -127,7 +122,7 @@ def layer_bytes(
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor, how many packed copies of it are stored, and whether it is itself."""
+    """A tensor, its number of packed copies, and whether it is stored unpacked."""
 
     layer: str
     spec: Any
@@ -135,7 +130,6 @@ class _Value:
     whole: bool = False
 
     def store(self, number: int, step: StoredSegment) -> None:
-        """Count what is stored for a step of which this is an input."""
         if step.store is None:
             self.whole = True
         elif isinstance(step.store, EmptyStore):
@@ -146,7 +140,6 @@ class _Value:
             self.whole |= not packs
 
     def record(self) -> LayerBytes:
-        """Return the figures."""
         size = nbytes(self.spec)
         code_bytes = self.packed * packed_bytes(self.spec.shape)
         fate = _AS_IT_IS if self.whole else _PACKED if self.packed else _NOT_STORED
@@ -159,11 +152,10 @@ class _ByteCount:
     outputs: list[_Value] = field(default_factory=list[_Value])
 
     def run(self, model: Model, inputs: Sequence[_Value]) -> list[_Value]:
-        """Return the outputs of a model; count what it makes and stores."""
         graph = own_graph(model)
         values = dict(zip(map(id, graph.inputs), inputs, strict=True))
         for step in self.plans[id(model)].steps:
-            # A nested model that is opened stores for itself.
+            # The steps of a nested model count its storage.
             if any(id(node.operation) not in self.plans for node in step.segment.nodes):
                 for number, symbol in enumerate(step.segment.inputs):
                     values[id(symbol)].store(number, step)
@@ -187,7 +179,7 @@ class _ByteCount:
 
 
 class _Recorder(keras.optimizers.Optimizer):
-    """Leaves the weights as they are and keeps the gradient."""
+    """Optimizer that records the gradient without changing the weights."""
 
     def __init__(self) -> None:
         super().__init__(learning_rate=1.0, name="recorder")
@@ -207,17 +199,15 @@ class _Recorder(keras.optimizers.Optimizer):
         variable: Variable,
         learning_rate: Any,  # noqa: ARG002
     ) -> None:
-        # Added to zeros: of a sparse gradient Keras knows how to add it.
+        # Adding to zeros lets Keras handle sparse gradients.
         slot = self.gradients[self._get_variable_index(variable)]
         self.assign_add(slot, gradient)
 
 
 def gradients(model: Model, batch: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the gradient of every trainable variable, by path.
+    """Return the gradient of each trainable variable by path.
 
-    Args:
-        model: a compiled model; it is compiled anew and takes a step without learning.
-        batch: `(x, y)` or `(x, y, sample_weight)`.
+    The model is compiled again and runs one step without updates.
     """
     recorder = _Recorder()
     settings = compile_settings(model) or {}
@@ -237,7 +227,7 @@ def gradients(model: Model, batch: Sequence[Any]) -> dict[str, np.ndarray]:
 def changes(
     exact: dict[str, np.ndarray], moved: dict[str, np.ndarray]
 ) -> tuple[tuple[GradientChange, ...], float]:
-    """Return by how much the gradient moved, by layer and as a whole."""
+    """Return the relative gradient change by layer and in total."""
     layers: dict[str, list[str]] = {}
     for path in exact:
         layers.setdefault(path.rpartition("/")[0], []).append(path)
@@ -263,21 +253,21 @@ def _square(values: np.ndarray) -> float:
 
 
 def activation_report(model: Model, data: Dataset) -> ActivationReport:
-    """Return what is stored for the backward pass of a batch, and how exact it is.
+    """Return the bytes stored for the backward pass of a batch, and the gradient error.
 
-    The bytes come from the shapes of the batch. The gradient is measured, in one step
-    of a copy with compressed activations and one of a copy without; `model` is left as
-    it is.
+    The bytes follow from the shapes of the batch. The gradient is measured in one step
+    of two copies, one with and one without compressed activations. `model` is not
+    modified.
 
     Args:
-        model: a model from `compress_activations`.
-        data: one batch, `x`, `(x, y)` or `(x, y, sample_weight)`, where `x` is an
-            array, or a list or dict of arrays. With `y` the gradient is measured; the
-            model must be compiled then.
+        model: Model from `compress_activations`.
+        data: One batch: `x`, `(x, y)` or `(x, y, sample_weight)`, where `x` is an
+            array, or a list or dict of arrays. With `y`, the gradient is measured,
+            which needs a compiled model.
 
     Raises:
-        ModelError: if the model is not from `compress_activations`.
-        ConfigError: if there is a `y`, but the model is not compiled.
+        ModelError: If the model is not from `compress_activations`.
+        ConfigError: If `y` is passed but the model is not compiled.
     """
     settings = settings_of(model)
     batch = data if isinstance(data, tuple) else (data,)
@@ -293,7 +283,7 @@ def activation_report(model: Model, data: Dataset) -> ActivationReport:
     compress_in_place(lean_copy, settings)
     gradients_by_copy = []
     for copy in (plain, lean_copy):
-        # The dropout of Keras on torch draws from a generator of torch's own.
+        # Dropout of Keras on torch uses torch's own random generator.
         with seeded(settings.seed):
             gradients_by_copy.append(gradients(copy, batch))
     return ActivationReport(layers, *changes(*gradients_by_copy))

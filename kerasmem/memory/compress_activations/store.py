@@ -1,4 +1,4 @@
-"""Eight bits for an activation, rounded at random, on the running backend.
+"""8-bit activations with stochastic rounding on the current backend.
 
 Sources: Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation
 Compressed Training", 2021; Liu et al., "GACT: Activation Compressed Training for
@@ -18,38 +18,42 @@ from kerasmem.graph.activation_policy import Residuals
 from kerasmem.types import Tensor
 
 GROUP = 256
-"""Most entries that share a scale."""
+"""Maximum number of entries per scale."""
 
 FEWEST = 32
-"""Entries a sample must have: with fewer, the scales outweigh what is saved."""
+"""Minimum entries per sample. With fewer, the scales need more bytes than are saved."""
 
 HIGHEST = 252
-"""Finite entries have codes from 0 to this; those above are NaN and the infinities."""
+"""Largest code of a finite entry. Higher codes are NaN and infinities."""
 NAN, POSITIVE, NEGATIVE = 253, 254, 255
 
 STEPS = HIGHEST - 1
-"""Scales from a group's least entry to its largest: one less than there are, so that
-all can be shifted until zero is a code."""
+"""Number of scales from the minimum to the maximum of a group.
+
+One less than the codes allow, so that a shift can make zero a code.
+"""
 
 FINEST = 2.0**-20
-"""Least scale, relative to the largest entry: finer than float32 can do with."""
+"""Minimum scale relative to the largest entry, near float32 precision."""
 SMALLEST = 2.0**-120
-"""Least scale: its inverse is a float32 too."""
+"""Minimum scale whose inverse is a float32."""
 
 NOISE_LEVELS = 4096
-"""Noise is the middle of one of so many parts of [0, 1): never close enough to either
-end that an error of float32 could move a code."""
+"""Number of noise levels, each the center of an interval of [0, 1).
+
+The centers are far enough from 0 and 1 that float32 errors cannot change a code.
+"""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How the entries of a tensor are dealt into groups.
+    """Grouping of the entries of a tensor.
 
     Args:
-        leading: number of axes, from the first on, that stay as they are.
-        entries: entries at each place of those axes, a row.
-        count: groups in a row.
-        length: entries in a group, up to `GROUP`.
+        leading: Number of leading axes that are not grouped.
+        entries: Number of entries in a row, which is one index of the leading axes.
+        count: Groups per row.
+        length: Entries per group, at most `GROUP`.
     """
 
     leading: int
@@ -59,16 +63,15 @@ class Grouping:
 
     @property
     def padding(self) -> int:
-        """Entries in the last group of a row that are not there, less than `count`."""
+        """Number of padding entries in the last group of a row, less than `count`."""
         return self.count * self.length - self.entries
 
 
 def grouping(shape: Sequence[int | None]) -> Grouping:
-    """Return how a tensor is grouped.
+    """Return the grouping of a tensor.
 
-    A group lies within one sample, so the batch may be of any length and spread over
-    devices. Of a shape with more axes of unknown length, the known ones at its end
-    make a row.
+    A group is within one sample, so the batch may have any length and be distributed
+    over devices. If more axes have unknown lengths, the known trailing axes form a row.
 
     Example:
         >>> grouping((None, 30, 30))
@@ -84,7 +87,7 @@ def grouping(shape: Sequence[int | None]) -> Grouping:
 
 
 def packed_bytes(shape: Sequence[int]) -> int:
-    """Return the bytes of a tensor of this shape once it is packed.
+    """Return the bytes of a packed tensor of this shape.
 
     Example:
         >>> packed_bytes((2, 16, 16))
@@ -96,24 +99,22 @@ def packed_bytes(shape: Sequence[int]) -> int:
 
 
 _GOLDEN = 0.6180339887498949
-"""Its multiples, modulo 1, are spread evenly."""
+"""Golden ratio, whose multiples modulo 1 are evenly distributed."""
 
 
 def rounding_noise(known: Any, seed: int) -> Any:
-    """Return numbers from [0, 1) for the groups of a tensor, one an entry.
+    """Return noise in [0, 1), one number per entry.
 
-    An entry's is the sum, modulo 1, of one for its group and one for its place in the
-    group, so that over all draws any two entries are independent of each other. This is
-    all it takes for the error of a sum of entries to vary as if all of them were.
+    The noise of an entry is the sum, modulo 1, of a number for its group and a number
+    for its position. Any two entries are therefore independent over all draws. Pairwise
+    independence is enough for the variance of a sum of entries.
 
-    Args:
-        known: float32, finite, `(..., count, length)`.
-        seed: of what is drawn beforehand.
+    `known` is a finite float32 tensor of shape `(..., count, length)`.
     """
     random = np.random.default_rng(seed)
     length = known.shape[-1]
     starts = ops.convert_to_tensor(random.random(length), dtype="float32")
-    # Odd, so that modulo a power of two they leave no level out.
+    # Odd strides reach every level modulo a power of two.
     strides = random.integers(NOISE_LEVELS // 2, size=length) * 2 + 1
     strides = ops.convert_to_tensor(strides, dtype="float32")
     sums = ops.sum(known, axis=-1, keepdims=True)
@@ -145,16 +146,11 @@ _LARGEST = {"float16": 65504.0}
 
 
 def pack(tensor: Tensor, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
-    """Return uint8 codes, float32 scales and the float32 codes of zero.
+    """Quantize a tensor. Returns uint8 codes, float32 scales and float32 zero points.
 
-    Every finite entry becomes one of the two nearest multiples of its group's scale,
-    by chance: the nearer, the likelier, so that it is right on average. Zeros, groups
-    of one value, NaN and infinities are kept exactly.
-
-    Args:
-        tensor: floats of up to 32 bits.
-        groups: what `grouping` says of its shape.
-        seed: of the rounding.
+    Each finite entry is rounded to one of the two nearest multiples of its group's
+    scale. The probabilities make the result unbiased. Zeros, groups of one value, NaN
+    and infinities are exact.
     """
     whole = _grouped(ops.cast(tensor, "float32"), groups)
     finite = ops.isfinite(whole)
@@ -176,7 +172,7 @@ def pack(tensor: Tensor, groups: Grouping, seed: int) -> tuple[Any, Any, Any]:
 def unpack(
     packed: Sequence[Any], groups: Grouping, shape: Sequence[Any], dtype: str
 ) -> Any:
-    """Return the tensor of `shape` and `dtype` that `pack` made `packed` of."""
+    """Dequantize the result of `pack` to a tensor of `shape` and `dtype`."""
     codes, scales, zeros = packed
     codes = ops.cast(codes, "float32")
     values = (codes - zeros) * scales
@@ -200,11 +196,9 @@ def _grouped(tensor: Tensor, groups: Grouping) -> Any:
 
 @dataclass(frozen=True)
 class PackedStore:
-    """Eight bits an entry.
+    """Stores arguments in 8 bits per entry.
 
-    Args:
-        packed: numbers of the arguments that are stored so.
-        seed: of the rounding.
+    `packed` contains argument indices.
     """
 
     packed: frozenset[int]
@@ -212,27 +206,23 @@ class PackedStore:
     residuals = Residuals.EIGHT_BITS
 
     def applies_to(self, index: int, tensor: Tensor) -> bool:
-        """Return whether the argument is packed, and of a length that is worth it."""
-        # Within a step TensorFlow may know less of a shape than the model does.
+        """Return whether the argument is packed and large enough."""
+        # TensorFlow may know less of a shape in a step than in the model.
         return index in self.packed and grouping(tuple(tensor.shape)).entries >= FEWEST
 
     def pack(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return codes, scales and the codes of zero."""
+        """Return codes, scales and zero points."""
         return pack(tensor, grouping(tuple(tensor.shape)), self.seed)
 
     def unpack(self, packed: tuple[Any, ...], like: Like) -> Any:
-        """Return the activation, rounded."""
+        """Return the rounded activation."""
         shape = [size if isinstance(size, int) else None for size in like.shape]
         return unpack(packed, grouping(shape), like.shape, like.dtype)
 
 
 @dataclass(frozen=True)
 class EmptyStore:
-    """Nothing at all, for a segment whose gradient needs no values.
-
-    Args:
-        dropped: numbers of the arguments that are not stored.
-    """
+    """Stores no values, for a segment whose gradient needs none."""
 
     dropped: frozenset[int]
     residuals = Residuals.NO_FLOATS
@@ -242,7 +232,7 @@ class EmptyStore:
         return index in self.dropped
 
     def pack(self, tensor: Tensor) -> tuple[Any, ...]:
-        """Return one zero: what is made of it waits for the gradient, as it must."""
+        """Return one zero, to keep the dependency of the gradient."""
         return (ops.zeros((), dtype=tensor.dtype),)
 
     def unpack(self, packed: tuple[Any, ...], like: Like) -> Any:

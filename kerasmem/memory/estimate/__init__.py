@@ -1,4 +1,4 @@
-"""What a model will need, before it runs."""
+"""Estimates the memory of a model before training."""
 
 from kerasmem.memory.estimate.estimate import METHODS, estimate_memory
 from kerasmem.memory.estimate.request import Input, Request

@@ -1,4 +1,4 @@
-"""The arguments of `estimate_memory`, checked: one clear error each."""
+"""Checks the arguments of `estimate_memory`."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ DEVICES = ("gpu", "cpu")
 
 
 def checked_device(device: Any) -> tuple[str, str | None]:
-    """Return one of `DEVICES`, and the card if `device` names one.
+    """Return one of `DEVICES`, and the GPU if `device` is the name of a GPU.
 
     Raises:
-        ConfigError: if it is neither.
+        ConfigError: If `device` is neither.
     """
     if isinstance(device, str) and is_card(device):
         return "gpu", device
@@ -29,23 +29,18 @@ def checked_device(device: Any) -> tuple[str, str | None]:
 def checked_optimizer(
     model: Model, optimizer: Optimizer, policy: str | None = None
 ) -> Any:
-    """Return the optimizer that is meant: the one given, or the compiled one.
-
-    Args:
-        model: the model.
-        optimizer: what was given.
-        policy: name of an assumed dtype policy, None for the model's own.
+    """Return the given optimizer, or by default the compiled one.
 
     Raises:
-        ConfigError: if Keras knows no optimizer of that name.
-        ModelError: if none was given and the model has none.
+        ConfigError: If Keras has no optimizer with this name.
+        ModelError: If no optimizer is given and the model has none.
     """
     own = getattr(model, "optimizer", None)
     if optimizer is None:
         optimizer = own if model.compiled else None
         if optimizer is None:
             raise ModelError(
-                "Training needs an optimizer, and its slots need memory. Expected: a "
+                "The memory of a training step depends on the optimizer. Expected: a "
                 f"compiled model or an optimizer. Received: model={model.name!r}, not "
                 "compiled, and optimizer=None. Next: pass optimizer='adam', or "
                 "training=False."
@@ -53,22 +48,18 @@ def checked_optimizer(
     try:
         optimizer = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
-        valid = "a keras.optimizers.Optimizer or the name of one"
+        valid = "a keras.optimizers.Optimizer or its name"
         raise invalid("estimate_memory", "optimizer", optimizer, valid) from error
     if policy is None and optimizer is own:
-        return optimizer  # `compile` took it up already
+        return optimizer  # `compile` has already wrapped this optimizer.
     return scaled_if_half(optimizer, policy or model.dtype_policy.name)
 
 
 def scaled_if_half(optimizer: Optimizer, policy: str) -> Any:
-    """Return the optimizer as `model.compile` would take it up.
+    """Return the optimizer as wrapped by `model.compile`.
 
-    With `"mixed_float16"` Keras puts it into one that scales the loss, which holds back
-    every update until it has seen all gradients. The one handed in stays as it is.
-
-    Args:
-        optimizer: a checked optimizer.
-        policy: name of the model's dtype policy.
+    With `"mixed_float16"`, Keras wraps the optimizer in a `LossScaleOptimizer`, which
+    delays all updates until it has all gradients. The argument is not changed.
     """
     kinds = keras.optimizers
     is_wrapper = isinstance(optimizer, (kinds.LossScaleOptimizer, kinds.MultiOptimizer))
@@ -78,17 +69,17 @@ def scaled_if_half(optimizer: Optimizer, policy: str) -> Any:
 
 
 def checked_policy(dtype_policy: Any) -> str | None:
-    """Return the name of a dtype policy, None for None.
+    """Return the name of a dtype policy, or `None`.
 
     Raises:
-        ConfigError: if Keras knows no such policy.
+        ConfigError: If Keras has no such policy.
     """
     if dtype_policy is None:
         return None
     try:
         return keras.dtype_policies.get(dtype_policy).name
     except (ValueError, TypeError) as error:
-        valid = "a dtype policy of Keras, such as 'float32' or 'mixed_bfloat16'"
+        valid = "a Keras dtype policy such as 'float32' or 'mixed_bfloat16'"
         raise invalid("estimate_memory", "dtype_policy", dtype_policy, valid) from error
 
 
@@ -97,22 +88,17 @@ def compiles(
 ) -> bool:
     """Return whether Keras compiles the step on `backend` and `device`.
 
-    Args:
-        model: a built model.
-        backend: one of `BACKENDS`.
-        device: one of `DEVICES`.
-        asked: what was asked for; None for what the model was compiled with where that
-            is not what Keras chooses on this machine, else for what it chooses there.
-        replicas: of a strategy of TensorFlow, of which Keras by itself compiles none.
+    If `asked` is `None`, a setting of the model that differs from Keras's automatic
+    choice is used, or else the automatic choice.
     """
     on_gpu = backend == "tensorflow" and device == "gpu"
     if asked is None:
-        # Keras keeps no word about whether the choice was the user's.
+        # Keras does not record whether the user chose `jit_compile`.
         here = model._resolve_auto_jit_compile()
         was_chosen = model.compiled and model.jit_compile != here
         by_itself = (on_gpu and replicas == 1) or backend == "jax"
         asked = model.jit_compile if was_chosen else by_itself
-    # TensorFlow gives such a layer to cuDNN, which XLA cannot compile.
+    # TensorFlow runs these layers in cuDNN, which XLA cannot compile.
     cudnn = (True, "auto") if on_gpu else ()
     return bool(asked) and not any(
         not layer.supports_jit or getattr(layer, "use_cudnn", None) in cudnn
@@ -123,23 +109,17 @@ def compiles(
 def compiles_generation(
     model: Model, backend: str, device: str, **options: Any
 ) -> bool:
-    """Return whether KerasHub compiles what generates: always on JAX, never on torch.
-
-    Args:
-        model: a built model.
-        backend: one of `BACKENDS`.
-        device: one of `DEVICES`.
-        **options: those of `compiles`, which decides on TensorFlow.
+    """Return whether KerasHub compiles generation: always on JAX, never on torch.
 
     Raises:
-        ConfigError: if the other is asked for on JAX or torch.
+        ConfigError: If the opposite is requested on JAX or torch.
     """
     if backend != "tensorflow":
         is_compiled = backend == "jax"
         if options["asked"] not in (None, is_compiled):
             raise ConfigError(
-                f"KerasHub {'always' if is_compiled else 'never'} compiles what "
-                f"generates on {backend}. Expected: jit_compile=None. Received: "
+                f"KerasHub {'always' if is_compiled else 'never'} compiles generation "
+                f"on {backend}. Expected: jit_compile=None. Received: "
                 f"jit_compile={options['asked']}."
             )
         return is_compiled

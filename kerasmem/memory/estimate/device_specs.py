@@ -1,7 +1,7 @@
-"""The cards that a step can be planned for, as XLA wants them described.
+"""GPU descriptions for XLA's compiler.
 
-What XLA's plan hangs on is the compute capability, the number of cores and what one
-block of threads may take; rates of the units were left out, which changed no plan.
+XLA's memory plan depends on the compute capability, the number of cores and the limits
+of a thread block. Throughput of the units is omitted because it changed no plan.
 """
 
 from collections.abc import Mapping
@@ -13,23 +13,23 @@ from kerasmem.errors import InputError
 from kerasmem.units import GIB, KIB, MIB
 
 OPENXLA = "openxla/xla, xla/backends/gpu/target_config/specs"
-MAKER = "the maker's data sheet, not compared with openxla's own descriptions"
+MAKER = "NVIDIA data sheet, not compared with the openxla descriptions"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A card of NVIDIA's.
+    """Specification of an NVIDIA GPU.
 
     Args:
-        title: its name.
-        capability: its compute capability.
-        cores: its multiprocessors.
-        device_bytes: its memory, as CUDA tells it.
-        bandwidth: of that memory, bytes a second.
-        cache_bytes: its L2 cache.
-        shared_bytes: shared memory of a core.
-        clock_ghz: the highest clock of its cores.
-        source: where the figures come from.
+        title: Name of the GPU.
+        capability: Compute capability.
+        cores: Number of streaming multiprocessors.
+        device_bytes: Memory size in bytes, as reported by CUDA.
+        bandwidth: Memory bandwidth in bytes per second.
+        cache_bytes: Size of the L2 cache in bytes.
+        shared_bytes: Shared memory per multiprocessor in bytes.
+        clock_ghz: Maximum clock of the multiprocessors in GHz.
+        source: Source of the numbers.
     """
 
     title: str
@@ -44,13 +44,12 @@ class Card:
 
     @property
     def description(self) -> str:
-        """The text of a `GpuTargetConfigProto`."""
+        """`GpuTargetConfigProto` in text format."""
         major, minor = self.capability
         threads = 2048 if self.capability in _MANY_THREADS else 1536
         threads = 1024 if self.capability == _TURING else threads
         units = 64 if self.capability in _FEW_UNITS else 128
-        # A block may have all of a core's shared memory but for one KiB, before
-        # compute capability 8 all of it.
+        # From compute capability 8.0, 1 KiB of shared memory is reserved.
         most = self.shared_bytes - (KIB if major >= _AMPERE else 0)
         return f"""gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32
@@ -216,11 +215,11 @@ CARDS: Mapping[str, Card] = {
         source=MAKER,
     ),
 }
-"""By the name that `device=` takes."""
+"""GPU specifications by the name used in `device=`."""
 
 
 def is_card(device: str) -> bool:
-    """Return whether `device` names a card, or a file that describes one.
+    """Return whether `device` is the name of a GPU or of a description file.
 
     Example:
         >>> is_card("h200"), is_card("gpu")
@@ -230,10 +229,10 @@ def is_card(device: str) -> bool:
 
 
 def usable_bytes(device: str) -> int:
-    """Return the bytes of a card that a framework takes at most: TensorFlow's 95 %.
+    """Return the usable memory of a GPU in bytes: 95 %, as in TensorFlow.
 
     Raises:
-        ConfigError: if its memory is not known.
+        ConfigError: If the memory of the GPU is unknown.
 
     Example:
         >>> usable_bytes("l4") // 2**30
@@ -244,21 +243,19 @@ def usable_bytes(device: str) -> int:
 
 
 def description_of(device: str) -> str:
-    """Return the text by which XLA knows a card.
+    """Return the description of a GPU for XLA.
 
-    Args:
-        device: a name in `CARDS`, or the path of a text file of a
-            `GpuTargetConfigProto` such as openxla has of more cards.
+    A file contains a `GpuTargetConfigProto` in text format, such as openxla provides.
 
     Raises:
-        ConfigError: if it is neither.
-        InputError: if there is no such file.
+        ConfigError: If `device` is neither.
+        InputError: If the file cannot be read.
     """
     if device in CARDS:
         return CARDS[device].description
     if not is_card(device):
         valid = (
-            f"one of {', '.join(CARDS)} for method='plan', or the path of a card's "
+            f"one of {', '.join(CARDS)} for method='plan', or the path of a GPU "
             "description (.txtpb) from target_config/specs in openxla/xla"
         )
         raise invalid("estimate_memory", "device", device, valid)
@@ -266,6 +263,6 @@ def description_of(device: str) -> str:
         return Path(device).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"The description of the card cannot be read: {error.strerror}. Expected: "
-            f"a text file. Received: device={device!r}."
+            f"The GPU description cannot be read: {error.strerror}. Expected: a text "
+            f"file. Received: device={device!r}."
         ) from error

@@ -1,4 +1,4 @@
-"""The one function that says what a model will need."""
+"""The public function `estimate_memory`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ METHODS: Mapping[str, Callable[[Request], MemoryEstimate]] = {
     "plan": _estimate_by_plan,
     "measured": measured.estimate,
 }
-"""Cheapest first."""
+"""Estimation methods by name, cheapest first."""
 
 
 def estimate_memory(  # noqa: PLR0913 - the public entry point
@@ -46,51 +46,58 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
     data: Dataset | None = None,
     generate: int | None = None,
 ) -> MemoryEstimate:
-    """Estimate the peak memory that `model` needs, and what fills it.
+    """Estimate the peak memory of `model` and its composition.
 
     Nothing runs on the device, and the model is not changed. Only `"measured"` runs
-    steps, on the CPU. Under a `keras.distribution`, or of replicas, the bytes are those
-    of each device.
+    steps, on the CPU. With a `keras.distribution` or TensorFlow replicas, the estimate
+    is for one device.
 
     Args:
-        model: a `keras.Model`. If it is not built, `input_shape` or `data` tells the
-            shape of its inputs.
-        batch_size: samples in the batch, from 1; of all devices together.
-        optimizer: of a training step, an optimizer or its name; None for the compiled
-            one.
-        dtype_policy: a dtype policy or its name, assumed for the whole model; None for
-            the layers' own.
-        jit_compile: whether the step is compiled; None for what Keras would choose.
-        backend: `"tensorflow"`, `"jax"` or `"torch"`; None for the running one.
-        training: True for a training step, False for `predict`.
-        device: `"gpu"` or `"cpu"`; or a card such as `"h200"`, which `"plan"` needs.
-            None for `"gpu"`, and for `"cpu"` with `"measured"`, which needs it.
-        method: `"analytic"` (from the model's graph, under two seconds), `"traced"`
-            (from the step that the framework would run, in a child process), `"plan"`
-            (of a compiled step, by XLA's own compiler for a card that need not be
-            there, in 10 to 100 seconds; `pip install kerasmem[plans]`), `"measured"`
-            (real steps with up to 16 samples of zeros on this machine's CPU, in a child
-            process, extrapolated to `batch_size`; seconds to minutes; not on JAX), or
-            `"auto"`: analytic where the model has a graph, else traced.
-        input_shape: shape of the input without the batch axis, if the model leaves
-            lengths open; one per input, by name or in order, if there are several.
-        data: Example samples in any form that `fit` takes: `x`, `(x, y)`,
-            `(x, y, sample_weight)`, a `tf.data.Dataset`. Lengths, labels and sample
-            weights are read from them, for batches from the first one.
-        generate: tokens of a sequence, prompt and all, that `generate` of a `CausalLM`
-            of KerasHub makes, in the place of a training; None for none.
+        model: A `keras.Model`. An unbuilt model needs `input_shape` or `data`.
+        batch_size: Integer, at least 1. Number of samples per batch, for all devices
+            together.
+        optimizer: An optimizer or its name, for training. Defaults to the compiled
+            optimizer.
+        dtype_policy: A dtype policy or its name, assumed for the whole model. Defaults
+            to the policies of the layers.
+        jit_compile: Boolean. Whether the step is compiled. Defaults to the choice of
+            Keras.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`. Defaults to the current backend.
+        training: Boolean. `True` for a training step, `False` for `predict`. Defaults
+            to `True`.
+        device: `"gpu"`, `"cpu"`, or a GPU such as `"h200"`, which `"plan"` requires.
+            Defaults to `"gpu"`, and to `"cpu"` for `"measured"`, which requires it.
+        method: Estimation method. Defaults to `"auto"`.
+
+            - `"analytic"`: from the graph of the model, in less than two seconds.
+            - `"traced"`: from the step of the framework, traced in a child process.
+            - `"plan"`: from XLA's compiler, for a GPU that need not be installed. Takes
+              10 to 100 seconds and requires `pip install kerasmem[plans]`.
+            - `"measured"`: from real steps with up to 16 samples of zeros on the CPU,
+              extrapolated to `batch_size`. Takes seconds to minutes in a child process.
+              Not available on JAX.
+            - `"auto"`: analytic if the model has a graph, else traced.
+
+        input_shape: Input shape without the batch axis, for models with variable
+            lengths. Several inputs need one shape each, by name or in order.
+        data: Example samples in a form that `fit` accepts: `x`, `(x, y)`,
+            `(x, y, sample_weight)` or a `tf.data.Dataset`. Lengths, labels and sample
+            weights are read from the samples, for batched data from the first batch.
+        generate: Integer. Length in tokens of sequences generated by a KerasHub
+            `CausalLM`, including the prompt. The estimate is then for `generate`.
+            Defaults to `None`.
 
     Returns:
-        The `MemoryEstimate`: the peak in bytes with its interval, and its parts by
-        layer and category; `table()` shows it.
+        A `MemoryEstimate`: the peak in bytes with its interval, and its parts by layer
+        and category. Its `table()` formats the parts.
 
     Raises:
-        ModelError: if the model cannot be built, its input shape is not known, or the
-            method cannot do this model.
-        ConfigError: if `model` is no `keras.Model`, or another argument is wrong.
-        DataError: if the data does not fit the model.
-        ChildDiedError: if the child process of `"traced"`, `"plan"` or `"measured"`
-            ends by an error.
+        ModelError: If the model cannot be built, its input shape is unknown, or the
+            method does not support the model.
+        ConfigError: If `model` is not a `keras.Model`, or another argument is invalid.
+        DataError: If the data does not fit the model.
+        ChildDiedError: If the child process of `"traced"`, `"plan"` or `"measured"`
+            fails.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -133,7 +140,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     data: Dataset | None = None,
     generate: int | None = None,
 ) -> Request:
-    """Return the checked arguments of `estimate_memory`."""
+    """Check the arguments of `estimate_memory` and return them as a `Request`."""
     if not isinstance(model, keras.Model) or not model.built:
         model = built_model(model, input_shape, data)
     owner = "estimate_memory"
@@ -148,7 +155,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
         check_generates(model, generate)
         training = False
     policy = checks.checked_policy(dtype_policy)
-    # Models have it on TensorFlow alone.
+    # Only TensorFlow models have this attribute.
     strategy = getattr(model, "distribute_strategy", None)
     sharding = sharding_of(strategy, backend)
     compiles = checks.compiles if generate is None else checks.compiles_generation

@@ -1,8 +1,8 @@
-"""Generation by a `CausalLM` of KerasHub: prompts, then a token at a time.
+"""Text generation by a KerasHub `CausalLM`.
 
-`generate` fills a cache of keys and values from prompts that are padded to the full
-length, and then goes round for each token, with the cache in hand. On JAX, and where a
-model is compiled on TensorFlow, all of it is one compiled program.
+`generate` fills a key-value cache from prompts padded to the full length. A loop then
+updates the cache once per token. On JAX, and for compiled models on TensorFlow, the
+prompts and the loop are one compiled program.
 """
 
 import math
@@ -23,18 +23,18 @@ from kerasmem.units import MIB
 
 
 def check_generates(model: Model, length: int) -> None:
-    """Raise unless `model` generates, and the length is a whole number from 1.
+    """Check that `model` can generate sequences of `length` tokens.
 
     Raises:
-        ConfigError: if the length is another, or more than the model has places for.
-        ModelError: if the model does not generate.
+        ConfigError: If the length is invalid or exceeds the maximum of the model.
+        ModelError: If the model cannot generate.
     """
     attributes = ("generate_step", "sampler", "backbone")
     if any(getattr(model, name, None) is None for name in attributes):
         raise ModelError(
-            "A model that generates is a CausalLM of KerasHub. Expected: one, such as "
+            "Generation needs a KerasHub CausalLM. Expected: a model such as "
             f"keras_hub.models.GemmaCausalLM. Received: model={as_received(model)}. "
-            "Next: a backbone alone has training=False (--predict)."
+            "Next: for a backbone, pass training=False (--predict)."
         )
     most = getattr(model.backbone, "max_sequence_length", None)
     if isinstance(most, int):
@@ -44,13 +44,7 @@ def check_generates(model: Model, length: int) -> None:
 def generated_shapes(
     own: Mapping[str, Shape | None], length: int, input_shape: Any | None
 ) -> Any:
-    """Return the shapes of inputs, with the length of sequences where none is given.
-
-    Args:
-        own: what the model says of each input by name.
-        length: tokens of a sequence.
-        input_shape: shapes by input, or None; another form counts as it is.
-    """
+    """Return the input shapes, with `length` for unspecified sequence lengths."""
     if input_shape is not None and not isinstance(input_shape, Mapping):
         return input_shape
     sequences = {name: (length,) for name, shape in own.items() if shape == (None,)}
@@ -59,14 +53,14 @@ def generated_shapes(
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """The cache of keys and values of a batch.
+    """Key-value cache of a batch.
 
     Args:
-        nbytes: its bytes, of one beam.
-        layers: number of layers that it is of.
-        beams: sequences that are followed for each prompt.
-        merged: what waits for it after the prompts where XLA makes queries, keys and
-            values in one product, as a multiple of it; 1 where it does not.
+        nbytes: Bytes of the cache for one beam.
+        layers: Number of layers in the cache.
+        beams: Number of beams per prompt.
+        merged: Size of the saved tensors after the prompts relative to the cache. Above
+            1 if XLA computes queries, keys and values in one matrix product.
     """
 
     nbytes: int
@@ -76,11 +70,11 @@ class KeyValueCache:
 
 
 def cache_of(request: Request) -> KeyValueCache:
-    """Return the cache, as KerasHub makes it.
+    """Return the cache that KerasHub creates.
 
     Raises:
-        ModelError: if the model's cache is made of more than tokens, or its sampler
-            makes copies of it that are not known.
+        ModelError: If the cache does not depend only on tokens, or the sampler copies
+            the cache in an unknown way.
     """
     model, part = request.model, request.of_a_replica()
     copies = type(model.sampler).__name__ == "ContrastiveSampler"
@@ -105,13 +99,13 @@ def cache_of(request: Request) -> KeyValueCache:
 
 
 _LARGEST_MERGED = 64 * MIB
-"""XLA merges products with one operand in common, if one of them takes no more, with
-its operands. Plans show it, and that the merged result waits as a whole."""
+"""XLA merges matrix products with a common operand if one of them, including operands,
+is below this size. The merged result is kept as a whole, as compiled plans show."""
 
 
 def _merged(model: Model, tokens: int, width: int) -> float:
     kernels = {
-        layer.name: layer._kernel.shape  # not the sum with LoRA
+        layer.name: layer._kernel.shape  # Without LoRA.
         for layer in sublayers(model)
         if layer.name in ("query", "key") and "_kernel" in vars(layer)
     }
@@ -125,15 +119,15 @@ def _merged(model: Model, tokens: int, width: int) -> float:
 
 def _unknown(model: Model, expected: str) -> ModelError:
     return ModelError(
-        "The analytic method does not know the cache of this model. Expected: "
+        "The analytic method does not support the cache of this model. Expected: "
         f"{expected}. Received: model={model.name!r}, of class {type(model).__name__}, "
         f"with {type(model.sampler).__name__}. Next: pass method='plan', which "
-        "compiles what generates."
+        "compiles the generation."
     )
 
 
 class _Prefill(keras.Operation):
-    """Makes the cache of prompts."""
+    """Creates the cache from prompts."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -141,5 +135,5 @@ class _Prefill(keras.Operation):
 
     def call(self, token_ids: Any) -> Any:
         """Return hidden states and the cache."""
-        # Private: the one place that says what is cached, in which shape and type.
+        # Private API: no public function returns the shape and dtype of the cache.
         return self._model._build_cache(token_ids)

@@ -1,4 +1,4 @@
-"""The inputs of a model with every length known, and batches of these shapes."""
+"""Model inputs with known lengths, and batches of these shapes."""
 
 import inspect
 from collections.abc import Mapping
@@ -34,27 +34,20 @@ def checked_inputs(
     *,
     generate: int | None = None,
 ) -> tuple[Input, ...]:
-    """Return the inputs of the model with every axis known.
+    """Return the inputs of the model with all axes known.
 
-    Args:
-        model: a built model.
-        batch_size: length of the batch axis.
-        input_shape: shape without the batch axis, one per input by name or in order if
-            there are several; None for the model's own.
-        data: samples in any of the forms that `kerasmem.files.data` lists, from which
-            the shapes are read instead.
-        generate: length of sequences for which no shape is given; None for none.
+    `generate` is the length of sequences without a given shape.
 
     Raises:
-        ModelError: if the shape of an input is not known in full.
-        ConfigError: if `input_shape` does not fit the inputs, or both are given.
-        DataError: if the data does not fit the model.
+        ModelError: If the shape of an input is not completely known.
+        ConfigError: If `input_shape` does not fit the inputs, or `data` is passed too.
+        DataError: If the data does not fit the model.
     """
     if data is not None:
         if input_shape is not None:
             raise ConfigError(
-                "Lengths are given, or read from example data. Expected: one of the "
-                f"two. Received: input_shape={input_shape!r} and data."
+                "Expected: either `input_shape` or `data`. Received: "
+                f"input_shape={input_shape!r} and data."
             )
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
@@ -62,35 +55,34 @@ def checked_inputs(
     fixed_size = fixed_batch(model)
     if fixed_size not in {None, batch_size}:
         raise ConfigError(
-            f"The model {model.name!r} takes batches of one size only. Expected: "
+            f"The model {model.name!r} has a fixed batch size. Expected: "
             f"{fixed_size}. Received: batch_size={batch_size}."
         )
     own = _own_inputs(model)
     if generate is not None:
         open_shapes = {name: shape for name, shape, _ in own}
         input_shape = generated_shapes(open_shapes, generate, input_shape)
-    # Without a graph they are those of the first call, and others may follow.
+    # Without a graph, the shapes are from the first call, and later calls may differ.
     shapes = {name: shape for name, shape, _ in own}
     shapes = with_lengths(shapes, input_shape, binding=is_read)
     unknown = open_lengths(shapes)
     if unknown:
-        # A custom step may take other parts than the inputs of the model.
+        # A custom step may use other data than the inputs of the model.
         shape = (
-            f"input_shape= (--input-shape{once_per_input(shapes)}), without the batch "
+            f"input_shape= (--input-shape{once_per_input(shapes)}) without the batch "
             "axis, or "
         )
         raise ModelError(
             "The memory depends on the length of every axis of the input. Expected: "
             f"known lengths. Received: {unknown}. Next: pass "
-            f"{'' if has_own_step(model) else shape}data=, some samples; for a bound, "
-            "the largest one that occurs."
+            f"{'' if has_own_step(model) else shape}data= with example samples. For an "
+            "upper bound, use the largest lengths."
         )
     tokens = shapes.get("token_ids")
     if generate is not None and tokens not in (None, (generate,)):
         raise ConfigError(
-            "Sequences that are generated have one length, prompt and all. Expected: "
-            f"token_ids of shape {(generate,)}, as generate= says, or no shape. "
-            f"Received: {tokens}."
+            "`token_ids` needs the length of the generated sequences. Expected: "
+            f"token_ids of shape {(generate,)}, or no shape. Received: {tokens}."
         )
     return tuple(
         Input(name, (batch_size, *(n for n in shapes[name] or () if n)), dtype)
@@ -101,16 +93,11 @@ def checked_inputs(
 def example_labels(
     model: Model, data: Dataset, batch_size: int
 ) -> tuple[Any, Any] | None:
-    """Return labels and sample weights of a batch as in `Request.labels`.
-
-    Args:
-        model: A built model.
-        data: Example samples in any of the forms that `kerasmem.files.data` lists.
-        batch_size: Number of samples in the batch.
+    """Return labels and sample weights of a batch, as in `Request.labels`.
 
     Returns:
-        `None` if the labels are not arrays of numbers, or missing although a step of
-        Keras needs them.
+        `None` if the labels are not arrays of numbers, or if a standard Keras step
+        would need missing labels.
     """
 
     def spec(array: Any) -> Input:
@@ -129,15 +116,11 @@ def example_labels(
 
 
 def lengths_in(model: Model, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """Return the lengths of inputs that `model` leaves open, of samples or a batch.
-
-    Args:
-        model: a built model.
-        x: arrays or tensors with a batch axis, in the model's structure.
+    """Return the shapes in `x` of inputs for which `model` allows variable lengths.
 
     Returns:
-        By the name of the input its shape without the batch axis, for those of
-        unknown lengths: what `estimate_memory` takes as `input_shape`.
+        Shapes without the batch axis by input name, as `input_shape` of
+        `estimate_memory`.
     """
     own = _own_inputs(model)
     leaves = named_leaves(x)
@@ -153,13 +136,10 @@ def lengths_in(model: Model, x: Tensor) -> dict[str, tuple[int, ...]]:
 
 
 def structure_when_built(model: Model) -> Any | None:
-    """Return the inputs as a model without a graph takes them, or None if one tensor.
-
-    Args:
-        model: a built model.
+    """Return the input structure with which a model without a graph was built.
 
     Returns:
-        Lists and dicts of `keras.KerasTensor`s of the shapes that it was built with.
+        Lists and dicts of `keras.KerasTensor`s, or `None` for a single tensor.
     """
     shapes = list((model._build_shapes_dict or {}).values())
     if len(shapes) != 1 or is_shape(shapes[0]) or not keras.tree.is_nested(shapes[0]):
@@ -168,7 +148,7 @@ def structure_when_built(model: Model) -> Any | None:
 
 
 def _tensors(shapes: Any, dtype: str) -> Any:
-    # Into plain lists and dicts: Keras's own, which track, are none to JAX.
+    # JAX does not treat Keras's tracked lists and dicts as containers.
     if is_shape(shapes):
         return keras.KerasTensor(shapes, dtype)
     if isinstance(shapes, Mapping):
@@ -179,7 +159,7 @@ def _tensors(shapes: Any, dtype: str) -> Any:
 def _own_inputs(model: Model) -> list[tuple[str, Shape | None, str]]:
     if own_graph(model) is not None:
         named_tensors = zip(input_names(model), model.inputs, strict=True)
-    # A model without a graph remembers at most the shapes that it was built with.
+    # A model without a graph stores at most the shapes with which it was built.
     elif (structure := structure_when_built(model)) is not None:
         named_tensors = named_leaves(structure).items()
     else:
@@ -197,15 +177,15 @@ _OF_MASKS = {"padding_mask": "bool"}
 def symbolic_batch(request: Request) -> Any:
     """Return the batch of a step as a nest of `keras.KerasTensor`s.
 
-    A training step gets the parts of the example data, packed as in `fit`, or else
-    `(x, y)` with guessed labels; other steps get `(x,)`.
+    A training step receives the example data, packed as in `fit`, or else `(x, y)` with
+    guessed labels. Other steps receive `(x,)`.
     """
     x = _like_inputs(
         request.model,
         [keras.KerasTensor(one.shape, one.dtype) for one in request.inputs],
     )
     if request.step == "generate":
-        # As a preprocessor of KerasHub gives it; Keras's own inputs are of integers.
+        # KerasHub preprocessors return boolean masks, but Keras inputs are integers.
         x = {
             k: keras.KerasTensor(v.shape, _OF_MASKS.get(k, v.dtype))
             for k, v in x.items()
@@ -223,7 +203,7 @@ def symbolic_batch(request: Request) -> Any:
 
 
 def zeros(request: Request) -> Any:
-    """Return a batch of zeros and empty texts, see `symbolic_batch`."""
+    """Return a batch of zeros and empty strings, see `symbolic_batch`."""
 
     def array(spec: Any) -> np.ndarray:
         if spec.dtype == "string":
@@ -234,13 +214,13 @@ def zeros(request: Request) -> Any:
 
 
 def run_once(request: Request, batch: Tensors) -> None:
-    """Run one step; the model must not be the user's."""
+    """Run one step. The model is trained, so it must be a copy."""
     model = request.model
     parts = keras.utils.unpack_x_y_sample_weight(batch)
     if not request.training:
         model.predict_on_batch(parts[0])
         return
-    if has_own_step(model):  # which `fit` gives only those parts that there are
+    if has_own_step(model):  # `fit` passes only the parts that are not `None`.
         x, y, weight = parts
         samples = len(keras.tree.flatten(x)[0])
         model.fit(
@@ -251,7 +231,7 @@ def run_once(request: Request, batch: Tensors) -> None:
 
 
 def _like_inputs(model: Model, tensors: list[Any]) -> Any:
-    # Private: whether a model takes a list or a dict, and of which names.
+    # Private API: the structure and the names of the inputs.
     structure = getattr(model, "_inputs_struct", None)
     if structure is None and own_graph(model) is None:
         structure = structure_when_built(model)
@@ -275,7 +255,7 @@ def _targets(model: Model, x: Tensor) -> Any:
 
 
 _OF_LABELS = ("sparse", "chunkedcrossentropy")
-"""Parts of the names of losses that take integers."""
+"""Substrings in the names of losses that accept integer labels."""
 
 
 def _target(output: Tensor, loss: Any) -> Any:
@@ -288,7 +268,7 @@ def _target(output: Tensor, loss: Any) -> Any:
 
 
 def as_tensors(model: Watched) -> tuple[ProgramTensor, ...]:
-    """Return the variables of a model as a program has them."""
+    """Return the variables of a model as program tensors."""
     return tuple(
         ProgramTensor((v.nbytes,), 1, v.layer, kind=v.category) for v in model.variables
     )

@@ -1,6 +1,6 @@
-"""Method "measured": real steps on this machine's CPU, counted as on a GPU.
+"""Method "measured": real steps on the CPU with the allocator of a GPU.
 
-Small batches run; larger ones are extrapolated from two of them.
+Small batches run. Larger batches are extrapolated from two small ones.
 """
 
 from collections import defaultdict
@@ -22,19 +22,19 @@ from kerasmem.memory.timeline.blocks import change, consistent
 from kerasmem.records import EstimatePart, MemoryEstimate
 
 COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
-"""Environment in which TensorFlow's CPU allocator is the one of a GPU, and counts."""
+"""Environment in which TensorFlow's CPU uses the GPU allocator with its counters."""
 _SPREAD = {"tensorflow": (0.88, 1.15), "torch": (0.92, 1.08)}
-"""Multiples of the peak that are the interval."""
+"""Bounds of the interval as multiples of the peak."""
 _STEPS = 3
 _SMALL = 16
 
 
 def estimate(request: Request) -> MemoryEstimate:
-    """Return the memory of a step, measured by real steps in a child process.
+    """Estimate the memory of a step from real steps in a child process.
 
     Raises:
-        ConfigError: If the step is one that cannot be measured on this machine's CPU.
-        ModelError: If the child process cannot build the model from its config.
+        ConfigError: If the step cannot be measured on the CPU of this machine.
+        ModelError: If the child process cannot restore the model from its config.
     """
     if request.device != "cpu" or request.sharding.devices > 1:
         device = request.card or request.device
@@ -56,15 +56,15 @@ def estimate(request: Request) -> MemoryEstimate:
 
 
 def estimate_in_process(request: Request) -> MemoryEstimate:
-    """Return the estimate from real steps, in this process and on its backend.
+    """Estimate the memory from real steps in this process.
 
-    The model is trained for a few steps on zeros: hand in one of your own.
+    The model is trained for a few steps on zeros, so it must be a copy.
 
     Raises:
-        ConfigError: if another backend is asked for than the running one.
-        ModelError: if the allocator of this process does not count.
+        ConfigError: If the requested backend is not the current backend.
+        ModelError: If the allocator of this process has no counters.
     """
-    request.check_backend(keras.backend.backend(), "runs on the running backend")
+    request.check_backend(keras.backend.backend(), "is measured on the current backend")
     (peak,) = peaks_at(request, [request.batch_size])
     sums = watched(request.model)[0].bytes_by_place()
     peak = max(peak, sum(sums.values()))
@@ -75,10 +75,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
 
 
 def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:
-    """Return the peak at each batch size.
-
-    Small batches run; from two of them the others are extended.
-    """
+    """Return the peak at each batch size, extrapolated for large batches."""
     counts = request.backend == "tensorflow"
     ran: dict[int, Sequence[MemoryEvent]] = {}
     peaks = []
@@ -99,12 +96,7 @@ def peaks_at(request: Request, sizes: Sequence[int]) -> list[int]:
 
 
 def later_peak(request: Request, steps: int) -> int | None:
-    """Return the measured peak of the later of some steps, None if nobody tells.
-
-    Args:
-        request: the model and the batch.
-        steps: how many run after the first one.
-    """
+    """Return the measured peak after the first step, or `None` if unknown."""
     batch = zeros(request)
     run_once(request, batch)
     backends.current().reset_device_peak()
@@ -115,11 +107,7 @@ def later_peak(request: Request, steps: int) -> int | None:
 
 
 def _real_step(request: Request) -> Sequence[MemoryEvent]:
-    """Return the events of a later step.
-
-    Raises:
-        ModelError: if the allocator of this process does not count.
-    """
+    """Return the events of a later step, or raise `ModelError` without counters."""
     batch = zeros(request)
     run_once(request, batch)
     profiler = backends.current().memory_profiler(watched(request.model)[1])
@@ -149,16 +137,10 @@ def small_batches(batch_size: int) -> tuple[int, ...]:
 def extended(
     steps: Sequence[Sequence[MemoryEvent]], sizes: Sequence[int], batch_size: int
 ) -> list[MemoryEvent]:
-    """Return the events of a step with more samples than those that ran.
+    """Extrapolate the events of a step to a larger batch size.
 
-    Each block grows on the line through its sizes in the steps that ran. A line
-    through the peaks would not do: another moment may be the fullest with more
-    samples.
-
-    Args:
-        steps: the events of one step per batch size; all of one allocator.
-        sizes: the one or two batch sizes.
-        batch_size: the size that is asked for.
+    Each block is extrapolated linearly from its sizes in the measured steps. A line
+    through the peaks would be wrong, because the peak may move to another operation.
     """
     growth = _growth(steps, sizes, batch_size)
     growth_by_address: dict[int, int] = {}
@@ -181,16 +163,17 @@ def extended(
 
 
 def peak_of(events: Sequence[MemoryEvent]) -> int:
-    """Return the most bytes in use."""
+    """Return the maximum bytes in use."""
     return max([_before(events), *(event.in_use_bytes for event in events)])
 
 
 def peak_in_pool(events: Sequence[MemoryEvent]) -> int:
-    """Return the most bytes in use in a pool of TensorFlow's, its waste included."""
+    """Return the maximum bytes in use in a TensorFlow pool, including its waste."""
     pool = BFCAllocator(PoolPolicy(limit_bytes=1 << 50))
     before = _before(events)
     pool.allocate(max(before, 1))
-    waste = pool.in_use_bytes - before  # of standing for many blocks
+    # Rounding of the block that represents all older blocks.
+    waste = pool.in_use_bytes - before
     blocks: dict[int, int | None] = {}
     for event in events:
         if event.is_allocation:
@@ -213,10 +196,10 @@ def _growth(
     before, after = (_by_operation(events) for events in steps)
     growth = {}
     for operation, blocks in after.items():
-        # Threads change the order of an operation's blocks, not that of their sizes.
+        # Threads change the order of an operation's blocks, but not of their sizes.
         pairs = zip(before.get(operation, ()), blocks, strict=False)
         for (small, _), (large, number) in pairs:
-            # More samples never need less.
+            # A larger batch never needs less memory.
             growth[number] = round(factor * max(large - small, 0))
     return growth
 

@@ -1,8 +1,8 @@
-"""A planned step in the pool of the framework's allocator.
+"""Simulates a planned step in the memory pool of the framework.
 
-Weights, slots and the batch are blocks of their own; all temporary memory of the step
-is one block. The allocator does not split a chunk below twice what is asked for unless
-128 MiB would be left, so that a block may come with much that nobody asked for.
+Weights, optimizer slots and the batch are separate blocks. All temporary memory of the
+step is one block. The allocator splits a chunk only if the chunk is at least twice the
+requested size, or if at least 128 MiB would remain.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,8 @@ from kerasmem.records import EstimatePart
 
 _ARRAYS_OF_A_WEIGHT = {"tensorflow": 3, "jax": 1}
 _ARRAYS_OF_A_SLOT = {"tensorflow": 2, "jax": 3}
-"""Arrays that are there at once while a first value is made. These give, of nine
-trainings on an H200, what was in use after the first step to 1 % of the peak."""
+"""Number of arrays that exist while an initial value is created. With these numbers,
+nine trainings on an H200 are reproduced within 1 % of the peak."""
 _SMALL = 64
 _SMALLEST_REGION = 2 << 20
 
@@ -23,10 +23,8 @@ _SMALLEST_REGION = 2 << 20
 class InUse(NamedTuple):
     """Bytes in use in the pool.
 
-    Args:
-        state: of weights and slots.
-        others: of the batch and of what the step returns.
-        block: of the temporary block.
+    `state` covers weights and optimizer slots. `others` covers the batch and the
+    results.
     """
 
     state: int
@@ -35,7 +33,7 @@ class InUse(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Total bytes in use."""
         return self.state + self.others + self.block
 
 
@@ -45,13 +43,9 @@ def in_use(
     others: Sequence[int],
     block: int,
 ) -> InUse:
-    """Return what a step has in use in a pool that has only what it needs.
+    """Return the bytes in use during a step in a new pool.
 
-    Args:
-        backend: `"tensorflow"` or `"jax"`, which make first values in other ways.
-        stored: the variables, in the order in which they are made.
-        others: bytes of other arrays: the batch, what the step returns.
-        block: bytes of the temporary block.
+    `stored` contains the variables in the order of their creation.
     """
     memory = unlimited_bfc()
     for part in stored:
@@ -69,11 +63,11 @@ def in_use(
 
 
 def block_bytes(block: int) -> int:
-    """Return what the allocator gives for the temporary block of a step.
+    """Return the allocated bytes for the temporary block of a step.
 
-    The pool grows by regions of twice the size, and the first step, whose trials come
-    and go, leaves a free one of each; the block gets the smallest that it fits in,
-    whole or split.
+    The pool doubles its region size as it grows, and autotuning in the first step
+    leaves one free region per size. The block gets the smallest region that fits, whole
+    or split.
 
     Example:
         >>> block_bytes(77_602_328) == 128 << 20
@@ -90,6 +84,6 @@ def block_bytes(block: int) -> int:
 
 
 def exact_bytes(stored: Iterable[EstimatePart], others: Iterable[int]) -> int:
-    """Return the bytes of arrays that are rounded up and nothing else."""
+    """Return the total bytes of arrays after rounding each size."""
     sizes = (*(part.nbytes for part in stored), *others)
     return sum(rounded(max(n, 1)) for n in sizes)

@@ -1,10 +1,9 @@
-"""Scratch space of library kernels: what every method of estimating knows of it.
+"""Scratch space of library kernels, shared by all estimation methods.
 
-On a CPU TensorFlow's convolutions, going backward, write every patch under the kernel
-out in a row, for as many images as fill the cache, be there so many in the batch or
-not; for one at a time where the threads share an image. The rule is that of its
-kernels, and gives what was recorded. oneDNN's kernels, which TensorFlow takes unless it
-is told not to, write out nothing.
+On a CPU, the gradients of TensorFlow convolutions unroll image patches. The number of
+images is chosen to fill the cache, independent of the batch size. If the threads share
+an image, one image is unrolled at a time. This rule follows TensorFlow's kernels and
+matches recorded steps. oneDNN kernels, which are the default, unroll nothing.
 """
 
 import math
@@ -13,36 +12,30 @@ import sys
 from collections.abc import Sequence
 
 LARGEST_TRIAL = 4 << 30
-"""TensorFlow and XLA allow cuDNN no more than this for an algorithm."""
+"""Maximum scratch space that TensorFlow and XLA allow cuDNN for an algorithm."""
 FEW_CHANNELS = 4
-"""Up to so many cuDNN has kernels of its own, which do not use tensor cores."""
+"""cuDNN has special kernels without tensor cores up to this number of channels."""
 SPLITS = 15
-"""Partial sums of the gradient of a kernel, where cuDNN copies to channels last."""
+"""Partial sums of a kernel gradient if cuDNN copies the operands to channels last."""
 RNN_GATES = {"LSTM": 4, "GRU": 3}
 RNN_KEPT = {"LSTM": 5, "GRU": 6}
-"""What cuDNN keeps for the gradient, in numbers per sample, time and unit: of an LSTM
-the gates and the cell. Its own answers for a net of four layers, in PyTorch's issue
-2895, come to these."""
+"""Values that cuDNN saves for the gradient per sample, time step and unit. For an LSTM,
+these are the gates and the cell state. cuDNN's own numbers for a network of four
+layers, in PyTorch issue 2895, agree."""
 
 _TILE, _NUMBERS = 4, 36
-"""Winograd's F(4x4, 3x3): so many numbers stand for each tile of 4 by 4."""
+"""Winograd's F(4x4, 3x3): numbers per tile of 4 by 4."""
 _CACHE = 30 << 20
-"""Bytes of the last cache of a processor, as TensorFlow takes them to be."""
+"""Bytes of the last-level cache, as assumed by TensorFlow."""
 _CACHE_OF_A_CORE = 256 << 10
-"""Bytes of the second cache, likewise."""
+"""Bytes of the second-level cache, as assumed by TensorFlow."""
 
 
 def rnn_entries(kind: str, state: int, inputs: int, weights: int) -> int:
     """Return the entries of cuDNN's scratch space for an LSTM or a GRU.
 
-    The input and the output packed, each gate's product with the input, and the weights
-    twice.
-
-    Args:
-        kind: `"LSTM"` or `"GRU"`.
-        state: entries of its output, of all samples and steps in time.
-        inputs: entries that go in.
-        weights: entries of all weights.
+    These are the packed input and output, the product of each gate with the input, and
+    two copies of the weights. `state`, `inputs` and `weights` are numbers of entries.
     """
     return (RNN_GATES[kind] + 1) * state + inputs + 2 * weights
 
@@ -50,16 +43,12 @@ def rnn_entries(kind: str, state: int, inputs: int, weights: int) -> int:
 def fourier_bytes(
     padded: Sequence[int], images: int, channel_pairs: int, width: int
 ) -> int:
-    """Return the space of a convolution by Fourier transform of whole images.
+    """Return the scratch bytes of a convolution by Fourier transform of whole images.
 
-    Each image in as many complex numbers as half a padded one has; the kernels twice:
-    transformed, and turned round for the products.
-
-    Args:
-        padded: height and width of an image with its padding.
-        images: planes of samples and channels, going in and coming out.
-        channel_pairs: planes of the kernel.
-        width: bytes of an entry.
+    The spectrum of an image has half the entries of the padded image, as complex
+    numbers. The kernels are stored twice: transformed, and transposed for the products.
+    `padded` is the height and width of a padded image. `images` and `channel_pairs` are
+    numbers of planes.
     """
     plane = padded[0] * (padded[1] // 2 + 1) * 2 * width
     return (images + 2 * channel_pairs) * plane
@@ -68,38 +57,28 @@ def fourier_bytes(
 def winograd_bytes(
     space: Sequence[int], samples: int, channels: tuple[int, int], width: int
 ) -> int:
-    """Return the space of a convolution of 3 by 3 by Winograd's transforms.
+    """Return the scratch bytes of a 3 by 3 convolution by Winograd's transforms.
 
-    Images going in and coming out, and the kernel (Lavin and Gray, "Fast Algorithms for
-    Convolutional Neural Networks", 2016).
-
-    Args:
-        space: height and width of an image.
-        samples: images in the batch.
-        channels: going in and coming out.
-        width: bytes of an entry.
+    Input and output images and the kernel are transformed (Lavin and Gray, "Fast
+    Algorithms for Convolutional Neural Networks", 2016). `space` is the height and
+    width of an image. `channels` contains the numbers of input and output channels.
     """
     tiles = samples * math.prod(-(-n // _TILE) for n in space)
     return _NUMBERS * (tiles * sum(channels) + math.prod(channels)) * width
 
 
 def padded_length(length: int, kernel: int) -> int:
-    """Return the power of two that an axis is padded to for a Fourier transform."""
+    """Return the power of two to which a Fourier transform pads an axis."""
     return 1 << max(length + kernel - 2, 0).bit_length()
 
 
 def unrolled_bytes(
     image: Sequence[int], kernel: Sequence[int], batch_size: int, width: int
 ) -> tuple[int, int]:
-    """Return the scratch bytes of the gradient of a kernel, and of that of its input.
+    """Return the scratch bytes of the kernel gradient and of the input gradient.
 
-    They are none where oneDNN runs convolutions.
-
-    Args:
-        image: shape of one image that the convolution makes, channels last.
-        kernel: shape of the kernel, the channels made last.
-        batch_size: images in the batch.
-        width: bytes of an entry.
+    Both are 0 if oneDNN runs the convolutions. `image` is the shape of one output
+    image, channels last.
     """
     if in_one_dnn():
         return 0, 0
@@ -111,13 +90,13 @@ def unrolled_bytes(
 
 
 def in_one_dnn() -> bool:
-    """Return whether oneDNN runs the convolutions of a TensorFlow started like this."""
+    """Return whether TensorFlow runs convolutions in oneDNN in this environment."""
     setting = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").lower()
     return sys.platform != "darwin" and setting not in ("0", "false")
 
 
 def threads() -> int:
-    """Return the number of threads that run operations at once."""
-    if hasattr(os, "sched_getaffinity"):  # a container may have a part of the cores
+    """Return the number of threads that run operations in parallel."""
+    if hasattr(os, "sched_getaffinity"):  # A container may have only some of the cores.
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

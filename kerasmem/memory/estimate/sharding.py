@@ -1,8 +1,8 @@
-"""Several devices that share a training: what one of them holds.
+"""Determines the share of one device in a training on several devices.
 
-`keras.distribution` (JAX) lays each variable out over a mesh of devices and splits the
-batch along one of its axes; replicas of TensorFlow have every variable each. What is
-estimated is one device.
+`keras.distribution` (JAX) shards variables over a device mesh and splits the batch
+along one axis. TensorFlow replicas each hold all variables. Estimates are for one
+device.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,25 +17,25 @@ from kerasmem.types import Variable
 
 
 def _replicated(_variable: Any) -> None:
-    """Return that each device has all of a variable."""
+    """Return `None`: each device holds the whole variable."""
 
 
 def _none() -> None:
-    """Return that there is no distribution."""
+    """Return `None`: there is no distribution."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How devices share a training.
+    """Distribution of a training over devices.
 
     Args:
-        devices: number of devices.
-        replicas: number of parts that a batch is split into; where a model is split,
-            several devices have one part.
-        layout_of: returns the layout of a variable, which has `shard_shape(shape)`;
-            None where each device has all of it.
-        config_of: returns the config of the distribution, for another process alone:
-            one of the user's own has none.
+        devices: Number of devices.
+        replicas: Number of parts of a batch. Several devices share one part if the
+            model is sharded.
+        layout_of: Returns the layout of a variable, which has `shard_shape(shape)`, or
+            `None` for the whole variable.
+        config_of: Returns the config of the distribution for another process. Raises
+            for a custom distribution class.
     """
 
     devices: int = 1
@@ -45,17 +45,15 @@ class Sharding:
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """What makes the distribution anew where one program is for all devices.
-
-        None where each replica runs a step of its own.
+        """Config of the distribution, `None` if each replica runs a separate step.
 
         Raises:
-            ConfigError: if it is of a class of the user's own.
+            ConfigError: If the distribution has a custom class.
         """
         return self.config_of()
 
     def part_of(self, batch_size: int) -> int:
-        """Return the samples that one replica gets at most of a batch.
+        """Return the maximum number of samples of a batch per replica.
 
         Example:
             >>> Sharding(devices=4, replicas=4).part_of(30)
@@ -64,10 +62,10 @@ class Sharding:
         return -(-batch_size // self.replicas)
 
     def shard_shape(self, variable: Variable) -> tuple[int, ...]:
-        """Return the shape of what one device holds of a variable.
+        """Return the shape of a variable's shard on one device.
 
         Raises:
-            ConfigError: if its layout does not divide it evenly.
+            ConfigError: If the layout does not divide the variable evenly.
         """
         return shard_shape(variable, self.layout_of(variable))
 
@@ -76,11 +74,9 @@ ONE_DEVICE = Sharding()
 
 
 def sharding_of(strategy: Any | None, backend: str) -> Sharding:
-    """Return how devices share the training of a model.
+    """Return the distribution of a model.
 
-    Args:
-        strategy: that of TensorFlow that the model was made under.
-        backend: the one that is asked about; only the running one has devices.
+    Only the current backend has devices.
     """
     if backend != keras.backend.backend():
         return ONE_DEVICE
@@ -92,14 +88,10 @@ def sharding_of(strategy: Any | None, backend: str) -> Sharding:
 
 
 def shard_shape(variable: Variable, layout: Any | None) -> tuple[int, ...]:
-    """Return the shape of what one device holds of a variable.
-
-    Args:
-        variable: it has a shape and a path.
-        layout: None for all of it.
+    """Return the shape of a variable's shard on one device.
 
     Raises:
-        ConfigError: if the layout does not divide it evenly.
+        ConfigError: If the layout does not divide the variable evenly.
     """
     shape = tuple(variable.shape)
     if layout is None:
@@ -108,7 +100,7 @@ def shard_shape(variable: Variable, layout: Any | None) -> tuple[int, ...]:
         return tuple(layout.shard_shape(shape))
     except ValueError as error:
         raise ConfigError(
-            "Devices hold equal parts of a variable. Expected: a layout that divides "
-            f"each of its axes. Received: {variable.path!r} of shape {shape}, "
+            "A variable cannot be split into equal parts. Expected: a layout that "
+            f"divides each axis. Received: {variable.path!r} of shape {shape}, "
             f"{str(error).rstrip('.')}."
         ) from error

@@ -1,4 +1,4 @@
-"""A built copy of a model that Keras builds in the first `fit`."""
+"""Builds a copy of a model that has no weights yet."""
 
 from typing import Any
 
@@ -19,20 +19,12 @@ from kerasmem.types import Dataset, Model
 
 
 def built_model(model: Model, input_shape: Any | None, data: Dataset | None) -> Any:
-    """Return the model, or a copy that is built if the model has no weights yet.
-
-    The copy is made in the memory of the host.
-
-    Args:
-        model: A Keras model.
-        input_shape: Shape of the inputs without the batch axis; `None` if unknown.
-        data: Samples in any of the forms that `kerasmem.files.data` lists, or `None`.
+    """Return the model, or a built copy in host memory if it has no weights.
 
     Raises:
-        ModelError: If the model cannot be copied, or is not built and neither
-            `input_shape` nor `data` is given.
-        ConfigError: If `model` is no Keras model, or `input_shape` is no shape and has
-            none.
+        ModelError: If the model cannot be copied, or cannot be built without
+            `input_shape` or `data`.
+        ConfigError: If `model` is not a Keras model, or `input_shape` is invalid.
     """
     valid = InstanceOf(keras.Model, "a keras.Model")
     valid.check("estimate_memory", "model", model)
@@ -40,10 +32,10 @@ def built_model(model: Model, input_shape: Any | None, data: Dataset | None) -> 
         return model
     if input_shape is None and data is None:
         raise ModelError(
-            "The model has no weights yet, so their bytes are unknown. Expected: a "
+            "The model has no weights yet, so its memory is unknown. Expected: a "
             "built model, or the shape of its inputs. Received: "
             f"model={model.name!r}, not built. Next: pass input_shape= or data=, "
-            "or call the model on a batch to build it."
+            "or call the model on a batch to build its weights."
         )
     x = sample_inputs(data, 1) if data is not None else _zeros(input_shape)
     with keras.device("cpu"), current().replicating(model), generators_kept():
@@ -58,7 +50,7 @@ def built_model(model: Model, input_shape: Any | None, data: Dataset | None) -> 
             raise ModelError(
                 f"The model {model.name!r} cannot be built. Received: "
                 f"{first_line(text_of(error)).rstrip('.')}. Next: call the model on a "
-                "batch of your data, or give it an Input."
+                "batch of your data, or add an Input."
             ) from error
         set_alike(of_one_class(sublayers(copy), sublayers(model)))
         compile_as(copy, model)

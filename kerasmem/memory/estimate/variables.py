@@ -1,8 +1,8 @@
-"""What is on the device between steps: the variables of a model and its optimizer.
+"""Memory of the variables of a model and its optimizer.
 
-An optimizer tells itself which variables it will make. A fresh copy of it is built on
-stand-ins that have the shapes of the model's variables and none of their memory; what
-it asks for is written down instead of made.
+The slots of an optimizer are found by building a copy of the optimizer on stand-ins.
+Stand-ins have the shapes of the model's variables, but no memory. The copy records its
+slots instead of creating them.
 """
 
 import math
@@ -26,18 +26,16 @@ _BITS = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
 
 
 def width(dtype: Any) -> int:
-    """Return the bytes of one entry of a Keras dtype."""
+    """Return the bytes per entry of a Keras dtype."""
     bits = _BITS.match(keras.backend.standardize_dtype(dtype))
     return max(8, int(bits[1])) // 8 if bits else 1
 
 
 class Precision:
-    """The types that a model computes and stores with, its own or assumed ones.
+    """Compute and variable dtypes of a model.
 
-    Args:
-        own: the model's dtype policy.
-        assumed: name of the one to assume in its place, in every layer that has the
-            model's; None to leave all as they are.
+    `assumed` is the name of a policy that replaces the model's policy in all layers
+    that use it.
     """
 
     def __init__(self, own: Any, assumed: str | None = None) -> None:
@@ -45,7 +43,7 @@ class Precision:
         self._assumed = keras.dtype_policies.get(assumed) if assumed else own
 
     def compute_width(self, layer: Layer, output_dtype: Any) -> int:
-        """Return the bytes of an entry that `layer` computes with."""
+        """Return the bytes per entry in the computations of `layer`."""
         policy = getattr(layer, "dtype_policy", None)
         if policy is not None:
             is_own = policy.name == self._own.name
@@ -55,7 +53,7 @@ class Precision:
         return width(self._assumed.compute_dtype if is_own else output_dtype)
 
     def variable_dtype(self, variable: Variable) -> str:
-        """Return the type that `variable` is stored in."""
+        """Return the storage dtype of `variable`."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
         return (
             self._assumed.variable_dtype if dtype == self._own.variable_dtype else dtype
@@ -63,10 +61,7 @@ class Precision:
 
 
 def persistent_parts(request: Request) -> list[EstimatePart]:
-    """Return the bytes of every variable, exact: parameters, then optimizer slots.
-
-    Of several devices those of one.
-    """
+    """Return the exact bytes of all variables on one device, parameters first."""
     model, sharding = request.model, request.sharding
     precision = Precision(model.dtype_policy, request.dtype_policy)
     stand_ins = [_StandIn.of(v, precision.variable_dtype(v)) for v in model.weights]
@@ -84,10 +79,7 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
 class Slot(NamedTuple):
     """A variable of an optimizer.
 
-    Args:
-        name: what it is, such as `"momentum"`.
-        variable: path of the model's variable that it belongs to, None for none.
-        nbytes: its bytes.
+    `variable` is the path of the corresponding model variable.
     """
 
     name: str
@@ -98,8 +90,8 @@ class Slot(NamedTuple):
 def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
     """Return the slots of the optimizer, or of all optimizers of a custom step.
 
-    Each optimizer in an attribute of the model trains a part of the weights. Which part
-    is not known before the step runs, so the one with the largest slots is counted for
+    Each optimizer in an attribute of the model trains some of the weights. These are
+    unknown before the step runs, so the optimizer with the largest slots is counted for
     all weights.
     """
 
@@ -118,7 +110,8 @@ def _slots(request: Request, variables: Sequence[Any]) -> list[Slot]:
 
     if request.builds_optimizer():
         return own + max(map(slots, others), key=nbytes)
-    return max(own, *map(slots, others), key=nbytes)  # the step may use its own
+    # The step may use the compiled optimizer.
+    return max(own, *map(slots, others), key=nbytes)
 
 
 def optimizer_slots(
@@ -127,25 +120,19 @@ def optimizer_slots(
     backend: str | None = None,
     sharding: Sharding = ONE_DEVICE,
 ) -> list[Slot]:
-    """Return every variable that `optimizer` will have once it trains `variables`.
+    """Return all variables that `optimizer` will create to train `variables`.
 
-    The optimizer stays as it is, and no memory is taken for the slots.
-
-    Args:
-        optimizer: a `keras.optimizers.Optimizer`, built or not.
-        variables: the trainable variables of a model.
-        backend: the backend to count for; None for the running one.
-        sharding: how several devices share them.
+    The optimizer is not changed, and no memory is allocated for the slots.
 
     Raises:
-        ModelError: if the optimizer's config does not describe it.
+        ModelError: If the optimizer cannot be restored from its config.
     """
     paths = tuple(variable.path for variable in variables)
     ledger = _Ledger(backend or keras.backend.backend(), paths, sharding)
     shell = _shell(optimizer, ledger)
     shell.build([_StandIn.of(variable) for variable in variables])
     for variable in shell.variables:
-        # The steps are counted in Keras's "int", whose width is the backend's.
+        # Keras's step counter has dtype "int", whose width depends on the backend.
         dtype = "int" if variable.name == "iteration" else str(variable.dtype)
         ledger.add(variable.name, None, tuple(variable.shape), dtype)
     return ledger.slots
@@ -166,8 +153,8 @@ class _Ledger:
         self.slots.append(Slot(name, variable, math.prod(shape) * width(dtype)))
 
     def owner(self, name: str) -> tuple[str, str | None]:
-        """Return the short name and the variable of a slot that is named after one."""
-        # As Keras names it: `dense_kernel_momentum` for the variable `dense/kernel`.
+        """Return the short name and the variable of a slot named after a variable."""
+        # Keras names a slot `dense_kernel_momentum` for the variable `dense/kernel`.
         prefixes = {f"{path.replace('/', '_')}_": path for path in self.paths}
         fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
         if not fitting:
@@ -177,7 +164,7 @@ class _Ledger:
 
 
 class _StandIn(VariableShape):
-    """Has the shape of a variable and holds one number."""
+    """An object with the shape of a variable and the memory of one number."""
 
     _layout: Any = None
 
@@ -189,12 +176,12 @@ class _StandIn(VariableShape):
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Shape of what one device holds of it."""
+        """Shape of the shard on one device."""
         return shard_shape(self, self._layout)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one device holds of it."""
+        """Bytes of the shard on one device."""
         return math.prod(self.held) * width(self.dtype)
 
 
@@ -203,7 +190,7 @@ def _shell(optimizer: Optimizer, ledger: _Ledger) -> Any:
         return _shell_of_many(optimizer, ledger)
     shell = unbuilt_copy(optimizer)
     cls = type(shell)
-    # No issue known: an optimizer of Keras 3.15 makes its slots by no other object.
+    # No issue known: an optimizer of Keras 3.15 creates its slots only by itself.
     change_class(shell, type(cls.__name__, (_RecordsSlots, cls), {}))
     shell.ledger = ledger
     inner = getattr(shell, "inner_optimizer", None)
@@ -213,14 +200,14 @@ def _shell(optimizer: Optimizer, ledger: _Ledger) -> Any:
 
 
 def _shell_of_many(optimizer: Optimizer, ledger: _Ledger) -> Any:
-    # The user's map hands out the user's own optimizers, which must stay unbuilt, and
-    # Keras offers no way to the map.
+    # Private API: Keras has no public access to the map. The map returns the user's
+    # optimizers, which must stay unbuilt.
     choose = optimizer._optimizer_map
     shells: dict[int, tuple[Any, Any]] = {}
 
     def shell_of(chosen: Any) -> Any:
         if id(chosen) not in shells:
-            # The chosen one is kept too: its id stands for it.
+            # A reference is kept so that the id is not reused.
             shells[id(chosen)] = (chosen, _shell(chosen, ledger))
         return shells[id(chosen)][1]
 
@@ -234,20 +221,20 @@ def _shell_of_many(optimizer: Optimizer, ledger: _Ledger) -> Any:
 
 
 class _RecordsSlots(keras.optimizers.Optimizer):
-    """Writes the variables of an optimizer into a ledger instead of making them."""
+    """Records the variables of an optimizer instead of creating them."""
 
-    ledger: _Ledger | None = None  # None while a constructor may make variables
+    ledger: _Ledger | None = None  # `None` while a constructor may create variables.
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Skip the hook of a user's class, which may register its subclasses."""
+        """Skip the hook of a custom class, which may register its subclasses."""
 
     def add_variable(self, shape: Sequence[int], *args: Any, **options: Any) -> Any:
-        """Record a variable of any shape."""
+        """Record a variable of a given shape."""
         if self.ledger is None:
             return super().add_variable(shape, *args, **options)
         dtype, name = options.get("dtype"), options.get("name", "")
         dtype_name = keras.backend.standardize_dtype(dtype)
-        # As Keras names it, by which a distribution may know it.
+        # Keras uses this path, by which a distribution may identify the variable.
         slot = _StandIn(shape, dtype_name, name, f"{self.name}/{name}")
         slot._layout = self.ledger.sharding.layout_of(slot)
         self.ledger.add(*self.ledger.owner(name), slot.held, dtype)
@@ -256,7 +243,7 @@ class _RecordsSlots(keras.optimizers.Optimizer):
     def add_variable_from_reference(
         self, reference_variable: Any, name: str | None = None, **options: Any
     ) -> Any:
-        """Record a variable of the shape of another one."""
+        """Record a variable in the shape of another variable."""
         if self.ledger is None:
             return super().add_variable_from_reference(
                 reference_variable, name, **options
@@ -268,4 +255,4 @@ class _RecordsSlots(keras.optimizers.Optimizer):
         return slot
 
     def assign(self, *_: Any) -> None:
-        """Leave a slot's first value out."""
+        """Ignore the initial value of a slot."""

@@ -1,4 +1,4 @@
-"""Training that survives out-of-memory."""
+"""Training that survives out-of-memory errors."""
 
 from kerasmem.memory.fit.fit import fit
 

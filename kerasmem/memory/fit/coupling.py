@@ -22,19 +22,15 @@ from kerasmem.units import format_bytes
 _MOST_ROWS, _CHUNK, _MOST_ELEMENTS = 64, 8, 2**20
 _TOLERANCES = {"float16": 2e-2, "bfloat16": 2e-1}
 _HALF = frozenset(_TOLERANCES)
-_BY_OUTPUTS = "loss, by outputs that depend on the other samples,"
+_BY_OUTPUTS = "loss, through outputs that depend on other samples,"
 
 
 class CouplingCheck:
-    """Finds, once, what keeps the batches of a model whole.
-
-    Args:
-        model: The compiled model.
-        notices: Warns if a batch cannot be checked.
+    """Determines once whether the batches of a model must stay whole.
 
     Attributes:
-        coupled: The name of the loss that depends on several samples, or `None`.
-        remedy: The advice if batches cannot be split, else `None`.
+        coupled: Name of the loss that depends on several samples, or `None`.
+        remedy: Advice if batches cannot be split, else `None`.
     """
 
     def __init__(self, model: Model, notices: Notices) -> None:
@@ -53,15 +49,11 @@ class CouplingCheck:
     ) -> Remedy | None:
         """Check a batch before the first split, with fewer samples if memory runs out.
 
-        Args:
-            steps: How the model is trained or evaluated.
-            state: The state of the next step.
-            batch: The batch to split.
-            most: Number of samples that may run through the model at a time.
-            find_cause: Returns `None` for an error other than a lack of memory.
+        `most` is the maximum number of samples per call of the model. `find_cause`
+        returns `None` for an error other than out of memory.
 
         Returns:
-            The remedy if the batch has to stay whole.
+            The remedy if the batch must stay whole, else `None`.
         """
         while most > 0 and not self._has_run:
             try:
@@ -87,15 +79,15 @@ class CouplingCheck:
             )
 
     def refusal(self, remedy: Remedy, size: int, limit_bytes: int) -> ConfigError:
-        """Return the error for a batch that neither fits nor can be split."""
+        """Return the error for a batch that does not fit and cannot be split."""
         return ConfigError(
-            f"By the estimate a batch of {size} does not fit into the limit, and it "
-            f"cannot go in micro-batches: {remedy.how}. Received: "
+            f"A batch of {size} is estimated not to fit into the limit, and it cannot "
+            f"be split into micro-batches: {remedy.how}. Received: "
             f"memory_limit={format_bytes(limit_bytes)}. Next: {remedy.name}."
         )
 
     def as_a_whole(self, report: PostMortem) -> PostMortem:
-        """Return a post-mortem without micro-batches if the batch has to stay whole."""
+        """Return the post-mortem without micro-batches if batches must stay whole."""
         if self.remedy is None:
             return report
         return replace(
@@ -109,20 +101,13 @@ class CouplingCheck:
 def find_coupling(
     model: Model, steps: Steps, state: Any, batch: Tensors, most: int
 ) -> str | None:
-    """Return the name of the first loss that couples samples, `None` if there is none.
+    """Return the name of the first loss that couples samples, or `None`.
 
-    Some samples of the batch run through the model in inference. On their outputs each
-    loss of all samples has to equal the weighted sum of the losses of single samples.
-    Outputs and `add_loss` terms of a few samples are compared with those of their
-    halves. A comparison that depends on random numbers is left out: it fails for the
-    swapped halves too. The model is not changed.
-
-    Args:
-        model: The compiled model, built.
-        steps: How the model is trained or evaluated.
-        state: The state of the next step.
-        batch: The batch to split.
-        most: Number of samples that may run through the model at a time.
+    The model runs in inference mode on some samples of the batch. For each loss, the
+    weighted sum of single-sample losses must equal the loss of all samples. Outputs and
+    `add_loss` terms of a few samples are compared with the results of their halves.
+    Comparisons with random outputs are skipped. Swapped halves reveal such outputs. The
+    model is not changed. `most` is the maximum number of samples per call of the model.
     """
     if name := _known_to_couple(model):
         return name
@@ -144,7 +129,7 @@ def find_coupling(
 
 
 class _Probe:
-    """Runs a model and its losses on samples, without changes of the model's state."""
+    """Runs a model and its losses on samples without changing the model."""
 
     def __init__(self, model: Model, steps: Steps, state: Any) -> None:
         self.model, self.steps, self._state = model, steps, state
@@ -152,22 +137,22 @@ class _Probe:
         self.names: list[str] = []
 
     def predict(self, batch: Tensors) -> Any:
-        """Return outputs, their masks and the sum of the `add_loss` terms."""
+        """Return outputs, masks and the sum of the `add_loss` terms."""
         return self._run(self._outputs, batch)
 
     def evaluate(self, data: Dataset) -> np.ndarray:
-        """Return the value of each loss, and the count that it divides by."""
+        """Return the value and the divisor of each loss."""
         return np.asarray(ops.convert_to_numpy(self._run(self._losses, data)))
 
     def _run(self, function: Any, data: Dataset) -> Any:
-        # One function a shape: a model may need to know the number of samples.
+        # One function per shape: a model may need a static number of samples.
         key = function, splitting.length_of(data)
         if key not in self._functions:
             self._functions[key] = self.steps.counting(function)
         return self.steps.on_replicas(self._functions[key](self._state, data))[0]
 
     def rows(self, batch: Tensors, begin: int, end: int) -> Any:
-        """Return some samples."""
+        """Return a range of samples."""
         return splitting.cut(batch, begin, end, self.steps.take_rows)
 
     def _outputs(self, values: Sequence[tuple[Any, Any]], batch: Tensors) -> Any:
@@ -199,7 +184,7 @@ class _Probe:
                 _, _, weight = keras.utils.unpack_x_y_sample_weight(
                     splitting.copy_weights(batch)
                 )
-                # Private: Keras's own call of a `compute_loss` with fewer arguments.
+                # Private API: Keras calls a `compute_loss` with fewer arguments.
                 total = model._compute_loss(x, y, outputs, weight, training=True)
                 results.append(ops.stack([ops.cast(total, "float32"), 1.0]))
                 self.names.append("compute_loss")
@@ -265,10 +250,10 @@ def _differ(one: Any, other: Any, limit: float) -> bool:
 
 
 def _known_to_couple(model: Model) -> str | None:
-    """Returns the first loss of Keras that couples samples, whatever the first batch.
+    """Return the first Keras loss that always couples samples.
 
-    Dice and Tversky sum over the batch if no axis is given. In a batch without any
-    foreground this cannot be seen.
+    Without an axis, Dice and Tversky sum over the batch. A batch without any foreground
+    would not show the coupling.
     """
     sums = keras.losses.Dice, keras.losses.Tversky
     functions = keras.losses.dice, keras.losses.tversky, keras.losses.circle

@@ -1,4 +1,4 @@
-"""`model.fit` that survives out-of-memory."""
+"""`model.fit` with automatic recovery from out-of-memory errors."""
 
 import os
 from collections.abc import Iterator
@@ -26,14 +26,10 @@ from kerasmem.units import parse_bytes
 
 
 class Installation(keras.callbacks.Callback):
-    """Has surviving steps stand in for the functions of epochs and validations.
+    """Callback that replaces the train and test functions during `fit`.
 
-    It comes last: where an epoch begins other callbacks find the function that Keras or
-    they made, and may put another one there.
-
-    Args:
-        training: stands in for the training function.
-        evaluation: stands in for the test function.
+    It is the last callback, because other callbacks may replace the functions when an
+    epoch begins.
     """
 
     async_safe = True
@@ -47,29 +43,29 @@ class Installation(keras.callbacks.Callback):
         self._epoch: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Put the training step in."""
+        """Replace the train function."""
         self._training.whole = self.model.train_function
-        # No issue known: `fit` of Keras 3.15 runs the compiled step of the model alone.
+        # No issue known: `fit` of Keras 3.15 calls only the compiled step of the model.
         self.model.train_function = self._training
         self._training.begin_epoch(epoch)
         self._epoch = epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Take it out."""
+        """Restore the train function."""
         self.take_out()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Put the step of a validation in."""
+        """Replace the test function."""
         self._evaluation.begin(self.model.test_function, self._epoch)
-        # No issue known: likewise for a validation.
+        # No issue known: a validation of Keras 3.15 also calls only the compiled step.
         self.model.test_function = self._evaluation
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Take it out."""
+        """Restore the test function."""
         self.take_out()
 
     def take_out(self) -> None:
-        """Put the functions back that were there before."""
+        """Restore the original functions."""
         model = self.model
         if model is None:
             return
@@ -80,7 +76,7 @@ class Installation(keras.callbacks.Callback):
             self._evaluation.end()
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Restore the original functions and free all copies."""
         self.take_out()
         self._training.end()
         self._evaluation.end()
@@ -90,13 +86,7 @@ class Installation(keras.callbacks.Callback):
 def installed(
     model: Model, installation: Installation, callbacks: Any
 ) -> Iterator[Any]:
-    """Give the callbacks with which a `fit` uses surviving steps; leave nothing behind.
-
-    Args:
-        model: the model.
-        installation: has the steps.
-        callbacks: what the user gave `fit`.
-    """
+    """Yield the callbacks for `fit` including `installation`, and clean up."""
     try:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             installation.set_model(model)
@@ -124,58 +114,61 @@ def fit(  # noqa: PLR0913 - the public entry point
     log_dir: str | os.PathLike[str] | None = None,
     **fit_arguments: Any,
 ) -> Any:
-    """Fit a model, and go on in smaller parts of a batch when memory runs out.
+    """Fit a model, and split batches that do not fit into memory.
 
-    A batch that does not fit goes through the model in several parts, but makes one
-    update with the gradient of all of it: clipping, weight decay, averages of the
-    weights, schedules and `iterations` are as if it had fitted, and so are losses,
-    metrics, sample weights, masks and the calls of callbacks. How many parts it takes
-    is estimated before the first step where the limit of the device is known or given,
-    and found out where a step fails. Then all that training changes is put back to what
-    it was before the step, from a copy on the host, and the same batch is tried again
-    in smaller parts. Some epochs later larger ones are tried again. Steps of the
-    validation that fail go in parts likewise, with the same losses and metrics.
+    A batch that does not fit is split into micro-batches, followed by one update with
+    the gradient of the whole batch. Clipping, weight decay, weight averages, schedules
+    and `iterations` are the same as for a whole batch. The same applies to losses,
+    metrics, sample weights, masks and callbacks. If a memory limit is known, the number
+    of micro-batches is estimated before the first step. If a step runs out of memory,
+    the state of the training is restored from a copy on the host. The same batch is
+    then repeated in smaller parts. Larger parts are tried again some epochs later.
+    Validation steps are split in the same way.
 
-    Not as with the whole batch: `BatchNormalization` sees the statistics of the parts,
-    of which a warning tells; dropout draws once per part; on TensorFlow the gradient of
-    an `Embedding` is summed up before the optimizer squares it. A `train_step` of your
-    own has to update through `model.optimizer`, once, and return metrics; the loss of a
-    model with a `compute_loss` of its own is taken for a mean over the samples. On
-    TensorFlow with `jit_compile` a step that has failed cannot be made good: there a
-    step near the limit is tried in a process of its own first.
+    Differences from whole batches:
 
-    Cost: a copy of the model's and the optimizer's variables in the host's memory. It
-    is made before the first steps of each shape, at the start of every epoch, and in
-    between as long as that takes no more than half a percent of the time. If a step
-    fails of which the like have run before, training goes on from the copy, and the
-    updates since are lost; a warning says how many. With masks every part goes through
-    the model once more, without gradients.
+    - `BatchNormalization` uses the statistics of the parts, and a warning is issued.
+    - Dropout draws one mask per part.
+    - On TensorFlow, the gradient of an `Embedding` is summed before the optimizer
+      squares it.
+    - A custom `train_step` must update once, through `model.optimizer`, and return
+      metrics.
+    - A custom `compute_loss` is assumed to be a mean over the samples.
+    - On TensorFlow with `jit_compile`, a failed step cannot be rolled back. Steps near
+      the limit are therefore tested in a child process first.
+
+    The cost is one copy of the variables of the model and the optimizer in host memory.
+    The copy is renewed before the first steps of each shape and at the start of every
+    epoch. In between, it is renewed as long as copies take at most 0.5 % of the time.
+    If a later step fails, training continues from the copy. The updates since the copy
+    are lost, and a warning contains their number. With masks, every part needs one more
+    forward pass.
 
     Args:
-        model: a compiled model.
-        x: as in `model.fit`.
-        y: as in `model.fit`.
-        batch_size: as in `model.fit`.
-        memory_limit: bytes or a text such as `"8GiB"`, to estimate for; None for what
-            the device has. A TensorFlow or torch process is kept to a limit by
-            `kerasmem.memory.configure`.
-        on_oom: `"split"` to go on in smaller parts; `"raise"` to split nothing, and to
-            raise with the model as it was before the step.
-        log_dir: a run's folder, in which every out-of-memory leaves a post-mortem in
-            `post_mortems.jsonl`, for `kerasmem report`.
-        fit_arguments: the other arguments of `model.fit`.
+        model: A compiled `keras.Model`.
+        x: Input data, as in `model.fit`.
+        y: Target data, as in `model.fit`.
+        batch_size: Number of samples per batch, as in `model.fit`.
+        memory_limit: Memory limit for the estimate: an integer of bytes or a text such
+            as `"8GiB"`. Defaults to the limit of the device. To enforce a limit on a
+            TensorFlow or torch process, use `kerasmem.memory.configure`.
+        on_oom: `"split"` or `"raise"`. With `"raise"`, batches are not split. The model
+            is restored and the error is raised. Defaults to `"split"`.
+        log_dir: Path of a run folder. Each out-of-memory error is appended to
+            `post_mortems.jsonl` for `kerasmem report`. Defaults to `None`.
+        fit_arguments: Other arguments of `model.fit`.
 
     Returns:
-        The `keras.callbacks.History` that `model.fit` returns.
+        The `keras.callbacks.History` of `model.fit`.
 
     Raises:
-        OutOfMemoryError: if single samples do not fit, memory ran out while a batch was
-            made, or the model cannot be put back (`kind="torn state"`). It carries the
-            post-mortem.
-        ConfigError: if an argument is wrong, or by the estimate not even one sample
-            fits into `memory_limit`, or the batch does not and its loss depends on
-            several samples at once.
-        ModelError: if the model is not compiled.
+        OutOfMemoryError: If a single sample does not fit, memory runs out while a batch
+            is loaded, or the model cannot be restored (`kind="torn state"`). The error
+            contains the post-mortem.
+        ConfigError: If an argument is invalid, or a single sample is estimated not to
+            fit into `memory_limit`. Also raised if the batch does not fit and its loss
+            couples samples.
+        ModelError: If the model is not compiled.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -211,7 +204,7 @@ def fit(  # noqa: PLR0913 - the public entry point
             with installed(model, installation, callbacks) as all_callbacks:
                 return model.fit(**arguments, callbacks=all_callbacks)
         except Exception as error:
-            # While the first batches are looked at, or in a callback.
+            # The error occurred outside of a step: in the first batches or a callback.
             fit_error = training.error_of(error)
             if fit_error is None:
                 raise
@@ -224,5 +217,6 @@ def _check(model: Model, on_oom: str) -> None:
         raise ModelError(
             "Only a compiled model can be trained. Expected: a keras.Model after "
             "`model.compile(...)`. Received: "
-            f"{type(model).__name__} {getattr(model, 'name', '')!r}. Next: compile it."
+            f"{type(model).__name__} {getattr(model, 'name', '')!r}. Next: compile the "
+            "model."
         )

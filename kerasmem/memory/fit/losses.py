@@ -1,4 +1,4 @@
-"""What the losses of a model are means of, and how one part of a batch counts."""
+"""Reductions of the losses of a model, and factors for the parts of a batch."""
 
 import functools
 import threading
@@ -16,27 +16,24 @@ _MEANS_OF_ALL = {"sum_over_batch_size", "mean"}
 
 
 def are_means(model: Model) -> bool:
-    """Return whether every loss is a mean over the samples, if nothing is masked."""
+    """Return whether every loss without masks is a mean over the samples."""
     return all(
         getattr(loss, "reduction", "mean") in _MEANS_OF_ALL for loss in _losses(model)
     )
 
 
 def is_counted(model: Model) -> bool:
-    """Return whether the model has losses of Keras to count."""
+    """Return whether the model has Keras losses to count."""
     return bool(_losses(model))
 
 
 class LossFactors:
-    """Multiplies each loss of a model with a factor that the running step gives.
+    """Multiplies each loss of a model by a factor set by the running step.
 
-    Of one thread: under a `tf.distribute` strategy every replica has its own.
-
-    Args:
-        model: a compiled model.
-        weighs_batches_alike: Whether the losses of single outputs are reported as means
-            over batches, of whatever size. Keras does so in TensorFlow's graphs, where
-            the number of samples is unknown.
+    The factors are stored per thread, because `tf.distribute` runs one thread per
+    replica. `weighs_batches_alike` is `True` if Keras reports the loss of an output as
+    a mean over batches of any size. This is the case in TensorFlow graphs, where the
+    number of samples is unknown.
     """
 
     def __init__(self, model: Model, *, weighs_batches_alike: bool) -> None:
@@ -47,10 +44,7 @@ class LossFactors:
         self._undo = ExitStack()
 
     def install(self) -> None:
-        """Put it into the losses that the model has now; a second call is a no-op.
-
-        The model has to be built.
-        """
+        """Wrap the losses of the built model. Repeated calls have no effect."""
         entries = _entries(self._model)
         if entries is self._entries:
             return
@@ -63,7 +57,7 @@ class LossFactors:
             metrics[:] = [WeighedMetric(metric, self._now) for metric in metrics]
 
     def remove(self) -> None:
-        """Leave the losses as they were; a second call is a no-op."""
+        """Restore the original losses. Repeated calls have no effect."""
         self._undo.close()
         self._entries = None
 
@@ -72,11 +66,9 @@ class LossFactors:
 
     @contextmanager
     def using(self, share: Any, factors: Any) -> Iterator[None]:
-        """Use `factors`, a vector with one per loss; an empty one for none.
+        """Use `factors`, a vector with one factor per loss, or an empty vector.
 
-        Args:
-            share: The fraction of the batch's samples in this part.
-            factors: The factors of the losses.
+        `share` is the fraction of the batch's samples in this part.
         """
         self._now.factors = factors if factors.shape[0] else None
         self._now.share = share
@@ -87,13 +79,7 @@ class LossFactors:
 
 
 class ScaledLoss:
-    """A loss times the factor of the running step, if there is one.
-
-    Args:
-        loss: the loss.
-        place: its place among the losses.
-        now: what the step of this thread gives.
-    """
+    """A loss multiplied by the factor of the running step, if any."""
 
     def __init__(self, loss: Any, place: int, now: threading.local) -> None:
         self.loss = loss
@@ -101,7 +87,7 @@ class ScaledLoss:
         self._now = now
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return the value."""
+        """Return the scaled loss."""
         value = self.loss(*arguments)
         factors = getattr(self._now, "factors", None)
         if factors is None:
@@ -110,19 +96,14 @@ class ScaledLoss:
 
 
 class WeighedMetric:
-    """Weighs the loss of a part by its share, and that of a whole batch as one.
-
-    Args:
-        metric: The metric of one loss.
-        now: The share of the running step in this thread.
-    """
+    """Weights the loss of a part by its share of the batch."""
 
     def __init__(self, metric: Any, now: threading.local) -> None:
         self._metric = metric
         self._now = now
 
     def update_state(self, value: Any, sample_weight: Tensor = None) -> Any:  # noqa: ARG002
-        """Update the metric with one loss."""
+        """Update the metric with the value of a loss."""
         share = getattr(self._now, "share", None)
         return self._metric.update_state(value, sample_weight=share)
 
@@ -132,15 +113,11 @@ class WeighedMetric:
 
 
 def count_valid(model: Model, batch: Tensors, note_mask: Callable[[], None]) -> Any:
-    """Return what each loss divides its sum by: a vector, NaN where it does not.
+    """Return the divisor of each loss as a vector, with NaN for sums.
 
-    The model is called as in inference, and changes nothing if the caller sees to it
-    that assignments go nowhere, as in a `keras.StatelessScope`.
-
-    Args:
-        model: a compiled model that has been built.
-        batch: what its `train_step` is given.
-        note_mask: called if anything is masked.
+    The model is called in inference mode. To keep the model unchanged, the caller must
+    use a `keras.StatelessScope` or similar. `note_mask` is called if the batch is
+    masked.
     """
     batch = splitting.copy_weights(batch)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -152,14 +129,9 @@ def count_valid(model: Model, batch: Tensors, note_mask: Callable[[], None]) -> 
 def apply(
     model: Model, function: Loss, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor
 ) -> list[Any]:
-    """Return the results of a function of each loss and its arguments.
+    """Call a function for each loss and return the results.
 
-    Args:
-        model: A compiled model that has been built.
-        function: Called with the loss, its targets, its output and its weights.
-        y_true: The targets of the model.
-        y_pred: The outputs of the model.
-        sample_weight: The sample weights, or `None`.
+    `function` receives the loss, its targets, its output and its weights.
     """
     results: list[Any] = []
 
@@ -182,7 +154,7 @@ def count(
     weight: Any,
     note_mask: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Return what a loss divides by: its own sum where every value is one."""
+    """Return the divisor of a loss: its sum if every value were one."""
     if loss.reduction in {"sum", "none", None}:
         return keras.ops.convert_to_tensor(float("nan"), "float32")
     Ones(note_mask)(y_pred)
@@ -192,12 +164,7 @@ def count(
 
 
 class Count(keras.losses.Loss):
-    """The sum of a loss whose every value is one.
-
-    Args:
-        loss: the loss.
-        note_mask: called if its values are masked.
-    """
+    """Counts the values of a loss by replacing each value with one."""
 
     def __init__(self, loss: Any, note_mask: Callable[[], None]) -> None:
         super().__init__(reduction="sum", dtype=loss.dtype)
@@ -205,7 +172,7 @@ class Count(keras.losses.Loss):
         self._note_mask = note_mask
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
-        """Return a one for every value of the loss, for every sample if it is one."""
+        """Return ones in the shape of the loss values, or the number of samples."""
         values = self._loss.call(y_true, y_pred)
         if len(values.shape) == 0:
             outputs = keras.tree.flatten(y_pred)[0]
@@ -214,12 +181,9 @@ class Count(keras.losses.Loss):
 
 
 class Ones(keras.layers.Layer):
-    """Gives ones of its input's shape, masked as that is.
+    """Returns ones in the shape of the input, with the mask of the input.
 
-    A layer, because only layers are told of a mask, and hand it on.
-
-    Args:
-        note_mask: called if there is one.
+    This is a layer because only layers receive and propagate masks.
     """
 
     def __init__(self, note_mask: Callable[[], None]) -> None:
@@ -228,19 +192,19 @@ class Ones(keras.layers.Layer):
         self._note_mask = note_mask
 
     def call(self, inputs: Tensors, mask: Tensor = None) -> Any:
-        """Return the ones."""
+        """Return ones."""
         if mask is not None:
             self._note_mask()
         return keras.ops.ones_like(inputs)
 
 
 def names(model: Model) -> list[str]:
-    """Return the name of each loss."""
+    """Return the names of the losses."""
     return [loss.name for loss in _losses(model)]
 
 
 def dtype_of(model: Model, place: int) -> str:
-    """Return the dtype that a loss computes in."""
+    """Return the compute dtype of a loss."""
     return dict(enumerate(loss.dtype for loss in _losses(model))).get(place, "float32")
 
 
@@ -264,8 +228,8 @@ def _replaced(model: Model, replace: Callable[[Any, int], Loss]) -> Iterator[Non
 
 
 def _entries(model: Model) -> list[Any]:
-    # Private: where a compiled model keeps its losses, one per output that has one;
-    # `model.loss` is only what the user wrote. A model with a `compute_loss` of its
-    # own may have none.
+    # Private API: `_flat_losses` contains one loss per output that has a loss, whereas
+    # `model.loss` contains the user's argument. With a custom `compute_loss`, the list
+    # may be empty.
     compile_loss = model._compile_loss
     return [] if compile_loss is None else compile_loss._flat_losses or []

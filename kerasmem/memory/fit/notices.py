@@ -1,4 +1,4 @@
-"""Warnings and post-mortems of a training in which memory ran out, or would have."""
+"""Warnings and post-mortems for out-of-memory errors during training."""
 
 import os
 import warnings
@@ -17,7 +17,7 @@ _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
 
 def stateful_layers(model: Model) -> list[str]:
-    """Return the names of the recurrent layers that go on from batch to batch."""
+    """Return the names of the stateful recurrent layers."""
     return [
         layer.name
         for layer in sublayers(model)
@@ -26,44 +26,39 @@ def stateful_layers(model: Model) -> list[str]:
 
 
 def smaller_batches(model: Model) -> Remedy | None:
-    """Return what to do instead if batches cannot be split, None if they can."""
+    """Return a remedy if batches of the model cannot be split, else `None`."""
     optimizers = other_optimizers(model)
     if optimizers:
         return Remedy(
             name="smaller batches",
-            how=f"the `train_step` has optimizers of its own ({', '.join(optimizers)}) "
-            "besides `model.optimizer`, so a batch cannot be split; pass a smaller "
-            "batch_size if it does not fit",
+            how=f"the `train_step` has other optimizers ({', '.join(optimizers)}) "
+            "than `model.optimizer`, so a batch cannot be split; pass a smaller "
+            "batch_size if memory runs out",
         )
     names = stateful_layers(model)
     if not names:
         return None
     return Remedy(
         name="smaller batches",
-        how=f"the layer {names[0]!r} is stateful: its state has a row for each sample "
-        "of the batch that the model was made for, so a batch cannot go in parts; make "
-        "the model for a smaller one",
+        how=f"the layer {names[0]!r} is stateful and needs a fixed batch size, so a "
+        "batch cannot be split; build the model for a smaller batch size",
     )
 
 
 class Notices:
-    """Warns once of each thing, and writes post-mortems into a run's folder.
-
-    Args:
-        log_dir: the folder; None for none.
-    """
+    """Issues each warning once, and writes post-mortems to a run folder."""
 
     def __init__(self, log_dir: str | os.PathLike[str] | None) -> None:
         self._log_dir = log_dir
         self._issued: set[str] = set()
 
     def not_estimated(self, error: Exception, limit_bytes: int | None) -> None:
-        """Warn that a batch is tried as a whole, without the limit of the user."""
+        """Warn that a batch is trained as a whole, without an estimate."""
         cause = without_config(" ".join(str(error).split()))
         if limit_bytes is None:
             self._warn(
-                "Whether a batch will fit could not be estimated, so it is tried: "
-                f"{cause}"
+                "The memory of a training step could not be estimated, so the batch is "
+                f"trained as a whole: {cause}"
             )
             return
         self._warn(
@@ -74,60 +69,59 @@ class Notices:
         )
 
     def foreseen(self, model: Model, size: int, parts: int) -> None:
-        """Say that a batch will be trained in parts."""
+        """Warn that a batch is split because of the estimate."""
         self._warn(
-            f"By the estimate a batch of {size} does not fit into memory; it is "
-            f"trained in {parts} micro-batches, with one update as before."
+            f"A batch of {size} is estimated not to fit into memory. It is trained in "
+            f"{parts} micro-batches, with one update as before."
         )
         self._warn_of_differences(model)
 
     def failed(self, model: Model, report: PostMortem, parts: int, lost: int) -> None:
-        """Say that memory ran out, and what happens now."""
+        """Warn that a training step ran out of memory and is repeated."""
         back = (
-            "The model is as it was before the step."
+            "The model is unchanged."
             if not lost
-            else f"The model is back at where it was {lost} updates ago: such steps "
-            "had run before, and of what has run copies are made only now and then."
+            else f"The model was rolled back by {lost} updates, to the latest copy. "
+            "After the first steps, copies are made only from time to time."
         )
         self._warn(
             f"Memory ran out in step {(report.step or 0) + 1} of the fit, with a batch "
-            f"of {report.batch_size} {_in_parts(report.micro_batches)}. {back} It is "
-            f"tried again in {parts} parts, with one update as before."
+            f"of {report.batch_size} {_in_parts(report.micro_batches)}. {back} The "
+            f"batch is repeated in {parts} parts, with one update as before."
         )
         self._warn_of_differences(model)
 
     def failed_evaluation(self, report: PostMortem, parts: int, lost: int) -> None:
-        """Say that memory ran out in a validation, and what happens now."""
+        """Warn that a validation step ran out of memory and is repeated."""
         back = (
             ""
             if not lost
-            else f" The {lost} batches before it are missing in the metrics: such "
-            "steps had run before, and of what has run copies are made only now and "
-            "then."
+            else f" The metrics exclude the {lost} previous batches, because copies "
+            "are made only from time to time after the first steps."
         )
         self._warn(
             f"Memory ran out in a validation, with a batch of {report.batch_size} "
-            f"{_in_parts(report.micro_batches)}. It is evaluated in {parts} parts, "
-            f"with the same result.{back}"
+            f"{_in_parts(report.micro_batches)}. The batch is repeated in {parts} "
+            f"parts, with the same result.{back}"
         )
 
     def tried_whole(self, size: int, remedy: Remedy) -> None:
-        """Say that a batch that will hardly fit is tried all the same."""
+        """Warn that a batch is trained as a whole although it may not fit."""
         self._warn(
-            f"By the estimate a batch of {size} does not fit into memory. It is tried "
-            f"as a whole: {remedy.how}."
+            f"A batch of {size} is estimated not to fit into memory. It is trained as "
+            f"a whole: {remedy.how}."
         )
 
     def not_checked(self, error: Exception) -> None:
-        """Warn that a loss that couples samples would go unnoticed."""
+        """Warn that losses that couple samples would not be detected."""
         self._warn(
-            "The losses could not be checked before the batch is split. They are taken "
-            "for means or sums over the samples. The check failed with: "
+            "The losses could not be checked before the batch is split. They are "
+            "assumed to be means or sums over the samples. The check failed with: "
             f"{' '.join(str(error).split())}"
         )
 
     def write(self, report: PostMortem) -> None:
-        """Write a post-mortem down."""
+        """Write a post-mortem to the run folder."""
         try:
             add_post_mortem(self._log_dir, report)
         except OSError as error:
@@ -137,14 +131,13 @@ class Notices:
         if has_own_step(model) and not _uses_compiled_loss(model):
             self._warn(
                 "The loss of a custom `train_step` cannot be checked before the batch "
-                "is split. It is taken for a mean over the samples. If it compares "
+                "is split. It is assumed to be a mean over the samples. If it compares "
                 "samples of a batch, keep the batch whole with on_oom='raise'."
             )
         if _has_batch_statistics(model):
             self._warn(
-                "BatchNormalization sees one part of the batch at a time, so its "
-                "statistics are those of smaller batches: here the training is not "
-                "exactly that of the whole batch. Where that matters, use "
+                "BatchNormalization computes its statistics per micro-batch, so the "
+                "training differs from training on whole batches. To avoid this, use "
                 "GroupNormalization or LayerNormalization, or keep the batch whole "
                 "with kerasmem.rematerialize(model)."
             )

@@ -1,4 +1,4 @@
-"""A batch in several parts, as one update or one step of an evaluation."""
+"""Runs a batch in several parts, as one update or one evaluation step."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -18,15 +18,10 @@ from kerasmem.types import Model, Tensors, Variable
 
 
 class Parts(ABC):
-    """Runs a batch part by part through the model's own step, while it is open.
-
-    Args:
-        model: the compiled model, built.
-        steps: how it is trained or evaluated.
-        factors: multiplies its losses.
+    """Runs the parts of a batch through the step of the model.
 
     Attributes:
-        is_open: whether batches go in parts.
+        is_open: Whether batches are split.
     """
 
     def __init__(self, model: Model, steps: Steps, factors: LossFactors) -> None:
@@ -40,32 +35,26 @@ class Parts(ABC):
     @property
     @abstractmethod
     def functions(self) -> tuple[Step, ...]:
-        """The functions that it calls."""
+        """The compiled functions."""
 
     def open(self, state: Any) -> Any:
-        """Have batches go in parts; return the state to go on with."""
+        """Start splitting batches. Returns the new state."""
         self._factors.install()
         self.is_open = True
         return state
 
     def close(self, state: Any) -> Any:
-        """Have batches go as a whole; return the state to go on with."""
+        """Stop splitting batches. Returns the new state."""
         self.release()
         return state
 
     def release(self) -> None:
-        """Have batches go as a whole when there is no state any more."""
+        """Stop splitting batches without a state."""
         self.is_open = False
 
     @abstractmethod
     def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
-        """Return logs and state after one batch.
-
-        Args:
-            state: the state of before.
-            batch: the batch.
-            count: the number of parts, from 1 to that of the samples.
-        """
+        """Run one batch. Returns its logs and the new state."""
 
     def _weighed(self, state: Any, batch: Tensors, count: int) -> list[tuple[Any, Any]]:
         parts = self._steps.split(batch, count)
@@ -89,16 +78,11 @@ class Parts(ABC):
 
 
 class MicroBatches(Parts):
-    """Runs a batch part by part, and updates once, with the gradient of all of it.
+    """Runs a batch part by part and updates once with the gradient of the batch.
 
-    Each part goes through the model's own `train_step`, in which the optimizer adds
-    its gradient to a sum; with the last part it updates. So clipping, averages of the
-    weights, schedules and `iterations` see one update.
-
-    Args:
-        model: the compiled model, built.
-        training: how it is trained.
-        factors: multiplies its losses.
+    Each part runs through the `train_step` of the model, in which the optimizer
+    accumulates the gradient. The optimizer updates with the last part. Clipping, weight
+    averages, schedules and `iterations` are therefore applied once.
     """
 
     def __init__(self, model: Model, training: Steps, factors: LossFactors) -> None:
@@ -108,16 +92,16 @@ class MicroBatches(Parts):
         self._functions: dict[bool, Step] = {}
         self._reached = 0
         self._undo = ExitStack()
-        # Of one thread: under a `tf.distribute` strategy each replica has one.
+        # Under a `tf.distribute` strategy, each replica runs in a separate thread.
         self._now = threading.local()
 
     @property
     def functions(self) -> tuple[Step, ...]:
-        """The functions that it calls."""
+        """The compiled functions."""
         return tuple(self._functions.values())
 
     def open(self, state: Any) -> Any:
-        """Make the sums of gradients, all zero; return the state to go on with."""
+        """Create the gradient accumulators. Returns the new state."""
         before = self._model.optimizer.variables
         with ExitStack() as undo:
             undo.callback(self._forget)
@@ -132,17 +116,17 @@ class MicroBatches(Parts):
         return self._training.adopt(state, before)
 
     def close(self, state: Any) -> Any:
-        """Give the memory of the sums back; return the state to go on with."""
+        """Free the gradient accumulators. Returns the new state."""
         before = self._model.optimizer.variables
         self.release()
         return self._training.adopt(state, before)
 
     def release(self) -> None:
-        """Give the memory of the sums back when there is no state any more."""
+        """Free the gradient accumulators without a state."""
         self._undo.close()
 
     def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
-        """Return logs and state after one update."""
+        """Run one update. Returns its logs and the new state."""
         *parts, last = self._weighed(state, batch, count)
         for part in parts:
             _, state = self._training.run(self._functions[False], state, part)
@@ -197,22 +181,18 @@ class MicroBatches(Parts):
 def _check_updates(updates: int) -> None:
     if updates != 1:
         raise ModelError(
-            "A batch can go in parts only if the step updates once, through "
+            "A batch can be split only if `train_step` updates once through "
             "`model.optimizer`. Expected: one such update in `train_step`. Received: "
-            f"{updates}. Next: keras.Model.fit with smaller batches, or on_oom='raise'."
+            f"{updates}. Next: call keras.Model.fit with smaller batches, or pass "
+            "on_oom='raise'."
         )
 
 
 class EvaluationParts(Parts):
-    """Runs a batch part by part through the model's own `test_step`.
+    """Runs a batch part by part through the `test_step` of the model.
 
-    Keras's metrics add up samples, and the loss is one of them: it is a mean over the
-    samples of the losses of all parts, each times what makes it count as in the whole.
-
-    Args:
-        model: the compiled model, built.
-        evaluation: how it is evaluated.
-        factors: multiplies its losses.
+    Keras metrics add up samples. The loss is a mean over samples, so the loss of each
+    part is scaled to its share of the batch.
     """
 
     def __init__(self, model: Model, evaluation: Steps, factors: LossFactors) -> None:
@@ -228,11 +208,11 @@ class EvaluationParts(Parts):
 
     @property
     def functions(self) -> tuple[Step, ...]:
-        """The function that it calls."""
+        """The compiled function."""
         return (self._function,)
 
     def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
-        """Return logs and state after one batch."""
+        """Run one batch. Returns its logs and the new state."""
         logs = None
         for part in self._weighed(state, batch, count):
             logs, state = self._steps.run(self._function, state, part)

@@ -1,4 +1,4 @@
-"""Into how many parts a batch goes, which batches fit, and the way back."""
+"""Chooses the number of micro-batches and rolls back failed steps."""
 
 import functools
 import time
@@ -22,14 +22,14 @@ _FIRST_PATIENCE = 2
 
 
 class MicroBatchPlan:
-    """The most samples that go through the model at a time.
+    """Number of samples that run through the model at a time.
 
-    After a failure they become fewer. A failure may have had a cause that passes: so
-    after some epochs twice as many are tried again, and if that fails too, after twice
-    as many epochs, for on TensorFlow a failure takes ten seconds and more.
+    The number decreases after a failure. A failure may have a temporary cause, so twice
+    as many samples are tried again after some epochs. If they fail, the waiting time is
+    doubled, because a failure on TensorFlow takes ten seconds or more.
 
     Attributes:
-        most: the most samples at a time; None for no limit.
+        most: Maximum number of samples at a time, or `None` for no limit.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class MicroBatchPlan:
         self._is_trying = False
 
     def foresee(self, most: int) -> None:
-        """Let no more than `most` samples be tried, because more will not fit."""
+        """Set an upper bound for `most` from an estimate."""
         self._ceiling = most if self._ceiling is None else min(most, self._ceiling)
         self.most = self._ceiling if self.most is None else min(most, self.most)
 
     def fail(self, size: int, parts: int) -> None:
-        """Note that memory ran out, and that a batch of `size` shall go in `parts`."""
+        """Record a failure, and split a batch of `size` samples into `parts`."""
         if self._is_trying:
             self._patience *= 2
         self._is_trying = False
@@ -53,11 +53,7 @@ class MicroBatchPlan:
         self.most = -(-size // parts)
 
     def begin_epoch(self, largest: int) -> bool:
-        """Return whether more samples at a time are tried from now on.
-
-        Args:
-            largest: samples in the largest batch so far.
-        """
+        """Return whether more samples at a time are tried in the new epoch."""
         if self.most is None or self.most == self._ceiling:
             return False
         self._waited += 1
@@ -73,22 +69,17 @@ class MicroBatchPlan:
         return True
 
     def parts(self, size: int) -> int:
-        """Return into how many parts a batch of `size` samples goes."""
+        """Return the number of parts for a batch of `size` samples."""
         return 1 if self.most is None else -(-size // self.most)
 
 
-_SAFE = 0.8  # of the limit: XLA asks for what a step needs in one piece, where free
-# memory may lie in several
+# Fraction of the limit: XLA allocates the memory of a step in one block, but free
+# memory may be fragmented.
+_SAFE = 0.8
 
 
 def example(model: Model, batch: Tensors, input_shape: Any | None) -> dict[str, Any]:
-    """Return the argument of `estimate_memory` that describes a batch.
-
-    Args:
-        model: A compiled model.
-        batch: The batch as `fit` passes it to the step.
-        input_shape: Lengths that the model leaves open.
-    """
+    """Return the argument of `estimate_memory` that describes a batch."""
     if not has_own_step(model):
         return {"input_shape": input_shape}
     return {"data": batch if isinstance(batch, tuple) else (batch,)}
@@ -102,15 +93,10 @@ def micro_batches(
     verify: bool,
     **described: Any,
 ) -> int | None:
-    """Return into how many parts a batch should go, None if no way is estimated to fit.
+    """Return the estimated number of parts for a batch, `None` if no number fits.
 
-    Args:
-        model: a compiled model, built.
-        batch_size: samples in the batch.
-        limit_bytes: most bytes that may be in use.
-        verify: whether a failed step could not be made good: then the upper end of the
-            estimate counts, and a step near the limit is tried in a child first.
-        **described: `input_shape` or `data` as in `estimate_memory`.
+    `verify` is `True` if failed steps cannot be rolled back. The upper bound of the
+    estimate is then used, and steps near the limit are tested in a child.
     """
     estimate = functools.cache(
         functools.partial(_estimate, model, is_cautious=verify, **described)
@@ -130,7 +116,7 @@ def micro_batches(
     largest = -(-batch_size // (parts or batch_size))
     try:
         batch = find_batch_size(model, remaining, largest=largest, **described)
-    except ConfigError:  # as where this process has the whole card already
+    except ConfigError:  # For example if this process has allocated the whole GPU.
         return min(batch_size, 2 * parts) if parts else batch_size
     return -(-batch_size // batch)
 
@@ -151,13 +137,13 @@ def _other_bytes(model: Model) -> int:
     return max(in_use - held_bytes(model), 0)
 
 
-_PASSES = 2  # on a GPU the first step tries kernels, and may need more than later ones
+_PASSES = 2  # On a GPU, the first step autotunes kernels and may need more memory.
 
 
 class SafeShapes:
-    """Remembers the batches whose steps have run, by the lengths of all their axes.
+    """Records the shapes of batches whose steps succeeded.
 
-    A batch none of whose axes is longer needs no more memory than one of these.
+    A batch fits if no axis is longer than in a recorded shape.
     """
 
     def __init__(self) -> None:
@@ -165,12 +151,12 @@ class SafeShapes:
         self._safe: list[tuple[int, ...]] = []
 
     def covers(self, parts: int, shape: tuple[int, ...]) -> bool:
-        """Return whether a batch of this shape, in so many parts, is known to fit."""
+        """Return whether a batch of `shape`, split into `parts`, is known to fit."""
         key = parts, *shape
         return any(_is_within(key, safe) for safe in self._safe)
 
     def note(self, parts: int, shape: tuple[int, ...]) -> None:
-        """Note that a step has run."""
+        """Record a successful step."""
         key = parts, *shape
         self._passed[key] += 1
         if self._passed[key] >= _PASSES:
@@ -190,16 +176,13 @@ _MOST_OF_THE_TIME = 0.005
 
 
 class Rollback:
-    """Keeps one copy on the host of all that steps change.
+    """Keeps one copy of the training state on the host.
 
-    It is renewed before a step that must not be lost, at the start of an epoch, and
-    whenever copies have taken less than a two-hundredth of the time so far.
-
-    Args:
-        steps: how the model is trained, or evaluated.
+    The copy is renewed before a step that must not be lost and at the start of an
+    epoch. In between, it is renewed while copies take less than 0.5 % of the time.
 
     Attributes:
-        age: number of steps since the copy.
+        age: Number of steps since the copy.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -209,31 +192,29 @@ class Rollback:
         self.age = 0
 
     def keep(self, state: Any, *, now: bool) -> None:
-        """Renew the copy if it is time.
+        """Renew the copy if it is due.
 
-        Args:
-            state: the state before the next step.
-            now: whether it is time in any case.
+        With `now`, the copy is renewed in any case.
         """
         start = time.perf_counter()
         if not now and start < self._due_at:
             self.age += 1
             return
-        # Not without a copy meanwhile: what was told a device may fail here.
+        # The old copy is kept until now, because pending device errors surface here.
         self._copy = self._steps.snapshot(state)
         end = time.perf_counter()
         self._due_at = end + (end - start) / _MOST_OF_THE_TIME
         self.age = 0
 
     def expire(self) -> None:
-        """Have the copy renewed before the next step."""
+        """Mark the copy as due before the next step."""
         self._due_at = 0.0
 
     def back(self, state: Any) -> Any:
-        """Go back to the copy; return the state to go on with."""
+        """Restore the copy. Returns the new state."""
         self.age = 0
         return self._steps.restore(self._copy, state)
 
     def drop(self) -> None:
-        """Give the memory of the copy back."""
+        """Free the copy."""
         self._copy = None

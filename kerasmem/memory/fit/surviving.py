@@ -1,4 +1,4 @@
-"""What stands in for a model's training and test functions while `fit` runs."""
+"""Train and test functions that recover from out-of-memory errors during `fit`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -33,16 +33,16 @@ _END = object()
 
 @dataclass(frozen=True, kw_only=True)
 class FitContext:
-    """What the steps of one `fit` share.
+    """Objects shared by the steps of one `fit`.
 
     Args:
-        limit_bytes: most bytes to use of the device, None if nobody tells.
-        limit_is_given: whether the user gave the limit.
-        splits: whether batches may go in smaller parts.
-        notices: warns of what happens.
-        refusals: what the allocators noted.
-        factors: multiplies the losses of parts.
-        coupling: Finds what keeps batches whole.
+        limit_bytes: Memory limit of the device in bytes, `None` if unknown.
+        limit_is_given: Whether the user passed the limit.
+        splits: Whether batches may be split.
+        notices: Issues warnings.
+        refusals: Failed allocations recorded by the allocators.
+        factors: Scales the losses of parts.
+        coupling: Detects models whose batches cannot be split.
     """
 
     limit_bytes: int | None
@@ -55,18 +55,13 @@ class FitContext:
 
 
 class SurvivingStep(ABC):
-    """Calls a function of a model with one batch at a time.
+    """Calls a step function with one batch at a time.
 
-    When a step runs out of memory, the model is put back to what it was before, and the
-    same batch is tried in smaller parts.
-
-    Args:
-        model: the compiled model.
-        steps: how its steps run.
-        context: what they share with others of this `fit`.
+    If a step runs out of memory, the model is restored, and the same batch is repeated
+    in smaller parts.
 
     Attributes:
-        whole: the function that Keras made; it has to be set.
+        whole: The step function built by Keras. Must be set before the first call.
     """
 
     def __init__(self, model: Model, steps: Steps, context: FitContext) -> None:
@@ -84,7 +79,7 @@ class SurvivingStep(ABC):
         self._step = 0
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run as many steps as an execution has; return what Keras expects."""
+        """Run `steps_per_execution` steps and return the result that Keras expects."""
         state, batches = self._steps.unpack(arguments)
         logs: Any = _END
         for _ in range(self._model.steps_per_execution):
@@ -98,26 +93,26 @@ class SurvivingStep(ABC):
         return self._steps.pack(logs, state)
 
     def end(self) -> None:
-        """Give back what the steps took."""
+        """Free the memory of the steps."""
         self._rollback.drop()
         if self._parts is not None:
             self._parts.release()
 
     @abstractmethod
     def _meet(self, state: Any, batch: Tensors, size: int) -> None:
-        """Prepare for a batch that is larger than any before."""
+        """Prepare for a batch that is larger than all earlier batches."""
 
     @abstractmethod
     def _new_parts(self) -> Parts:
-        """Return what runs batches in parts."""
+        """Create the object that runs batches in parts."""
 
     @abstractmethod
     def _step_context(self, failed: StepContext) -> StepContext:
-        """Return the context of a failed step with all that is known of it."""
+        """Complete the context of a failed step."""
 
     @abstractmethod
     def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
-        """Say that memory ran out, and what happens now."""
+        """Warn that memory ran out and the batch is repeated."""
 
     def _next(self, batches: Any, state: Any) -> Any:
         try:
@@ -153,20 +148,20 @@ class SurvivingStep(ABC):
                 if is_new:
                     self._safe.note(parts, shape)
                 return logs, new_state
-            # Here the error and what its traceback held are gone.
+            # At this point the error and the frames of its traceback are freed.
             state = self._recovered(cause, state, batch, parts)
 
     def _prepare(self, state: Any, batch: Tensors, size: int) -> None:
         try:
             self._meet(state, batch, size)
         except BaseException:
-            self._steps.give_up(state)  # on JAX the model has no values meanwhile
+            self._steps.give_up(state)  # On JAX, the model has no values until then.
             raise
         self._context.factors.install()
 
     def _abandon(self, state: Any) -> None:
         if state is not None and not self._steps.is_intact(state):
-            # On JAX, where the step was given the only copy there is but ours.
+            # On JAX, the step consumed the only other copy of the state.
             self._steps.give_up(self._rollback.back(state))
 
     def _run(self, state: Any, batch: Tensors, parts: int) -> tuple[Any, Any]:
@@ -210,7 +205,7 @@ class SurvivingStep(ABC):
             self._context.splits
             and parts < size
             and cause.kind != "host"
-            # Of several processes the others know nothing of it, and wait for this one.
+            # Other processes would not split the batch, and all would deadlock.
             and self._processes == 1
         )
 
@@ -256,13 +251,7 @@ def _not_set(*_: Any) -> Any:
 
 
 class SurvivingTraining(SurvivingStep):
-    """Calls a model's training function, see `SurvivingStep` and `MicroBatches`.
-
-    Args:
-        model: the compiled model.
-        training: how the model is trained.
-        context: what its steps share with others of this `fit`.
-    """
+    """Trains with one batch at a time, see `SurvivingStep` and `MicroBatches`."""
 
     def __init__(self, model: Model, training: Steps, context: FitContext) -> None:
         super().__init__(model, training, context)
@@ -271,7 +260,7 @@ class SurvivingTraining(SurvivingStep):
         self._input_shape: Any | None = None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Renew the copy to go back to, and see whether to try larger parts again."""
+        """Renew the copy of the state, and try larger parts if due."""
         self._epoch = epoch
         self._rollback.expire()
         self._notice_changes()
@@ -280,27 +269,27 @@ class SurvivingTraining(SurvivingStep):
 
     @property
     def versions(self) -> tuple[Step, ...]:
-        """The functions that it calls."""
+        """All compiled functions in use."""
         return self.whole, *(self._parts.functions if self._parts else ())
 
     @property
     def latest(self) -> Step:
-        """The function of Keras that runs whole batches, else this one."""
+        """The Keras function for whole batches, or this object if batches are split."""
         if self._parts is not None and self._parts.is_open:
             return self.__call__
         return getattr(self.whole, "latest", self.whole)
 
     def end(self) -> None:
-        """Give back what the training took."""
+        """Free the memory of the training."""
         super().end()
         self._context.factors.remove()
 
     def error_of(self, error: Exception) -> OutOfMemoryError | None:
-        """Return what to raise for an error outside of steps, None for another one."""
+        """Return the error to raise for an out-of-memory error outside of steps."""
         cause = self._cause(error, "unknown")
         if cause is not None and cause.kind == "host" and self._epoch is None:
-            # Before the first epoch it is Keras that looks at the first batches; the
-            # frames that would say so it takes out of the traceback.
+            # Before the first epoch, Keras reads the first batches and removes the
+            # frames from the traceback that would show this.
             cause = self._cause(error, "input")
         size = self._largest or 1
         return None if cause is None else self._error(cause, None, size, 1)
@@ -313,14 +302,14 @@ class SurvivingTraining(SurvivingStep):
         try:
             with self._steps.values(state):
                 parts = self._estimated_parts(batch, size, context.limit_bytes)
-        except Exception as error:  # noqa: BLE001 - the training can go on without
+        except Exception as error:  # noqa: BLE001 - training works without an estimate
             limit_bytes = context.limit_bytes if context.limit_is_given else None
             context.notices.not_estimated(error, limit_bytes)
             return
         if parts is None and context.limit_is_given:
             raise ConfigError(
-                "By the estimate not even one sample at a time fits into the limit. "
-                "Expected: a larger one, or None for what the device has. Received: "
+                "A single sample is estimated not to fit into the limit. Expected: a "
+                "larger limit, or None for the limit of the device. Received: "
                 f"memory_limit={format_bytes(context.limit_bytes)}."
             )
         if parts is not None and parts > 1:
@@ -367,28 +356,17 @@ class SurvivingTraining(SurvivingStep):
 
 
 class SurvivingEvaluation(SurvivingStep):
-    """Calls a model's test function, see `SurvivingStep` and `EvaluationParts`.
-
-    Args:
-        model: the compiled model.
-        steps: how it is evaluated.
-        context: what its steps share with others of this `fit`.
-    """
+    """Evaluates one batch at a time, see `SurvivingStep` and `EvaluationParts`."""
 
     def begin(self, whole: Step, epoch: int | None) -> None:
-        """Get ready for one evaluation.
-
-        Args:
-            whole: the function that Keras made.
-            epoch: the index of the epoch that it follows.
-        """
+        """Prepare for one evaluation."""
         if whole is not self.whole:
             self._forget_parts()
         self.whole, self._epoch = whole, epoch
         self._rollback.expire()
 
     def _meet(self, state: Any, batch: Tensors, size: int) -> None:
-        """Do nothing: it takes less than the training that has just run."""
+        """Do nothing, because an evaluation needs less memory than the training."""
 
     def _new_parts(self) -> EvaluationParts:
         return EvaluationParts(self._model, self._steps, self._context.factors)

@@ -1,4 +1,4 @@
-"""Out of memory: why, what filled it, how many micro-batches would fit, what helps.
+"""Analysis of out-of-memory errors: cause, memory use, fitting batch size, remedies.
 
 with noting_refusals() as refusals:
     try:
@@ -7,9 +7,9 @@ with noting_refusals() as refusals:
         cause = classify(error, model, refusals=refusals)
         if cause is None:
             raise
-# Here the error and its traceback are gone, and what they held can be freed.
-found = post_mortem(model, cause, StepContext(batch_size=1024, step=7))
-raise out_of_memory_error(found)
+# The error and its traceback no longer exist, so their tensors can be freed.
+report = post_mortem(model, cause, StepContext(batch_size=1024, step=7))
+raise out_of_memory_error(report)
 """
 
 from kerasmem.memory.oom.cause import classify, noting_refusals, out_of_memory_error

@@ -1,4 +1,4 @@
-"""Why memory ran out, from the error that a framework raised."""
+"""Classification of out-of-memory errors of the frameworks."""
 
 import os
 import traceback
@@ -27,15 +27,10 @@ from kerasmem.types import Model
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """What is known of a device; None where nobody tells.
+    """Memory values of a device, None if unknown.
 
-    Args:
-        name: the framework's name of it.
-        limit_bytes: most bytes that this process can have of it.
-        limit_is_exact: False if nobody has set a limit: then it is what other processes
-            leave of the card.
-        current_bytes: bytes in use now.
-        peak_bytes: most bytes in use since the peak was last reset.
+    `limit_is_exact` is False without a set limit. The limit is then the memory that
+    other processes do not use.
     """
 
     name: str | None = None
@@ -46,7 +41,7 @@ class DeviceFigures:
 
 
 def figures_of(name: str | None = None) -> DeviceFigures:
-    """Return the figures of the device `name`, or of the fullest one for None."""
+    """Return the memory values of a device, by default of the fullest one."""
     readings = backends.current().device_memory()
     if name is not None:
         readings = tuple(one for one in readings if one.name == name)
@@ -57,7 +52,7 @@ def figures_of(name: str | None = None) -> DeviceFigures:
         fullest.name,
         *_limit(fullest.name),
         current_bytes=fullest.current_bytes,
-        # One that leaves small requests out is no peak to reckon with.
+        # A peak without small requests is too low for an estimate.
         peak_bytes=fullest.peak_bytes if fullest.complete else None,
     )
 
@@ -76,13 +71,9 @@ def _limit(name: str | None) -> tuple[int | None, bool]:
 
 @dataclass(frozen=True)
 class Supply:
-    """The memory that there was; None where nobody told.
+    """The memory at the time of the failure, None if unknown.
 
-    Args:
-        limit_bytes: most bytes to be had of the device.
-        in_use_bytes: bytes in use.
-        free_bytes: bytes that were free for certain, in whatever pieces.
-        largest_free_bytes: the largest piece that could have been had.
+    `free_bytes` were certainly free, in any number of blocks.
     """
 
     limit_bytes: int | None
@@ -94,18 +85,12 @@ class Supply:
 def _supply(
     refusal: Refusal, figures: DeviceFigures, state: PoolState | None
 ) -> Supply:
-    """Return what there was, by the best source there is.
-
-    Args:
-        refusal: what the error says.
-        figures: what is known of the device by now.
-        state: of the allocator's pool when it refused, None if it was not noted.
-    """
+    """Return the memory at the time of the failure, from the best available source."""
     limit, request = figures.limit_bytes, refusal.requested_bytes
     if state is not None:
         more = 0 if limit is None else max(limit - state.pool_bytes, 0)
         if request is None or more >= request:
-            # The pool would have been extended: less can be had of the device.
+            # The pool would have been extended, so the device has less memory.
             more = 0
         return Supply(
             limit_bytes=state.pool_bytes + more,
@@ -118,22 +103,22 @@ def _supply(
     peak = figures.peak_bytes
     if limit is None or peak is None or not figures.limit_is_exact:
         return Supply(limit)
-    # No more than the peak can have been in use; what is in use by now says nothing.
+    # At most the peak was in use. The current use may be lower than at the failure.
     return Supply(limit, free_bytes=limit - peak)
 
 
 _MESSAGE_LENGTH = 400
 _READS_DATA = (
-    os.path.join("trainers", "data_adapters"),  # noqa: PTH118 - a piece of a path
+    os.path.join("trainers", "data_adapters"),  # noqa: PTH118 - part of a path
     os.path.join("torch", "utils", "data"),  # noqa: PTH118
 )
 
 
 def noting_refusals() -> AbstractContextManager[RefusalLog]:
-    """Return a scope in which the allocators note the state in which they refuse.
+    """Return a context that logs the allocator state at failed allocations.
 
-    It costs nothing until they do. TensorFlow's tell, on a GPU and, with
-    `TF_CPU_ALLOCATOR_USE_BFC=1`, on a CPU; elsewhere nothing is noted.
+    There is no cost without a failure. Only TensorFlow's allocators on GPUs support it,
+    and on CPUs with `TF_CPU_ALLOCATOR_USE_BFC=1`.
     """
     return backends.current().refusals()
 
@@ -145,18 +130,12 @@ def classify(
     phase: str = "unknown",
     refusals: RefusalLog | None = None,
 ) -> Cause | None:
-    """Return why memory ran out, None if `error` says nothing of memory.
+    """Return the cause of an out-of-memory error, or None for any other error.
 
-    What is returned holds no tensors: call this while the error is handled, then let go
-    of the error, whose traceback holds those of the failed step, free what can be
-    freed, and only then ask for a `post_mortem`.
-
-    Args:
-        error: what was raised.
-        model: the model in training, to tell the layer from the operation's name.
-        phase: what was being done, one of `records.PHASES`; `"input"` if a batch was
-            being made.
-        refusals: what the allocators noted, see `noting_refusals`.
+    The result contains no tensors. Call this function while the error is handled. Then
+    delete the error, whose traceback refers to the tensors of the failed step, and call
+    `post_mortem`. `model` is needed to find the layer of an operation. `phase` is one
+    of `records.PHASES`.
     """
     if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
         return None
@@ -194,7 +173,7 @@ def _kind(
     if making_data:
         return "input pipeline"
     if isinstance(error, MemoryError):
-        return "host"  # no framework's allocator of a device raises it
+        return "host"  # device allocators of frameworks never raise it
     request, limit = refusal.requested_bytes, supply.limit_bytes
     if request is None:
         return "device"
@@ -207,7 +186,7 @@ def _kind(
 def _figures(device: str | None) -> DeviceFigures:
     try:
         return figures_of(device)
-    except Exception:  # noqa: BLE001 - a full device may not even answer
+    except Exception:  # noqa: BLE001 - queries of a full device may fail
         return DeviceFigures(device)
 
 
@@ -222,7 +201,7 @@ def _origin(operation: str, model: Model | None) -> Origin:
         return Origin(None, "unknown")
     try:
         description, _ = watched(model)
-    except Exception:  # noqa: BLE001 - such as a model that is not built
+    except Exception:  # noqa: BLE001 - for example, the model is not built
         return Origin(None, "unknown")
     return Names(description, "tensorflow").origin(operation)
 
@@ -234,11 +213,9 @@ def _shortened(text: str) -> str:
 def out_of_memory_error(
     post_mortem: PostMortem, kind: str | None = None
 ) -> OutOfMemoryError:
-    """Return the error that carries a post-mortem, to be raised.
+    """Return an `OutOfMemoryError` with a post-mortem.
 
-    Args:
-        post_mortem: the post-mortem.
-        kind: kind of the error, such as `TORN`; None for that of the cause.
+    The default kind is the kind of the cause.
     """
     sentences = [cause_sentence(post_mortem.cause), fitting_sentence(post_mortem)]
     sentences.append(
@@ -247,13 +224,13 @@ def out_of_memory_error(
     )
     if kind == TORN:
         sentences.append(
-            "The model in this process is not as before the step and cannot be put "
-            "back. Go on in a new process, from a file or a checkpoint, in smaller "
+            "The model in this process cannot be restored to its state before the "
+            "step. Continue in a new process from a file or a checkpoint, with smaller "
             "batches or without jit_compile."
         )
     elif post_mortem.remedies:
         first = post_mortem.remedies[0]
         sentences.append(f"Next: {first.name} ({first.how}).")
-    sentences.append("All of it: print(error.post_mortem.text()).")
+    sentences.append("Full report: print(error.post_mortem.text()).")
     text = " ".join(filter(None, sentences))
     return OutOfMemoryError(text, post_mortem, kind or post_mortem.cause.kind)

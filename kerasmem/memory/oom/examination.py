@@ -1,4 +1,4 @@
-"""Everything that can be told of one time that memory ran out."""
+"""Post-mortem of an out-of-memory error."""
 
 import functools
 import time
@@ -43,26 +43,20 @@ from kerasmem.types import Model
 
 _Part = TypeVar("_Part")
 AtPeak = tuple[int, str, tuple[EstimatePart, ...]]
-"""Bytes in use at a peak, `"measured"` or the method of estimating, and the parts."""
+"""Peak bytes, source (`"measured"` or the estimation method), and parts."""
 _PLANNED = "buffer assignment"
 _OF_THE_DEVICE = ("device", "fragmentation", "one tensor")
 _SECONDS = 20
-"""After these no more estimate is begun."""
+"""Time limit in seconds after which no further estimate starts."""
 
 
 def post_mortem(model: Model, cause: Cause, context: StepContext) -> PostMortem:
-    """Return all that can be told of why memory ran out, and what would help.
+    """Return a report on an out-of-memory error, with remedies.
 
-    It never raises: a part that cannot be found out is left out and said. Nothing runs
-    on the device, and the result holds no tensors. The use at the peak is measured if
-    `context` has a timeline, else estimated for a step like the failed one. Ask for it
-    when the error is gone and its tensors are free: the memory in use by then is taken
-    as in use between steps.
-
-    Args:
-        model: the model in training; it stays as it is.
-        cause: what `classify` made of the error.
-        context: the step in which it happened.
+    Never raises: parts that fail are listed in `left_out`. Nothing runs on the device,
+    and the result contains no tensors. Memory use at the peak is measured if `context`
+    has a timeline, otherwise estimated. Call this function after the error and its
+    tensors are deleted, because the current use counts as use between steps.
     """
     return _Examination(model, cause, context).report()
 
@@ -80,14 +74,14 @@ class _Examination:
         variables = self._try(
             "the bytes of the variables", lambda: held_bytes(self._model)
         )
-        other = self._try("what else is in use", lambda: self._other_bytes(variables))
-        at_peak = self._try("what was in use at the peak", self._at_peak)
+        other = self._try("other memory in use", lambda: self._other_bytes(variables))
+        at_peak = self._try("memory use at the peak", self._at_peak)
         peak_bytes, source, parts = at_peak or (None, None, ())
-        room = self._try("what a step may use", lambda: self._room(other or 0))
+        room = self._try("memory for a step", lambda: self._room(other or 0))
         fitting = self._try(
-            "how many micro-batches would fit", lambda: self._fitting(room)
+            "number of micro-batches that fit", lambda: self._fitting(room)
         )
-        remedies = self._try("what would help", lambda: self._remedies(fitting, room))
+        remedies = self._try("the remedies", lambda: self._remedies(fitting, room))
         return PostMortem(
             cause=self._cause,
             model=str(getattr(self._model, "name", type(self._model).__name__)),
@@ -114,7 +108,7 @@ class _Examination:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", KerasMemWarning)
                 return find()
-        except Exception as error:  # noqa: BLE001 - the training has its own trouble
+        except Exception as error:  # noqa: BLE001 - must not hide the original error
             reason = " ".join(str(error).split())[:300]
             self._left_out.append(f"{what}: {type(error).__name__}: {reason}")
             return None
@@ -132,7 +126,7 @@ class _Examination:
         if measurement is not None or self._cause.kind not in _OF_THE_DEVICE:
             return measurement
         estimate = self._estimate(self._context.micro_batch_size)
-        # What the allocator would hold beside it is left out: there is a limit.
+        # Excludes memory that the allocator caches, because the limit prevents it.
         parts = tuple(part for part in estimate.parts if part.category != "pool")
         return estimate.peak_bytes, estimate.method, parts
 
@@ -164,7 +158,7 @@ class _Examination:
         size = self._context.micro_batch_size
         if self._cause.kind not in _OF_THE_DEVICE:
             return special
-        estimate = self._try("what others would save", lambda: self._estimate(size))
+        estimate = self._try("other remedies", lambda: self._estimate(size))
         if estimate is None:
             return special
         step = FailedStep(
@@ -182,11 +176,11 @@ class _Examination:
     def _saving(self, name: str, step: FailedStep, end: float) -> Saving | None:
         if time.monotonic() > end:
             self._left_out.append(
-                f"what {name} would save: the other estimates took {_SECONDS} seconds"
+                f"savings by {name}: the other estimates took {_SECONDS} seconds"
             )
             return None
         find = functools.partial(SAVINGS[name], step)
-        return self._try(f"what {name} would save", find)
+        return self._try(f"savings by {name}", find)
 
     def _estimate(
         self, size: int, *, policy: ActivationPolicy | None = None, **options: Any
@@ -207,9 +201,9 @@ class _Examination:
 
 
 def _measured(timelines: Sequence[Timeline]) -> AtPeak | None:
-    """Return what filled the fullest allocator at its peak, None without a timeline.
+    """Return the use of the fullest allocator at its peak, or None without a timeline.
 
-    XLA's plan for a step is left out: it leaves out what is not in the step.
+    XLA's plan for a step is ignored, because it excludes memory outside the step.
     """
     windows = [one for one in timelines if one.source != _PLANNED and one.blocks]
     if not windows:

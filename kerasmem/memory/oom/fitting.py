@@ -1,4 +1,4 @@
-"""How many micro-batches would fit: estimated, corrected by what has failed."""
+"""Estimated number of micro-batches that fit, corrected by failed steps."""
 
 import functools
 import itertools
@@ -23,22 +23,21 @@ class StepContext:
     """The step in which memory ran out.
 
     Args:
-        batch_size: samples of the effective batch, which makes one update; 0 if
-            unknown.
-        micro_batches: into how many that was split, from 1.
-        epoch: index of the epoch, from 0; None if unknown.
-        step: number of the step, from 0 over the whole fit; None if unknown.
-        training: False if it was no training step but one of `evaluate` or `predict`.
-        limit_bytes: most bytes to use of the device; None for what it has.
-        accumulates: whether gradients of several micro-batches are summed up in
-            variables of their own, which take the bytes of the trained ones.
-        input_shape: as in `estimate_memory`, for a model that leaves lengths open.
-        is_freed: whether the tensors of the failed step are gone; otherwise what is in
-            use now says nothing of what stays in use.
-        other_bytes: bytes in use beside the variables between steps; None to take what
-            is in use now for it, if the failed step is gone.
-        timelines: a window of steps that ends with this one, where there is one.
-        process: index of the process.
+        batch_size: Samples per update, 0 if unknown.
+        micro_batches: Number of micro-batches per update, at least 1.
+        epoch: Index of the epoch, or None.
+        step: Index of the step over the whole fit, or None.
+        training: Boolean. False for a step of `evaluate` or `predict`.
+        limit_bytes: Maximum bytes to use of the device. None for all.
+        accumulates: Boolean. Whether gradients of micro-batches are accumulated in
+            separate variables.
+        input_shape: Input shape, as for `estimate_memory`.
+        is_freed: Boolean. Whether the tensors of the failed step are freed. If not, the
+            current use is not the use between steps.
+        other_bytes: Bytes in use between steps other than variables. None to compute
+            the value from the current use if `is_freed`.
+        timelines: Timelines of steps up to this one.
+        process: Index of the process.
     """
 
     batch_size: int
@@ -56,17 +55,14 @@ class StepContext:
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples that went through the model at a time, at most."""
+        """Maximum number of samples per forward pass."""
         return -(-self.batch_size // self.micro_batches)
 
 
 def samples_per_batch(x: Tensor, batch_size: int | None) -> int:
-    """Return the samples of a full batch, 0 where they cannot be told beforehand.
+    """Return the number of samples of a full batch, 0 if unknown.
 
-    Args:
-        x: what `fit` was given: arrays, or what makes batches. A dataset that can be
-            started again is asked for its first batch; a generator is left alone.
-        batch_size: the argument of `fit`.
+    The first batch of a dataset is read; a generator is not.
     """
     if batch_size is not None:
         return batch_size
@@ -88,63 +84,49 @@ def _samples(batch: Tensors) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What a step may use.
-
-    Args:
-        limit_bytes: most bytes to be had of the device.
-        other_bytes: bytes in use beside the model's and the optimizer's variables.
-        accumulator_bytes: bytes of the variables in which the gradients of several
-            micro-batches are summed up.
-    """
+    """The memory available to a step, and the bytes of gradient accumulators."""
 
     limit_bytes: int
     other_bytes: int = 0
     accumulator_bytes: int = 0
 
     def left_bytes(self, estimate: MemoryEstimate) -> int:
-        """Return what the variables of a step leave to the rest of it."""
+        """Return the memory that is left after the variables."""
         return self.limit_bytes - stored_bytes(estimate) - self.other_bytes
 
     def peak_bytes(self, estimate: MemoryEstimate, correction: float) -> int:
-        """Return the peak to expect, with what is in use beside the step.
+        """Return the expected peak of a step, including other memory in use.
 
-        Args:
-            estimate: of the step.
-            correction: by how much more than estimated it moves, 1 for not at all.
+        `correction` is a factor for the bytes that exist only during the step.
         """
         moving = round(correction * moving_bytes(estimate))
         return stored_bytes(estimate) + moving + self.other_bytes
 
     def holds(self, estimate: MemoryEstimate, correction: float) -> bool:
-        """Return whether a step fits: the upper end of its estimate has to."""
+        """Return whether the upper bound of the estimate of a step fits."""
         most = most_moving_bytes(estimate, correction)
         return most <= USABLE * self.left_bytes(estimate)
 
 
 def stored_bytes(estimate: MemoryEstimate) -> int:
-    """Return the bytes of the model's and the optimizer's variables."""
+    """Return the bytes of the variables of model and optimizer."""
     return sum(p.nbytes for p in estimate.parts if p.category in _STORED)
 
 
 def moving_bytes(estimate: MemoryEstimate) -> int:
-    """Return the bytes at the peak that are there only during a step."""
+    """Return the bytes at the peak that exist only during a step."""
     return estimate.peak_bytes - stored_bytes(estimate)
 
 
 def most_moving_bytes(estimate: MemoryEstimate, correction: float) -> float:
-    """Return the most of them: by the upper end, or as corrected."""
+    """Return the upper bound of `moving_bytes`, at least the corrected estimate."""
     upper = estimate.high_bytes - stored_bytes(estimate)
     return max(upper, correction * moving_bytes(estimate))
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """A number of micro-batches that fits.
-
-    Args:
-        micro_batches: the number.
-        peak_bytes: the peak with it, and with what is in use beside it.
-    """
+    """A number of micro-batches that fits, and the expected peak."""
 
     micro_batches: int
     peak_bytes: int
@@ -156,16 +138,10 @@ def fewest_micro_batches(
     batch_size: int,
     failed: int = 0,
 ) -> Fitting | None:
-    """Return the fewest micro-batches that fit, None if single samples do not.
+    """Return the smallest number of micro-batches that fits, or None.
 
-    A step fits if the upper end of its estimate does. What has failed needed more than
-    there is: where the estimate says less, it is corrected in proportion.
-
-    Args:
-        estimate: returns the estimate for so many samples at a time.
-        room: what a step may use.
-        batch_size: samples of the effective batch.
-        failed: the number of micro-batches with which memory ran out; 0 if it did not.
+    A step fits if the upper bound of its estimate fits. If `failed` micro-batches ran
+    out of memory, a lower estimate is scaled up.
     """
     estimate = functools.cache(estimate)
     largest = estimate(-(-batch_size // max(failed, 1)))
@@ -186,18 +162,17 @@ def fewest_micro_batches(
 
 
 def correction_by_failure(failed: MemoryEstimate, room: Room) -> float:
-    """Return by how much more than estimated a step moves, from 1, given one failed."""
+    """Return the correction factor from a failed step, at least 1."""
     return max(1.0, room.left_bytes(failed) / max(moving_bytes(failed), 1))
 
 
 def _fewest_fitting(
     spare: Callable[[int], float], batch_size: int, failing: int
 ) -> int:
-    """Return the fewest parts of a batch that fit, to a sixteenth; single samples do.
+    """Return the fewest fitting parts, to within 1/16. Single samples must fit.
 
-    The need grows in a straight line with the samples, nearly: so the line through a
-    size that fits and one that does not is followed to where nothing is spare, and
-    after a few looks the middle. Each look is an analytic estimate.
+    Memory is almost linear in the number of samples. The search interpolates a few
+    times, then bisects. Each evaluation is an analytic estimate.
     """
     fitting, looks = batch_size, 0
     while fitting - failing > max(1, failing // 16):

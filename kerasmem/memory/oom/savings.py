@@ -1,4 +1,4 @@
-"""What helps against out-of-memory, and what it takes off the peak of a step."""
+"""Remedies for out-of-memory errors and their savings at the peak of a step."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ from kerasmem.records import Cause, MemoryEstimate, Remedy
 
 _POOL_REMEDIES = (
     Remedy(
-        name="one pool from the start",
+        name="preallocation of the pool",
         how="km.memory.configure(preallocate=True) at the top of the script",
     ),
     Remedy(
-        name="an allocator that fragments less",
+        name="an allocator with less fragmentation",
         how="km.memory.configure(allocator='cuda_malloc_async') at the top of the "
         "script",
     ),
 )
 _SEGMENT_REMEDIES = (
     Remedy(
-        name="segments that grow",
+        name="expandable segments",
         how="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment, "
         "before Python starts",
     ),
@@ -42,31 +42,31 @@ _SEGMENT_REMEDIES = (
 _DATA_REMEDIES = (
     Remedy(
         name="a smaller shuffle buffer",
-        how="dataset.shuffle(buffer_size) keeps so many elements: bound it, or shuffle "
-        "file names or indices instead of samples",
+        how="dataset.shuffle(buffer_size) keeps buffer_size elements in memory: use a "
+        "smaller buffer, or shuffle file names or indices instead of samples",
     ),
     Remedy(
-        name="fewer batches ahead",
-        how="prefetch(2) and a small num_parallel_calls instead of AUTOTUNE; no "
-        "cache() in memory",
+        name="fewer prefetched batches",
+        how="use prefetch(2) and a small num_parallel_calls instead of AUTOTUNE, "
+        "without cache() in memory",
     ),
     Remedy(
         name="data from files",
-        how="km.memory.stream(...) reads batches as they are needed; "
+        how="km.memory.stream(...) reads one batch at a time; "
         "km.memory.inspect_data(dataset) lists the memory of each stage",
     ),
 )
 
 
 def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
-    """Return what is made for this cause; nothing where the device is too small."""
+    """Return the remedies specific to a cause; none if the device is too small."""
     if cause.kind in ("input pipeline", "host"):
         return _DATA_REMEDIES
     if cause.kind == "one tensor":
-        whose = f"in {cause.layer}" if cause.layer else "that is asked for"
+        whose = f"in {cause.layer}" if cause.layer else "of the request"
         how = (
-            f"the tensor {whose} alone is larger than the limit: make the layer "
-            "smaller, or split it"
+            f"the tensor {whose} exceeds the limit by itself: make the layer smaller, "
+            "or split it"
         )
         return (Remedy(name="a smaller layer", how=how),)
     on_cpu = (cause.device or "").lower().startswith("cpu")
@@ -77,20 +77,15 @@ def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
 
 _HALF_POLICY = "mixed_float16"
 _LEAST_SHARE = 0.01
-"""Of the peak: what brings less is not worth a change."""
+"""Minimum saving of a remedy, as a fraction of the peak."""
 
 
 @dataclass(frozen=True)
 class FailedStep:
-    """A step for which there was too little memory.
+    """A step that ran out of memory.
 
-    Args:
-        model: the model.
-        size: samples that went through it at a time.
-        input_shape: as in `estimate_memory`.
-        estimate: of the step.
-        estimated: returns the estimate of that step with other arguments, such as
-            `dtype_policy`, or an activation `policy` of the model.
+    `estimated` returns the estimate with other arguments, such as `dtype_policy` or an
+    activation `policy`.
     """
 
     model: Any
@@ -102,13 +97,7 @@ class FailedStep:
 
 @dataclass(frozen=True)
 class Saving:
-    """A change that makes a step smaller.
-
-    Args:
-        name: what a person calls it.
-        how: what to write or do.
-        estimate: of the step with it.
-    """
+    """A change that reduces the memory of a step, and the new estimate."""
 
     name: str
     how: str
@@ -121,13 +110,9 @@ def worthwhile(
     room: Room | None,
     correction: float,
 ) -> list[Remedy]:
-    """Return the remedies that are worth a change: what fits first, then what saves.
+    """Return the remedies with enough savings: fitting ones first, then by savings.
 
-    Args:
-        savings: what there is.
-        plain: the estimate of the step as it is.
-        room: what a step may use; None if nobody told the limit.
-        correction: by how much more than estimated a step moves.
+    `plain` is the estimate without changes. `room` is None if the limit is unknown.
     """
     least = _LEAST_SHARE * plain.peak_bytes
     before = _asked_bytes(plain)
@@ -147,21 +132,21 @@ def worthwhile(
 
 
 def _asked_bytes(estimate: MemoryEstimate) -> int:
-    """Return a peak without what the allocator gives beyond a compiled step's block.
+    """Return the peak without the rounding of the block of a compiled step.
 
-    Blocks of small models come in powers of two, behind which a saving would hide.
+    Blocks of small models are rounded up to powers of two, which would hide savings.
     """
     beyond = estimate.by_category().get("rounding", 0) if estimate.jit_compile else 0
     return estimate.peak_bytes - beyond
 
 
 def _mixed_precision(step: FailedStep) -> Saving | None:
-    # A CPU has no arithmetic for it: what it saves, it loses many times over in time.
+    # CPUs have no fast half-precision arithmetic, so steps would be many times slower.
     if step.model.dtype_policy.name != "float32" or step.estimate.device == "cpu":
         return None
     return Saving(
         name="mixed precision",
-        how=f"keras.config.set_dtype_policy({_HALF_POLICY!r}) before the model is made",
+        how=f"keras.config.set_dtype_policy({_HALF_POLICY!r}) before model creation",
         estimate=step.estimated(dtype_policy=_HALF_POLICY),
     )
 
@@ -179,8 +164,8 @@ def _rematerialization(step: FailedStep) -> Saving | None:
     policy = policy_for(step.model, step_record.path, choice.pieces)
     return Saving(
         name="rematerialization",
-        how=f"km.rematerialize(model, batch_size={step.size}) computes activations "
-        "again in the backward pass: a step is "
+        how=f"km.rematerialize(model, batch_size={step.size}) recomputes activations "
+        "in the backward pass: a step takes "
         f"{choice.plan.extra_time:.0%} longer (estimated)",
         estimate=step.estimated(policy=policy),
     )
@@ -191,11 +176,11 @@ def _int8_activations(step: FailedStep) -> Saving | None:
         return None
     try:
         policy = default_policy(step.model)
-    except ModelError:  # no activation is worth it
+    except ModelError:  # no activation can be compressed with a benefit
         return None
     return Saving(
         name="int8 activations",
-        how="km.compress_activations(model) keeps them as int8 for the backward pass",
+        how="km.compress_activations(model) saves activations in int8 format",
         estimate=step.estimated(policy=policy),
     )
 
@@ -220,16 +205,16 @@ def _adam_8bit() -> Any:
 _OPTIMIZERS: Mapping[str, tuple[Callable[[], Any], str]] = {
     "8-bit Adam": (
         _adam_8bit,
-        "km.optimizers.Adam8bit(...) in the place of the optimizer",
+        "km.optimizers.Adam8bit(...) instead of the current optimizer",
     ),
     "Adafactor": (
         keras.optimizers.Adafactor,
-        "keras.optimizers.Adafactor(...) keeps rows and columns of its statistics; it "
-        "wants another learning rate",
+        "keras.optimizers.Adafactor(...) stores only rows and columns of its "
+        "statistics; it needs another learning rate",
     ),
     "SGD": (
         keras.optimizers.SGD,
-        "keras.optimizers.SGD(...) without momentum keeps no statistics; it wants "
+        "keras.optimizers.SGD(...) without momentum stores no statistics; it needs "
         "another learning rate",
     ),
 }
@@ -243,4 +228,4 @@ SAVINGS: Mapping[str, Callable[[FailedStep], Saving | None]] = {
         for name, (make, how) in _OPTIMIZERS.items()
     },
 }
-"""What each would save; None where there is nothing for it to save."""
+"""Estimated saving of each remedy, None if it does not apply."""

@@ -1,4 +1,4 @@
-"""The input pipeline: what it holds in the host's memory, and how it can hold less."""
+"""Input pipelines: their host memory, and streaming from disk."""
 
 from kerasmem.memory.pipeline.inspect import inspect_data
 from kerasmem.memory.pipeline.stream import Stream, stream

@@ -1,4 +1,4 @@
-"""What data keeps in the memory of the host: estimated, then measured."""
+"""Estimates and measures the host memory of an input pipeline."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,25 +21,28 @@ from kerasmem.types import Dataset, Tensors
 def inspect_data(
     data: Dataset, batch_size: int = 32, *, batches: int = 8
 ) -> DataMemory:
-    """Measure the host memory that `data` takes when a model is fitted with it.
+    """Measure the host memory of `data` when a model is fitted with it.
 
-    Nothing is trained: the first batches go through a model that does nothing. A
-    generator, which can be read only once, is not read at all; the function that makes
-    it can be called again, so its batches are measured.
+    Nothing is trained. The first batches pass through a model without weights. A
+    generator can be read only once and is therefore not read. To measure a generator,
+    pass the function that creates it.
 
     Args:
-        data: what `fit` takes: arrays, a `tf.data.Dataset`, a `PyDataset`, a torch
-            `DataLoader`, a generator; or a function without arguments that returns
-            one; or a path as in every data argument, whose samples are loaded.
-        batch_size: samples per batch, from 1; of arrays only.
-        batches: number of batches to measure over; 0 measures nothing.
+        data: Data in a form that `fit` accepts: arrays, a `tf.data.Dataset`, a
+            `PyDataset`, a torch `DataLoader` or a generator. Also a function without
+            arguments that returns such data, or the path of a data file.
+        batch_size: Integer, at least 1. Number of samples per batch, for arrays only.
+            Defaults to 32.
+        batches: Integer, at least 0. Number of batches to measure. With 0, only the
+            estimates are returned. Defaults to 8.
 
     Returns:
-        The figures; `.table()` tells them, and what to bound and how.
+        A `DataMemory`. Its `.table()` lists the stages with advice on how to reduce
+        their memory.
 
     Raises:
-        ConfigError: if `batch_size` or `batches` is out of its range.
-        DataError: if `data` is none of the forms.
+        ConfigError: If `batch_size` or `batches` is out of range.
+        DataError: If `data` has none of these forms.
 
     Example:
         >>> import numpy as np
@@ -55,7 +58,7 @@ def inspect_data(
     elif isinstance(data, (str, Path)):
         data = load_data(data).train
     if isinstance(data, Iterator) and not is_array_data(data):
-        # A generator has its variables once it has begun.
+        # A generator creates its local variables when it starts.
         first = next(data, None) if make else None
         parts = tuple(stages(data))
         size = None if first is None else leaf_bytes(first)
@@ -88,9 +91,9 @@ def _measure(data: Dataset, batch_size: int, batches: int) -> int:
         del arguments["batch_size"]
         arguments = {"x": arguments, "batch_size": batch_size}
     nothing = _Nothing(name="nothing")
-    nothing.predict(np.zeros((2, 1)), verbose=0)  # what the framework needs itself
-    # What the C library has kept of what was freed would serve new requests, and
-    # these would not show.
+    nothing.predict(np.zeros((2, 1)), verbose=0)  # Loads the framework's own memory.
+    # The C library would otherwise serve new requests from freed memory, which the
+    # measurement would miss.
     trim_heap()
     peak = host_peak(lambda: True)
     try:
@@ -103,9 +106,9 @@ def _measure(data: Dataset, batch_size: int, batches: int) -> int:
 
 
 class _Nothing(keras.Model):
-    """Takes any batch and does nothing with it."""
+    """A model that accepts any batch and computes nothing."""
 
     def call(self, inputs: Tensors) -> Any:
-        """Return a zero per sample."""
+        """Return one zero per sample."""
         first = keras.tree.flatten(inputs)[0]
         return keras.ops.zeros((keras.ops.shape(first)[0], 1))

@@ -1,4 +1,4 @@
-"""The stages of a data pipeline, and what each keeps in memory."""
+"""Lists the stages of a data pipeline with their memory."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ from kerasmem.records import PipelineStage
 from kerasmem.types import Dataset
 from kerasmem.units import MIB, format_bytes
 
-_TUNED_PREFETCH = 2  # elements that TensorFlow starts with when it tunes the buffer
+_TUNED_PREFETCH = 2  # Initial buffer size of TensorFlow's automatic tuning.
 
 
 def stages(data: Dataset) -> Iterator[PipelineStage]:
-    """Yield the parts of `data`, from the source on."""
+    """Yield the stages of `data`, starting at the source."""
     if is_array_data(data):
         yield from array_stages(data)
     elif tf_data.is_dataset(data):
@@ -48,8 +48,8 @@ def _py_dataset_stages(data: Dataset) -> Iterator[PipelineStage]:
         yield PipelineStage(
             f"{data.workers} worker processes",
             data.workers * (sum(stage.nbytes or 0 for stage in array_list) + size),
-            "Every process may end up with its own copy; use_multiprocessing=False "
-            "shares one.",
+            "Every process may hold a separate copy. use_multiprocessing=False shares "
+            "one copy.",
         )
 
 
@@ -60,12 +60,13 @@ def _stream_stages(data: Stream) -> Iterator[PipelineStage]:
         yield PipelineStage(
             "arrays in memory",
             data.loaded_bytes,
-            "numpy.save writes them, numpy.load(path, mmap_mode='r') maps them.",
+            "Save the arrays with numpy.save and open them with "
+            "numpy.load(path, mmap_mode='r').",
         )
 
 
 def _is_loader(data: Dataset) -> bool:
-    # By name, so that torch is not imported for data that is none of it.
+    # The class is compared by name to avoid importing torch.
     names = (f"{c.__module__}.{c.__name__}" for c in type(data).__mro__)
     return "torch.utils.data.dataloader.DataLoader" in names
 
@@ -80,7 +81,7 @@ def _loader_stages(data: Dataset) -> Iterator[PipelineStage]:
         yield PipelineStage(
             f"{workers} worker processes",
             workers * sum(stage.nbytes or 0 for stage in array_list),
-            "Every process may end up with its own copy; num_workers=0 makes none.",
+            "Every process may hold a separate copy. num_workers=0 avoids copies.",
         )
     if data.pin_memory:
         yield PipelineStage("a batch in pinned memory", size)
@@ -92,25 +93,25 @@ def _iterable_stages(data: Dataset) -> Iterator[PipelineStage]:
         inspect.getgeneratorlocals(data) if is_generator else _attributes(data)
     )
     yield PipelineStage(
-        f"{type(data).__name__} that is iterated over",
+        f"iteration over {type(data).__name__}",
         None,
-        "What else it holds shows only in what is measured: hand in the function that "
-        "makes it, or a keras.utils.PyDataset.",
+        "Other memory appears only in the measurement. Pass the function that creates "
+        "the data, or a keras.utils.PyDataset.",
     )
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    return getattr(thing, "__dict__", {})  # what has slots has none
+    return getattr(thing, "__dict__", {})  # Objects with slots have no `__dict__`.
 
 
 def _queue(batches: int, batch_bytes: int, less: str) -> PipelineStage:
-    name = f"queue of {batches} batches" if batches > 1 else "a batch on its way"
+    name = f"queue of {batches} batches" if batches > 1 else "one batch in transit"
     size = batches * batch_bytes
     return PipelineStage(name, size, less if batches > 2 and size >= MIB else None)
 
 
 def array_stages(data: Dataset) -> Iterator[PipelineStage]:
-    """Yield the arrays of `data`, and the copies that `fit` makes of them."""
+    """Yield the arrays of `data`, and the copies that `fit` creates."""
     cast = copy_bytes = 0
     for role, part in first_samples(data).items():
         for name, leaf in named_leaves(part).items():
@@ -126,14 +127,15 @@ def array_stages(data: Dataset) -> Iterator[PipelineStage]:
         yield PipelineStage(f"copy in {keras.config.floatx()}", cast)
     if backends.current().copies_arrays:
         yield PipelineStage(
-            "copies that TensorFlow makes",
+            "copies made by TensorFlow",
             2 * copy_bytes,
-            "One while fit begins, one until it ends; km.memory.stream makes none.",
+            "One during the start of fit, one until its end. km.memory.stream needs "
+            "no copies.",
         )
 
 
 def held_stages(attributes: Mapping[str, Any]) -> Iterator[PipelineStage]:
-    """Yield the arrays among attributes, also those in lists, tuples and dicts."""
+    """Yield the arrays among attributes, including those in lists, tuples and dicts."""
     ids: set[int] = set()
     for attribute, value in attributes.items():
         name = attribute.strip("_")
@@ -147,7 +149,7 @@ def held_stages(attributes: Mapping[str, Any]) -> Iterator[PipelineStage]:
 
 
 def leaf_bytes(parts: Any) -> int:
-    """Return the bytes of all arrays in a structure."""
+    """Return the total bytes of all arrays in a structure."""
     leaves: list[Any] = []
     for leaf in keras.tree.flatten(parts):
         if is_sparse(leaf):
@@ -158,7 +160,7 @@ def leaf_bytes(parts: Any) -> int:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array or a tensor that tells its bytes."""
+    """Return whether a value has the attributes `nbytes` and `dtype`."""
     return hasattr(value, "nbytes") and hasattr(value, "dtype")
 
 
@@ -167,29 +169,27 @@ def _as_array(leaf: Any) -> Any:
     if not array.shape:
         raise DataError(
             "Expected arrays with one entry per sample. Received: "
-            f"{type(leaf).__name__} {leaf!r}. Next: numpy.asarray makes an array of a "
-            "list of numbers."
+            f"{type(leaf).__name__} {leaf!r}. Next: convert a list of numbers with "
+            "numpy.asarray."
         )
     return array
 
 
 def _array_stage(label: str, array: Any) -> PipelineStage:
     if mapping_of(array) is not None:
-        advice = (
-            "Its pages count as resident once looked at; km.memory.stream frees them."
-        )
+        advice = "Its pages count as resident once read. km.memory.stream frees them."
         return PipelineStage(f"{label}, on disk", 0, advice)
     advice, excess = None, array.nbytes - _in_floatx(array)
     if excess > 0:
         advice = (
-            f"Keras trains in {keras.config.floatx()}: casting {array.dtype} before "
-            f"saves {format_bytes(excess)}."
+            f"Keras trains in {keras.config.floatx()}. Casting {array.dtype} "
+            f"beforehand saves {format_bytes(excess)}."
         )
     return PipelineStage(label, array.nbytes, advice)
 
 
 def _in_floatx(array: Any) -> int:
-    # Keras casts every float to the type it trains in.
+    # Keras casts all floats to `floatx`.
     is_float = str(array.dtype).startswith("float")
     size = (
         np.dtype(keras.config.floatx()).itemsize if is_float else array.dtype.itemsize
@@ -203,22 +203,23 @@ def _dataset_stage(stage: DatasetStage) -> PipelineStage | None:
     match stage.kind:
         case "TensorSlice" | "Tensor":
             advice = (
-                "A copy of the arrays; km.memory.stream reads them from disk instead."
+                "A copy of the arrays. km.memory.stream reads arrays from disk instead."
             )
-            return _large("tensors made of arrays", everything, advice)
+            return _large("tensors from arrays", everything, advice)
         case "Cache" if stage.file:
             return PipelineStage(f"cache in the file {stage.file}", 0)
         case "Cache":
             advice = (
-                "Holds every element: cache before what makes them larger, or "
-                "cache(file)."
+                "Holds every element. Cache before operations that enlarge elements, "
+                "or use cache(file)."
             )
             return _large("cache in memory", everything, advice)
         case "Shuffle":
             count = min(size or 0, stage.elements or size or 0)
             advice = (
-                f"Holds {count:,} elements of {format_bytes(nbytes or 0)}: shuffle "
-                "before what makes them larger (decode, batch), or fewer of them."
+                f"Holds {count:,} elements of {format_bytes(nbytes or 0)}. Shuffle "
+                "before operations that enlarge elements (decode, batch), or use a "
+                "smaller buffer."
             )
             return _large("shuffle buffer", _times(count, nbytes), advice)
         case "Prefetch":
@@ -235,13 +236,13 @@ def _passing_stage(stage: DatasetStage) -> PipelineStage | None:
         case "Interleave" | "ParallelInterleave":
             count = f"{size} datasets" if (size or 0) > 0 else "datasets"
             advice = (
-                "Each open one holds buffers of its own, which only measuring shows; a "
-                "smaller cycle_length bounds them."
+                "Each open dataset has separate buffers, which only a measurement "
+                "includes. A smaller cycle_length limits their number."
             )
             return PipelineStage(f"{count} read in turn", None, advice)
         case "FlatMap":
-            name = "datasets or batches that a function makes"
-            advice = "The memory of the function or generator is only measured."
+            name = "datasets or batches from a function"
+            advice = "Only a measurement includes the memory of the function."
             return PipelineStage(name, None, advice)
         case "Batch" | "PaddedBatch" | "ParallelBatch":
             return PipelineStage("batch", nbytes)
@@ -251,7 +252,7 @@ def _passing_stage(stage: DatasetStage) -> PipelineStage | None:
 def _prefetch(stage: DatasetStage) -> PipelineStage:
     two = _times(_TUNED_PREFETCH, stage.element_bytes)
     if stage.size == AUTOTUNE:
-        advice = "May grow; prefetch(2) bounds it."
+        advice = "May grow. prefetch(2) limits the buffer."
         return PipelineStage("prefetch, tuned by TensorFlow", two, advice)
     name, size = f"prefetch of {stage.size}", _times(stage.size, stage.element_bytes)
     if (stage.size or 0) <= _TUNED_PREFETCH:

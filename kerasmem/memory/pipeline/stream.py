@@ -1,4 +1,4 @@
-"""Training from files that are larger than the memory."""
+"""Streams training data from files larger than memory."""
 
 import math
 import mmap
@@ -18,18 +18,18 @@ from kerasmem.units import MIB
 
 _ROLES = ("x", "y", "sample_weight")
 _RELEASE_AFTER_BYTES = 4 * MIB
-_MAPPED_AROUND = 16  # pages that the kernel maps around each one that is looked at
+_MAPPED_AROUND = 16  # Number of pages that the kernel maps around an accessed page.
 
 
 class Stream(keras.utils.PyDataset):
-    """Batches of arrays on disk, read as they are needed.
+    """Batches of arrays on disk, read on demand.
 
-    Made by `stream()`. It goes wherever data goes: `fit`, `evaluate`, `compress`,
-    `distill`. The samples come in a new order every epoch.
+    Created by `stream()`. A `Stream` can be passed to `fit`, `evaluate`, `compress` and
+    `distill`. With `shuffle=True`, the samples are shuffled every epoch.
 
     Attributes:
-        samples: number of samples.
-        batch_size: samples per batch; the last batch may be smaller.
+        samples: Integer. Number of samples.
+        batch_size: Integer. Number of samples per batch. The last batch may be smaller.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Stream(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Return batch `index` as `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
         start = index * self.batch_size
-        # In the order of the file: neighbors share pages.
+        # Rows are read in file order, because neighboring rows share pages.
         rows = np.sort(self._indices[start : start + self.batch_size])
         batch = keras.tree.map_structure(lambda array: array[rows], self._parts)
         self._give_back(sum(part.nbytes for part in keras.tree.flatten(batch)))
@@ -62,22 +62,22 @@ class Stream(keras.utils.PyDataset):
 
     @property
     def order_bytes(self) -> int:
-        """Bytes of the order in which the samples come."""
+        """Bytes of the sample order."""
         return self._indices.nbytes
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of the arrays that lie in memory anyway."""
+        """Bytes of the arrays that are already in memory."""
         return sum(a.nbytes for a in self._arrays if mapping_of(a) is None)
 
     @property
     def most_mapped_bytes(self) -> int:
-        """Most bytes of the files that are resident at once."""
+        """Maximum bytes of the files that are resident at once."""
         on_disk = sum(a.nbytes for a in self._arrays) - self.loaded_bytes
         return min(on_disk, _MAPPED_AROUND * _RELEASE_AFTER_BYTES)
 
     def on_epoch_end(self) -> None:
-        """Put the samples into a new order."""
+        """Shuffle the samples."""
         self._shuffle()
 
     def _shuffle(self) -> None:
@@ -100,27 +100,30 @@ def stream(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> Stream:
-    """Stream a data set from arrays on disk, without loading them into memory.
+    """Stream a data set from arrays on disk without loading them into memory.
 
-    The files are mapped into memory; at most about 64 MiB of them stay resident. A
-    sample that lies in memory already is taken from there.
+    The files are memory-mapped, and at most about 64 MiB of them stay resident. Arrays
+    that are already in memory are used directly.
 
     Args:
-        data: path of an `.npz` written with `numpy.savez` (arrays named as in every
-            other data argument) or of an `.npy`; or `x`, `(x, y)` or
+        data: Path of an `.npz` file from `numpy.savez` (arrays named as for other data
+            arguments) or of an `.npy` file. Alternatively `x`, `(x, y)` or
             `(x, y, sample_weight)` with arrays such as `numpy.memmap`.
-        batch_size: samples per batch, from 1.
-        split: `"train"` or `"test"`, of a file.
-        shuffle: whether the samples come in a new order every epoch.
-        seed: makes that order the same in every run; None for another in each.
+        batch_size: Integer, at least 1. Number of samples per batch. Defaults to 32.
+        split: `"train"` or `"test"`. Split to read from a file. Defaults to
+            `"train"`.
+        shuffle: Boolean. Whether to shuffle the samples every epoch. Defaults to
+            `True`.
+        seed: Integer seed of the sample order. Defaults to `None` (a different order
+            in every run).
 
     Returns:
-        A `keras.utils.PyDataset` for `fit`, `evaluate`, `km.compress` and `km.distill`:
-        it gives `(x,)`, `(x, y)` or `(x, y, sample_weight)` by batch.
+        A `keras.utils.PyDataset` for `fit`, `evaluate`, `km.compress` and `km.distill`.
+        A batch is `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
     Raises:
-        ConfigError: if `batch_size` is below 1 or `split` is another.
-        DataError: if the file cannot be mapped, or `data` is no arrays.
+        ConfigError: If `batch_size` is below 1 or `split` is invalid.
+        DataError: If the file cannot be memory-mapped, or `data` contains no arrays.
 
     Example:
         >>> import numpy as np, tempfile, pathlib
@@ -135,8 +138,8 @@ def stream(
         data = _split_of(Path(data), split)
     if not is_array_data(data) or not sample_count(data):
         raise DataError(
-            "Only arrays can be streamed: a path, x, (x, y) or (x, y, sample_weight), "
-            f"of at least one sample. Received: {type(data).__name__}."
+            "Expected arrays with at least one sample: a path, x, (x, y) or "
+            f"(x, y, sample_weight). Received: {type(data).__name__}."
         )
     parts = fit_arguments(data)
     del parts["batch_size"]
@@ -147,5 +150,5 @@ def _split_of(path: Path, split: str) -> tuple[Any, ...]:
     OneOf(("train", "test")).check("stream", "split", split)
     data = getattr(load_data(path, mapped=True), split)
     if data is None:
-        raise DataError(f"{path} holds no test split. Expected: the array x_test.")
+        raise DataError(f"{path} contains no test split. Expected: the array x_test.")
     return data

@@ -1,4 +1,4 @@
-"""Training that computes activations again instead of keeping them."""
+"""Training that recomputes activations instead of saving them."""
 
 from kerasmem.memory.rematerialize.plan import Piece, Rematerialization
 from kerasmem.memory.rematerialize.rematerialize import plan_of, rematerialize

@@ -1,4 +1,4 @@
-"""One training step as operations, and the cost of each call of a graph."""
+"""A training step as operations, and the cost of each call of a graph."""
 
 import math
 from collections.abc import Sequence
@@ -26,25 +26,23 @@ from kerasmem.memory.program import (
 from kerasmem.types import Node
 
 _WORK_PER_BYTE = 10
-"""Operations on numbers in the time in which a processor moves a byte, roughly."""
+"""Approximate number of operations in the time that moving one byte takes."""
 
 _CONVOLUTIONS = {"convolution", "convolution gradient", "kernel gradient"}
 
 
 Path = tuple[int, ...]
-"""Numbers of the calls, outermost first, that lead to a nested model or a layer."""
+"""Indices of the calls that lead to a nested model or layer, outermost first."""
 
 Pieces = tuple[tuple[int, int], ...]
-"""Ranges of calls, ascending; each is computed again as one. The rest keeps all."""
+"""Ascending ranges of calls. Each range is recomputed as one segment."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a step with pieces computed again is estimated to need.
+    """Estimate of a step with recomputed pieces.
 
-    Args:
-        peak_bytes: its peak.
-        extra_time: time of what is computed again, as a share of the plain step's.
+    `extra_time` is relative to the plain step.
     """
 
     peak_bytes: int
@@ -53,15 +51,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step that keeps all, of a model and of the part of it that is to be cut.
-
-    Args:
-        request: the model and its batch.
-        path: where the part is.
-        graph: that of the part, whose calls are told apart.
-        record: the operations of the step, in the order of the model.
-        fixed_bytes: bytes that are there before and after.
-    """
+    """Step without recomputation, for a model and the part to be cut."""
 
     request: Request
     path: Path
@@ -71,27 +61,27 @@ class RecordedStep:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Its operations."""
+        """Operations of the step."""
         return self.record.step.ops
 
     @cached_property
     def nodes(self) -> Sequence[Any]:
-        """The calls of the part, in order."""
+        """Calls of the part, in order."""
         return nodes_in_order(self.graph)
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """What each call is of."""
+        """Name of the operation of each call."""
         return [node.operation.name for node in self.nodes]
 
     @cached_property
     def fixed(self) -> frozenset[int]:
-        """Numbers of the calls that are not computed again."""
+        """Indices of the calls that cannot be recomputed."""
         return frozenset(n for n, node in enumerate(self.nodes) if _is_fixed(node))
 
     @cached_property
     def calls(self) -> "Sequence[CallCosts]":
-        """The estimated costs of each call."""
+        """Estimated costs of each call."""
         return _costs(self)
 
     @cached_property
@@ -116,7 +106,7 @@ class RecordedStep:
         return ops_by_call
 
     def simulate(self, pieces: Pieces) -> Simulation:
-        """Return what a later step needs in which pieces are computed again."""
+        """Estimate a later step with recomputed pieces."""
         step, how = self._with_pieces(pieces), self.record.how
         events = AllocationPlan(step, in_place=how.in_place).events
         nbytes = peak_of(events, how.rounding).nbytes
@@ -139,21 +129,14 @@ class RecordedStep:
 
 
 def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
-    """Return a training step of the request's model, which keeps all.
-
-    Args:
-        request: the question.
-        path: where the part of the model is that is to be cut.
-        graph: that of the part.
-    """
-    # XLA merges operations of neighbors, across every place to cut: the plan is made as
-    # if it did not.
+    """Record a training step of the request's model without recomputation."""
+    # XLA fuses operations across possible cuts. The plan ignores this.
     backend = "tensorflow" if request.backend == "jax" else request.backend
     eager_request = replace(request, backend=backend, jit_compile=False)
     how = framework(backend, request.device, compiled=False)
     step = record(eager_request, how)
     if step is None:
-        raise TypeError("The step of a model without a graph cannot be written down.")
+        raise TypeError("The step of a model without a graph cannot be recorded.")
     variable_bytes = sum(part.nbytes for part in persistent_parts(request))
     return RecordedStep(
         request, path, graph, step, variable_bytes + 2 * how.held_scratch
@@ -161,10 +144,10 @@ def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
 
 
 def _is_fixed(node: Node) -> bool:
-    """Return whether a call keeps next to nothing, or takes what is no plain tensor.
+    """Return whether a call saves almost nothing or takes sparse tensors.
 
-    The gradient of a table of embeddings reads the indices only, and names the rows
-    that it is for; as a function of tensors it would be as large as the table.
+    The gradient of an embedding reads only indices and returns sparse rows. As a
+    function of tensors, it would be as large as the table.
     """
     table = isinstance(node.operation, keras.layers.Embedding)
     return table or any(x.sparse for x in node.input_tensors)
@@ -173,7 +156,7 @@ def _is_fixed(node: Node) -> bool:
 def _work(op: Op) -> float:
     if op.name == BARRIER:
         return 0.0
-    # What only says that others are done has no bytes.
+    # Tensors without bytes only express dependencies.
     reads = [x for x in op.reads if x.nbytes]
     moved_bytes = sum(x.nbytes for x in (*reads, *op.writes))
     return _WORK_PER_BYTE * moved_bytes + 2 * _products(op, reads)
@@ -185,7 +168,8 @@ def _products(op: Op, reads: Sequence[ProgramTensor]) -> float:
         return _convolution(shapes, len(op.writes))
     if op.fusible or op.reduces or len(reads) != 2 or len(op.writes) != 1:
         return 0.0
-    # Of matrices of m x k, k x n and m x n these are m k n; a batch is in all three.
+    # Matrices of m x k, k x n and m x n need m k n multiplications. A batch axis is in
+    # all three shapes.
     batch = 1
     for a, b, c in zip(*shapes, strict=False):
         if not a == b == c or min(map(len, shapes)) < 3:
@@ -195,8 +179,8 @@ def _products(op: Op, reads: Sequence[ProgramTensor]) -> float:
 
 
 def _convolution(shapes: Sequence[Shape], outputs: int) -> float:
-    # Every entry of the kernel, which has no batch, meets every position of the
-    # smaller of the two images.
+    # Each entry of the kernel, which has no batch axis, is multiplied with each
+    # position of the smaller image.
     kernel, *images = sorted(shapes, key=lambda shape: math.prod(shape[:-2]))
     positions = min(math.prod(shape[:-1]) for shape in images or [kernel])
     return outputs * positions * math.prod(kernel)
@@ -207,14 +191,14 @@ class CallCosts:
     """Costs of one call.
 
     Args:
-        kept_bytes: bytes that it makes and the backward pass reads.
-        output_bytes: bytes that it hands to later calls.
-        work: estimated time.
-        needs_itself: whether its own gradient reads what it makes.
-        uses: numbers of the calls whose outputs it takes.
-        reads_uses: whether its gradient reads what it takes.
-        last_use: number of the last call that takes its output; the number of calls if
-            that is the model's own.
+        kept_bytes: Bytes of its outputs that the backward pass reads.
+        output_bytes: Bytes of its outputs that later calls read.
+        work: Estimated time.
+        needs_itself: Whether its gradient reads its outputs.
+        uses: Indices of the calls that compute its inputs.
+        reads_uses: Whether its gradient reads its inputs.
+        last_use: Index of the last call that reads its outputs. Number of calls for an
+            output of the model.
     """
 
     kept_bytes: int

@@ -1,4 +1,4 @@
-"""A rematerialization plan, and the part of a model that it is made for."""
+"""Rematerialization plan, and the part of the model to cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kerasmem.units import format_bytes
 
 
 def main_part(model: Model, path: Sequence[int]) -> Any:
-    """Return what a path leads to, opened where it is a layer; the model for none."""
+    """Return the nested model or opened layer at a path."""
     for number in path:
         node = nodes_in_order(graph_of(model))[number]
         model = node.operation
@@ -27,38 +27,34 @@ def main_part(model: Model, path: Sequence[int]) -> Any:
 
 
 def check_graph(model: Model) -> None:
-    """Raise unless the model has a graph.
-
-    Raises:
-        ModelError: if it has none; the text names the parts of it that have one.
-    """
+    """Raise `ModelError` unless the model has a graph."""
     if own_graph(model) is not None:
         return
     inner = [x.name for x in sublayers(model) if x is not model and has_graph(x)]
     if inner:
         next_step = (
-            f"its parts {inner} have one: rematerialize these and set the results in "
-            "their places before the first call"
+            f"rematerialize its parts {inner}, which have a graph, and replace them "
+            "with the results before the first call"
         )
     else:
-        next_step = "make it of keras.Input and calls of its layers"
+        next_step = "build it from keras.Input and calls of its layers"
     raise ModelError(
-        "What is computed again is cut out of a model's graph. Expected: a Sequential "
+        "Rematerialization needs the graph of the model. Expected: a Sequential "
         f"or Functional model. Received: model={model.name!r}, of class "
-        f"{type(model).__name__}, which has none. Next: {next_step}."
+        f"{type(model).__name__}, without a graph. Next: {next_step}."
     )
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Layers that follow each other, and what becomes of their activations.
+    """Consecutive layers and the handling of their activations.
 
     Args:
-        layers: names of the layers and operations, in the order in which they run.
-        recomputed: whether only what enters is kept, and the rest computed again.
-        kept_bytes: bytes that wait for the backward pass in any case.
-        recomputed_bytes: bytes that are there only while these layers' gradients are
-            computed; 0 if nothing is computed again.
+        layers: Names of layers and operations in execution order.
+        recomputed: Whether only the inputs are saved and the rest is recomputed.
+        kept_bytes: Bytes saved for the backward pass.
+        recomputed_bytes: Bytes allocated only while the gradients of these layers are
+            computed. 0 if nothing is recomputed.
     """
 
     layers: tuple[str, ...]
@@ -69,17 +65,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rematerialization:
-    """A plan, with estimated costs.
+    """Rematerialization plan with estimated costs.
 
     Args:
-        pieces: the model, or the nested model that holds most of its activations, cut
-            in order.
-        model_name: name of the model that is cut.
-        batch_size: samples in the batch that the bytes are for.
-        peak_bytes: estimated peak of a training step.
-        plain_peak_bytes: the same without the plan.
-        extra_time: estimated time of what is computed again, as a share of the plain
-            step's.
+        pieces: Pieces of the model, or of the nested model with most of the
+            activations, in order.
+        model_name: Name of the cut model.
+        batch_size: Batch size of the estimates.
+        peak_bytes: Estimated peak of a training step in bytes.
+        plain_peak_bytes: Estimated peak without the plan in bytes.
+        extra_time: Estimated time of the recomputation relative to the plain step.
     """
 
     pieces: tuple[Piece, ...]
@@ -91,11 +86,11 @@ class Rematerialization:
 
     @property
     def saved_bytes(self) -> int:
-        """By how much the peak is estimated to be lower."""
+        """Estimated reduction of the peak in bytes."""
         return self.plain_peak_bytes - self.peak_bytes
 
     def __str__(self) -> str:
-        """Return the plan as text, a line per piece."""
+        """Return the plan as text with one line per piece."""
         share = self.saved_bytes / max(1, self.plain_peak_bytes)
         lines = [
             f"{self.model_name!r} in {len(self.pieces)} pieces, at batch size "
@@ -110,14 +105,14 @@ def _line(piece: Piece) -> str:
     first, last = piece.layers[0], piece.layers[-1]
     names = first if first == last else f"{first} ... {last}"
     size = format_bytes(piece.kept_bytes)
-    fate = f"keeps all, {size}"
+    fate = f"saves all, {size}"
     if piece.recomputed:
-        fate = f"computes {format_bytes(piece.recomputed_bytes)} again, keeps {size}"
+        fate = f"recomputes {format_bytes(piece.recomputed_bytes)}, saves {size}"
     return f"  {names} ({len(piece.layers)}): {fate}"
 
 
 def recorded_step(request: Request) -> RecordedStep:
-    """Return a step of the model of a request, which has a graph, by its main part."""
+    """Record a step of the request's model, with the main part as the part to cut."""
     path: Path = ()
     while True:
         graph = graph_of(main_part(request.model, path))
@@ -129,9 +124,9 @@ def recorded_step(request: Request) -> RecordedStep:
 
 
 def _main_call(step: RecordedStep) -> int | None:
-    """Return the call that keeps more than all others together, if it can be cut.
+    """Return the call that saves more than all others together, if it can be cut.
 
-    It is of a nested model, or of a layer of layers, such as an encoder of all blocks.
+    The call is a nested model or a layer of layers, such as an encoder with all blocks.
     """
     total = sum(call.kept_bytes for call in step.calls)
     operations = [node.operation for node in step.nodes]

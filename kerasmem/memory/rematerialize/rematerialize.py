@@ -1,4 +1,4 @@
-"""Rematerialization: a model whose segments run again for the backward pass."""
+"""Rematerialization: recompute segments of a model in the backward pass."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from kerasmem.memory.rematerialize.search import by_limit, by_segments
 from kerasmem.types import Model
 from kerasmem.units import parse_bytes
 
-_LEAST_SHARE = 0.05  # of the peak: estimates are not sharper
+_LEAST_SHARE = 0.05  # minimum reduction of the peak, since estimates are no better
 
 _PLANS: WeakKeyDictionary[Any, Rematerialization] = WeakKeyDictionary()
 
@@ -48,43 +48,42 @@ def rematerialize(
     batch_size: int = 32,
     input_shape: Any | None = None,
 ) -> Any:
-    """Rematerialization: return a copy of `model` that trains in less memory.
+    """Return a copy of `model` that trains in less memory by rematerialization.
 
-    It trains to the same weights. The activations of whole pieces of the model are not
-    kept for the backward pass but computed a second time when it gets there, from what
-    entered the piece (gradient checkpointing). The copy is a plain Keras model: it
-    saves and loads as the model would, and what is loaded trains plainly again.
-    Inference is as ever. The optimizer starts anew.
+    The copy trains to the same weights. In segments of the model, activations are not
+    saved for the backward pass but recomputed from the inputs of the segment (gradient
+    checkpointing). The copy is a normal Keras model. It saves and loads like `model`,
+    and a loaded model trains without rematerialization. Inference does not change. The
+    copy has a new optimizer state.
 
-    Without a limit and without segments the plan is the one with the lowest estimated
-    peak; a warning tells if that is less than 5 % lower. `plan_of(copy)` tells what it
-    is and what it is estimated to cost.
+    Without `memory_limit` and `segments`, the plan with the lowest estimated peak is
+    used. A warning is issued if that peak is less than 5 % lower. `plan_of(copy)`
+    returns the plan and its estimated cost.
 
     Returns:
-        The copy, compiled as `model` is, with an optimizer that starts anew.
+        The copy, compiled like `model`, with a new optimizer state.
 
     Source: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory
     Cost", 2016.
 
     Args:
-        model: a built Sequential or Functional model; a nested model that holds most
-            of the activations is cut in its place.
-        memory_limit: bytes or a text such as `"8GiB"` that the estimated peak of a
-            step is to keep; the plan is the fastest that does. It needs a compiled
-            model.
-        segments: number of pieces from 2, of about the same size, or the names of the
-            layers that each begin another piece. The last piece keeps its activations:
-            they are needed at once.
-        batch_size: samples in the batch that the bytes are estimated for, from 1; 32
-            is what `fit` takes by default.
-        input_shape: shape of the input without the batch axis, if the model leaves
-            lengths open, as in `estimate_memory`.
+        model: Built Sequential or Functional model. If a nested model has most of the
+            activations, that nested model is cut.
+        memory_limit: Int or string. Maximum estimated peak of a step, in bytes or as a
+            size such as `"8GiB"`. The fastest plan within the limit is used. Needs a
+            compiled model. Defaults to None.
+        segments: Int >= 2, the number of pieces of similar size. Or a list of the names
+            of layers that start a new piece. The last piece saves its activations,
+            because they are needed immediately. Defaults to None.
+        batch_size: Int >= 1. Batch size of the estimates. Defaults to 32, as in `fit`.
+        input_shape: Shape of the input without the batch axis, for models with open
+            lengths. See `estimate_memory`. Defaults to None.
 
     Raises:
-        ConfigError: if no plan keeps the limit (the text says what could be had), or
-            an argument is wrong.
-        ModelError: if the model has no graph, is not built, cannot be copied, or was
-            made by `compress_activations`: there is one way or the other.
+        ConfigError: If no plan is within the limit (the message contains the lowest
+            peak), or an argument is invalid.
+        ModelError: If the model has no graph, is not built, cannot be copied, or
+            already has compressed activations.
 
     Example:
         >>> import keras
@@ -103,7 +102,7 @@ def rematerialize(
         batch_size,
         optimizer=None if model.compiled else keras.optimizers.SGD(),
         device=device_kind(),
-        input_shape=input_shape,  # as the user names the inputs
+        input_shape=input_shape,  # uses the input names of the original model
     )
     lean = same_draws(clone(model), model)
     step = recorded_step(replace(request, model=lean))
@@ -120,17 +119,17 @@ def rematerialize(
 
 
 def plan_of(model: Model) -> Rematerialization | None:
-    """Return the plan of a model that `rematerialize` made, None of any other."""
+    """Return the plan of a rematerialized model, or None for other models."""
     return _PLANS.get(model)
 
 
 def _warn_if_little(plan: Rematerialization) -> None:
     if plan.saved_bytes < _LEAST_SHARE * plan.plain_peak_bytes:
         warnings.warn(
-            "To compute activations again hardly pays here. "
-            f"{str(plan).splitlines()[0]} Next: train the model as it is, or pass "
-            "the batch_size= that it is trained with; km.estimate_memory(model, "
-            "batch_size).table() says what else fills the peak.",
+            "Rematerialization saves little here. "
+            f"{str(plan).splitlines()[0]} Next: train the original model, or pass "
+            "the batch_size= of the training. km.estimate_memory(model, "
+            "batch_size).table() shows the other parts of the peak.",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -141,26 +140,20 @@ def _check(model: Model, memory_limit: Any, segments: Any, batch_size: Any) -> N
     batch_size = Whole(1).check("rematerialize", "batch_size", batch_size)
     if memory_limit is not None and segments is not None:
         raise ConfigError(
-            "Either a limit or segments decide what is computed again. Expected: one "
-            f"of the two. Received: memory_limit={memory_limit!r} and "
+            "Expected either memory_limit or segments. "
+            f"Received: memory_limit={memory_limit!r} and "
             f"segments={segments!r}."
         )
     if memory_limit is not None and not model.compiled:
         raise ModelError(
-            "A limit is for a whole step, with the optimizer's state. Expected: a "
+            "A memory limit includes the optimizer's state. Expected: a "
             f"compiled model. Received: model={model.name!r}, not compiled. Next: "
             "compile it, or pass segments=."
         )
 
 
 def apply(model: Model, path: Path, pieces: Pieces) -> None:
-    """Let a model run by a plan from now on.
-
-    Args:
-        model: the model.
-        path: where the model inside of it is that is cut.
-        pieces: ranges of that one's calls, each computed again as one.
-    """
+    """Apply a plan to a model in place."""
     part = main_part(model, path)
     run = partial(_recomputed, model)
     recompute(
@@ -170,13 +163,7 @@ def apply(model: Model, path: Path, pieces: Pieces) -> None:
 
 
 def policy_for(model: Model, path: Path, pieces: Pieces) -> ActivationPolicy:
-    """Return how a model would train by a plan; the model stays as it is.
-
-    Args:
-        model: the model.
-        path: where the model inside of it is that is cut.
-        pieces: ranges of that one's calls, each computed again as one.
-    """
+    """Return the policy of a plan without changing the model."""
     recomputed_segments = [
         RecomputedSegment(segment.nodes, Residuals.ALL)
         for segment, again in _segments(main_part(model, path), pieces)
@@ -198,12 +185,12 @@ def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
 
 
 def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
-    """Let a model that was made anew train as the one with this plan."""
+    """Apply the plan to a model that was created again."""
     pieces: Sequence[Sequence[int]] = settings["pieces"]
     apply(model, tuple(settings["path"]), tuple((a, b) for a, b in pieces))
 
 
 def _recomputed(model: Model, function: Function) -> Function:
-    # Whether XLA compiles the step is known once it is traced.
+    # `jit_compile` is only known when the step is traced.
     is_compiled = model.compiled and bool(model.jit_compile)
     return current().recomputed(function, compiled=is_compiled)

@@ -1,4 +1,4 @@
-"""Which ranges of calls are computed again."""
+"""Search for the ranges of calls to recompute."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class _Edge:
-    """A piece that is computed again, or a call that keeps all."""
+    """A recomputed piece, or a call that saves its activations."""
 
     start: int
     end: int
@@ -33,12 +33,7 @@ class _Edge:
 
 
 def plans(calls: Sequence[CallCosts], fixed: frozenset[int]) -> list[Pieces]:
-    """Return plans worth a closer look, each once.
-
-    Args:
-        calls: costs of the calls.
-        fixed: numbers of the calls that cannot be computed again.
-    """
+    """Return candidate plans without duplicates."""
     edges = list(_edges(calls, fixed))
     sizes = sorted({edge.inside_bytes for edge in edges if edge.again})
     total_bytes = sum(call.kept_bytes for call in calls)
@@ -49,19 +44,14 @@ def plans(calls: Sequence[CallCosts], fixed: frozenset[int]) -> list[Pieces]:
         for price in _PRICES:
             best = _shortest(edges_within, len(calls), price * total_bytes / total_work)
             candidates[best] = None
-            candidates[best[:-1]] = None  # the last piece is needed at once
+            candidates[best[:-1]] = None  # the last piece is needed immediately
     return list(candidates)
 
 
 def even(calls: Sequence[CallCosts], fixed: frozenset[int], count: int) -> Pieces:
-    """Return `count` pieces with about as much inside; the last of them keeps all.
+    """Return `count` pieces of similar size. The last piece saves its activations.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
-
-    Args:
-        calls: costs of the calls.
-        fixed: numbers of the calls that cannot be computed again.
-        count: number of pieces, from 2.
     """
     sums = list(itertools.accumulate((c.kept_bytes for c in calls), initial=0))
     crossing = _crossing(calls)
@@ -76,7 +66,7 @@ def even(calls: Sequence[CallCosts], fixed: frozenset[int], count: int) -> Piece
 
 
 def split(pieces: Sequence[tuple[int, int]], fixed: frozenset[int]) -> Pieces:
-    """Return the pieces without the calls that cannot be computed again."""
+    """Return the pieces without the calls that cannot be recomputed."""
     parts: list[tuple[int, int]] = []
     for start, end in pieces:
         edges = [start - 1, *(n for n in range(start, end) if n in fixed), end]
@@ -163,17 +153,17 @@ def _spread(values: Sequence[int], count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Ranges of calls to compute again, and the plan as told to the user."""
+    """Ranges of calls to recompute, and the plan for the user."""
 
     pieces: Pieces
     plan: Rematerialization
 
 
 def by_limit(step: RecordedStep, limit_bytes: int | None) -> Chosen:
-    """Return the fastest plan that keeps a limit; without one, that of lowest peak.
+    """Return the fastest plan within a limit, or the plan with the lowest peak.
 
     Raises:
-        ConfigError: if no plan keeps the limit.
+        ConfigError: If no plan is within the limit.
     """
     simulations = {
         pieces: step.simulate(pieces)
@@ -191,7 +181,7 @@ def by_limit(step: RecordedStep, limit_bytes: int | None) -> Chosen:
     if not fitting:
         least, plain = simulations[lowest].peak_bytes, simulations[()].peak_bytes
         raise ConfigError(
-            f"No plan keeps the limit at batch size {step.request.batch_size}. "
+            f"No plan is within the limit at batch size {step.request.batch_size}. "
             f"Expected: from {format_bytes(least)}, the lowest estimated peak "
             f"({format_bytes(plain)} without a plan). Received: memory_limit="
             f"{format_bytes(limit_bytes)}. Next: pass a higher limit or a smaller "
@@ -204,10 +194,10 @@ def by_limit(step: RecordedStep, limit_bytes: int | None) -> Chosen:
 
 
 def by_segments(step: RecordedStep, segments: int | Sequence[str]) -> Chosen:
-    """Return the plan with the pieces asked for.
+    """Return the plan with the requested pieces.
 
     Raises:
-        ConfigError: if the model cannot be cut like this.
+        ConfigError: If the model cannot be cut in this way.
     """
     if isinstance(segments, int):
         pieces = _by_number(step, segments)

@@ -1,4 +1,4 @@
-"""From the events of an allocator to blocks that have a layer, a phase, a category."""
+"""Converts allocator events into blocks with a layer, a phase and a category."""
 
 from kerasmem.memory.timeline.categories import timelines
 from kerasmem.memory.timeline.watched import Watched, watched, watched_again

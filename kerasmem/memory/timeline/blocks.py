@@ -1,4 +1,4 @@
-"""Events of an allocator in their order, and blocks made of them."""
+"""Sorts the events of an allocator and builds memory blocks from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ _REACH = 64
 
 
 def change(event: MemoryEvent) -> int:
-    """Return by how many bytes the event changes what is in use."""
+    """Return the change in bytes in use caused by an event."""
     return event.given_bytes if event.is_allocation else -event.given_bytes
 
 
 def consistent(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
-    """Return the longest run of events that leaves none out, in the right order.
+    """Return the longest gapless run of events in the correct order.
 
-    Threads note their events at about the same time, so clocks alone do not tell
-    the order, but the allocator's own count does: each event begins where the one
-    before it ended. Where events are missing (a profiler may drop some) a run ends.
+    Threads record events almost simultaneously, so the order follows the allocator's
+    count of bytes in use. Each event starts at the count left by its predecessor. A run
+    ends where the profiler dropped events.
     """
     waiting = sorted(events, key=lambda event: event.time_ns)
     best: list[MemoryEvent] = []
@@ -30,7 +30,7 @@ def consistent(events: Sequence[MemoryEvent]) -> list[MemoryEvent]:
         if follower is None:
             best, run = max(best, run, key=len), []
             follower = position
-        if follower != position:  # those that it overtakes keep their order
+        if follower != position:  # The skipped events keep their order.
             waiting.insert(position, waiting.pop(follower))
         run.append(waiting[position])
         position += 1
@@ -52,15 +52,14 @@ def _follower(
 
 @dataclass(slots=True)
 class Draft:
-    """A block before it has a category.
+    """A block without a category.
 
     Args:
-        event: the event that allocated it, or, if it was there before, freed it.
-        origin: where the operation that made it comes from.
-        allocated_at: number of the event that allocated it, None if it was there
-            before.
-        freed_at: number of the event that freed it, None if it is still there.
-        after: phase of the last operation that had started when it was freed.
+        event: The event that allocated the block, or freed it if the block is older.
+        origin: Origin of the operation that allocated the block.
+        allocated_at: Index of the allocation event, `None` for an older block.
+        freed_at: Index of the free event, `None` for a block still in use.
+        after: Phase of the last operation that started before the free.
     """
 
     event: MemoryEvent
@@ -74,7 +73,7 @@ _BEFORE = Origin(None, "unknown")
 
 
 def drafts(events: Sequence[MemoryEvent], names: Names) -> list[Draft]:
-    """Return the blocks that `events` allocate or free."""
+    """Return the blocks allocated or freed by `events`."""
     blocks: list[Draft] = []
     alive: dict[int, Draft] = {}
     phases = _Phases(events)
@@ -94,7 +93,7 @@ def drafts(events: Sequence[MemoryEvent], names: Names) -> list[Draft]:
 
 
 class _Phases:
-    """In which phase of a step each thread is."""
+    """Tracks the current phase of each thread."""
 
     def __init__(self, events: Sequence[MemoryEvent]) -> None:
         self._of_thread: dict[int, str] = {}
@@ -105,7 +104,7 @@ class _Phases:
         return self._of_thread.get(thread, self._anywhere)
 
     def completed(self, event: MemoryEvent, names: Names) -> Origin:
-        """Return where an event comes from; what has no name is where its thread is."""
+        """Return the origin of an event, by default the phase of its thread."""
         if event.phase != "unknown":
             origin = Origin(event.layer, event.phase)
         elif event.operation:
@@ -123,9 +122,9 @@ class _Phases:
 
 
 def _step_prefix(events: Sequence[MemoryEvent]) -> str:
-    """Return what TensorFlow puts before every operation of a step, if it does.
+    """Return TensorFlow's prefix for the operations of a step, or `""`.
 
-    What runs beside the step prepares the next batches.
+    Operations without the prefix prepare the next batches.
     """
     prefix = "StatefulPartitionedCall/"
     return prefix if any(e.operation.startswith(prefix) for e in events) else ""

@@ -1,4 +1,4 @@
-"""What each block is for."""
+"""Assigns a category to each memory block."""
 
 import math
 import re
@@ -14,17 +14,12 @@ from kerasmem.records import Block, Timeline
 
 
 class Gradients:
-    """The blocks that hold the gradient of a variable; `draft in gradients` asks.
+    """The blocks that hold gradients, as a container for `draft in gradients`.
 
-    A gradient is made in the backward phase by an operation of the variable's own
-    layer, has the variable's size, and goes when the optimizer is done with it. The
-    rows of a sparse gradient (Embedding) are as wide as the variable.
-
-    Args:
-        drafts: all blocks of one allocator.
-        variables: all variables of the model.
-        copies: how many gradients a variable has in the window: one per step and
-            replica.
+    A gradient is allocated in the backward phase by an operation of the variable's
+    layer. Its size equals the size of the variable, and the optimizer uses it last. A
+    sparse gradient (Embedding) has rows of the same width as the variable. `copies` is
+    the number of gradients per variable: one per step and replica.
     """
 
     def __init__(
@@ -73,9 +68,9 @@ class Gradients:
     def _best(self, layer: str | None, size: int, group: list[Draft]) -> list[Draft]:
         variables = sum(variable.nbytes == size for variable in self._trained[layer])
         if not variables:
-            return group  # rows of a sparse gradient
-        # An update in place leaves no trace of the optimizer's use; then the
-        # gradients are the ones that live longest.
+            return group  # Rows of a sparse gradient.
+        # In-place updates leave no trace of the optimizer. The gradients are then the
+        # blocks with the longest lifetime.
         group.sort(key=lambda draft: (_is_used_by_optimizer(draft), _lifetime(draft)))
         return group[-variables * self._copies :]
 
@@ -101,15 +96,11 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 class Updates:
-    """Finds the variable behind a block that was made in the window.
+    """Finds the variable in a block allocated during the window.
 
-    TensorFlow copies a variable that is being read before it writes to it, so a
-    variable may move to a new block in every step. Where the window closes its
-    address tells; before that the same operation did the same.
-
-    Args:
-        drafts: all blocks of one allocator.
-        held: where the model's variables lie.
+    TensorFlow copies a variable before writing if the variable is being read. A
+    variable can therefore move in every step. Its address at the end of the window
+    identifies the operation that writes the variable in every step.
     """
 
     def __init__(self, drafts: Sequence[Draft], held: HeldVariables) -> None:
@@ -122,7 +113,7 @@ class Updates:
         self._per_variable = self._operations_per_variable(drafts)
 
     def variable(self, draft: Draft) -> KnownVariable | None:
-        """Return the variable in a block, None if there is none."""
+        """Return the variable in a block, or `None`."""
         event = draft.event
         if draft.freed_at is None:
             return self._held.at_closing(event.address, event.requested_bytes)
@@ -132,7 +123,7 @@ class Updates:
         return variable
 
     def layer(self, draft: Draft) -> str | None:
-        """Return the layer whose variable a block of the optimizer is for."""
+        """Return the layer of the variable updated by a block of the optimizer."""
         size, origin = draft.event.requested_bytes, draft.origin
         if origin.phase != "optimizer" or size not in self._by_size:
             return None
@@ -155,8 +146,8 @@ class Updates:
         return variables
 
     def _operations_per_variable(self, drafts: Sequence[Draft]) -> dict[str, int]:
-        # An optimizer does the same to one variable after the other, so its
-        # operations of one kind are numbered through, such as `adam/Square_5`.
+        # An optimizer updates one variable after the other, so its operations of one
+        # type are numbered consecutively, such as `adam/Square_5`.
         most: dict[str, int] = defaultdict(int)
         for draft in drafts:
             if draft.allocated_at is not None and draft.origin.place is not None:
@@ -171,20 +162,15 @@ def _kind(draft: Draft) -> str:
 
 
 class Categories:
-    """Decides by the phase a block was made in, its lifetime, its size and its place.
+    """Categorizes blocks by their phase, lifetime, size and origin.
 
-    | category | a block |
+    | category | block |
     |---|---|
-    | `parameter`, `optimizer_state` | that holds a variable |
-    | `gradient` | made backward, of a variable's size, last used by the optimizer |
-    | `activation` | made forward and still there when the backward phase begins |
-    | `input` | made outside of the step, as large as one of those, or held by Python |
-    | `temporary` | any other that was freed |
-
-    Args:
-        drafts: the blocks of one allocator.
-        held: which of them hold its variables.
-        steps: number of training steps in the window.
+    | `parameter`, `optimizer_state` | holds a variable |
+    | `gradient` | of a variable's size and last read by the optimizer |
+    | `activation` | from the forward phase, still in use in the backward phase |
+    | `input` | from outside of the step, of an input's size, or referenced by Python |
+    | `temporary` | any other block that was freed |
     """
 
     def __init__(
@@ -197,7 +183,7 @@ class Categories:
             for draft in drafts
             if draft.allocated_at is not None and draft.origin.phase == "backward"
         ]
-        """Numbers of the events that made something backward."""
+        """Indices of the allocations in the backward phase."""
         self._gradients = Gradients(drafts, held.variables, steps * held.replicas)
         self._updates = Updates(drafts, held)
         self._inputs = {
@@ -207,7 +193,7 @@ class Categories:
         }
 
     def blocks(self) -> list[Block]:
-        """Return every block with its category and layer."""
+        """Return all blocks with their category and layer."""
         return [self._block(draft) for draft in self._drafts]
 
     def _block(self, draft: Draft) -> Block:
@@ -266,16 +252,10 @@ def _next_after(numbers: Sequence[int], number: int) -> int | None:
 def timelines(
     profile: Profile, model: Watched, style: str, steps: range
 ) -> list[Timeline]:
-    """Return a timeline per allocator, fullest first.
+    """Return one timeline per allocator, largest peak first.
 
-    At every event the bytes given to the blocks in use are the allocator's own
-    figure.
-
-    Args:
-        profile: what the profiler saw.
-        model: the model that was trained.
-        style: how operations are named, as in `MemoryProfiler.names`.
-        steps: the steps in the window.
+    At every event, the sum of the blocks in use equals the allocator's count. `style`
+    is the naming style of operations, as in `MemoryProfiler.names`.
     """
     names = Names(model, style)
     by_allocator = []
@@ -292,7 +272,7 @@ def _timeline(
     trace: AllocatorTrace, names: Names, held: HeldVariables, steps: range
 ) -> Timeline:
     if trace.source == "buffer assignment":
-        steps = steps[:1]  # the plan is the same for every step
+        steps = steps[:1]  # The buffer assignment is identical for all steps.
     events = consistent(trace.events)
     first = events[0]
     opening_bytes = first.in_use_bytes - change(first)

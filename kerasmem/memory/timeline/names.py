@@ -1,4 +1,4 @@
-"""From the framework's name of an operation to a layer and a phase."""
+"""Maps operation names of a framework to a layer and a phase."""
 
 import re
 from dataclasses import dataclass
@@ -14,13 +14,10 @@ _WRAPPED = re.compile(r"^(transpose|jvp|vmap|checkpoint)\((.*)\)$")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operation comes from.
+    """Origin of an operation.
 
-    Args:
-        layer: path of the layer, None if there is none.
-        phase: one of `records.PHASES`.
-        place: for an operation of the optimizer, its number among those of the same
-            kind, such as 5 for `adam/Square_5`; None for the others.
+    `phase` is one of `records.PHASES`. `place` is the index of an optimizer operation
+    among operations of one type, such as 5 for `adam/Square_5`.
     """
 
     layer: str | None
@@ -29,14 +26,14 @@ class Origin:
 
 
 _PLAIN = frozenset(["xla", "given"])
-"""Styles in which a scope has the name of its layer, with no number behind it."""
+"""Styles in which the scope of a layer has no numeric suffix."""
 
 
 class Names:
-    """Reads the names of operations.
+    """Parses the names of operations.
 
     Args:
-        model: whose layers and optimizers are looked for.
+        model: Layers and optimizers to search for.
         style: `"tensorflow"` (`gradient_tape/outer_1/dense_1_2/MatMul`) or `"xla"`
             (`jit(step)/transpose(jvp(outer))/dense_1/dot_general`).
     """
@@ -50,7 +47,7 @@ class Names:
         self._known: dict[str, Origin] = {}
 
     def origin(self, operation: str) -> Origin:
-        """Return where an operation comes from, as far as its name tells."""
+        """Return the origin of an operation, as far as its name contains it."""
         if operation not in self._known:
             self._known[operation] = self._read(operation)
         return self._known[operation]
@@ -58,10 +55,7 @@ class Names:
     def place(self, operation: str, nbytes: int) -> tuple[str, str | None]:
         """Return the category and the layer of an operation's output.
 
-        Args:
-            operation: the framework's name of the operation.
-            nbytes: Bytes of the output. Those of the backward pass that are as large as
-                a trained weight are gradients.
+        In the backward pass, an output of the size of a trained weight is a gradient.
         """
         origin = self.origin(operation)
         if origin.phase == "forward":
@@ -104,8 +98,8 @@ class Names:
         if self._style in _PLAIN:
             return (token,)
         # TensorFlow makes names unique. Keras enters the scope of a layer twice per
-        # call, so that the one in which it computes always has a number behind it:
-        # `dense_1` is the layer `dense`, also where there is a layer `dense_1`.
+        # call, so the scope of the computation always has a numeric suffix: `dense_1`
+        # is the layer `dense`, even if a layer `dense_1` exists.
         return (_UNIQUE.sub("", token), token)
 
 

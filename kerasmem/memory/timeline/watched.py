@@ -1,4 +1,4 @@
-"""What a timeline has to know of a model: its layers, and where its variables lie."""
+"""Collects the layers of a model and the locations of its variables for timelines."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from kerasmem.types import Layer, Model, Variable
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A layer and the layers directly inside of it, by name."""
+    """A layer and its direct sublayers by name."""
 
     path: str
     inside: dict[str, "LayerNode"] = field(default_factory=dict)
@@ -26,15 +26,8 @@ class LayerNode:
 class KnownVariable:
     """A variable of the model or of its optimizer.
 
-    Args:
-        layer: path of the layer that it belongs to, None for the optimizer's own
-            counters.
-        name: its path.
-        category: `"parameter"` or `"optimizer_state"`.
-        shape: such as `"[64,128]"`.
-        dtype: such as `"float32"`.
-        nbytes: bytes of its value.
-        is_trained: whether it has a gradient.
+    `layer` is `None` for counters of the optimizer. `shape` is a text such as
+    `"[64,128]"`.
     """
 
     layer: str | None
@@ -48,14 +41,9 @@ class KnownVariable:
 
 @dataclass(frozen=True)
 class Watched:
-    """A model's layers, variables and the names in its step.
+    """Layers, variables and optimizer names of a model.
 
-    Args:
-        name: of the model.
-        root: the model as a tree of layers.
-        variables: every variable; those that are trained come in the optimizer's
-            order.
-        optimizers: names of the optimizer and of those inside of it.
+    Trained variables are in the order of the optimizer.
     """
 
     name: str
@@ -64,19 +52,19 @@ class Watched:
     optimizers: tuple[str, ...]
 
     def bytes_by_place(self) -> dict[tuple[str, str | None], int]:
-        """Return the bytes of the variables by category and layer, 0 for all else."""
+        """Return the bytes of the variables by category and layer, by default 0."""
         sums: dict[tuple[str, str | None], int] = defaultdict(int)
         for variable in self.variables:
             sums[variable.category, variable.layer] += variable.nbytes
         return sums
 
     def trained_sizes(self) -> set[int]:
-        """Return the sizes in bytes of weights that have a gradient."""
+        """Return the sizes in bytes of the trained weights."""
         return {v.nbytes for v in self.variables if v.is_trained}
 
 
 def watched(model: Model) -> tuple[Watched, Followed]:
-    """Return what a timeline has to know of a built and compiled model."""
+    """Return the timeline data of a built and compiled model."""
     pairs = list(_known_variables(model))
     layers: dict[int, tuple[Any, str]] = {id(model): (model, "")}
     data = Watched(
@@ -90,14 +78,11 @@ def watched(model: Model) -> tuple[Watched, Followed]:
 
 
 def watched_again(before: Watched, followed: Followed) -> Watched:
-    """Return what there is to know of the model now, where the window closes.
+    """Return the timeline data of the model at the end of the window.
 
-    TensorFlow makes slots, and the weights of a model without an `Input`, only in the
-    first step. They are added to `followed`, behind what was there.
-
-    Args:
-        before: what `watched` returned.
-        followed: what it returned beside that.
+    On TensorFlow, optimizer slots and the weights of models without an `Input` are
+    created in the first step. They are appended to `followed`. `before` and `followed`
+    are the results of `watched`.
     """
     after, now = watched(followed.model)
     plain = dict(zip(map(id, followed.variables), before.variables, strict=True))
@@ -108,7 +93,7 @@ def watched_again(before: Watched, followed: Followed) -> Watched:
 
 
 def shape_text(shape: Any) -> str:
-    """Return a shape as timelines write it.
+    """Format a shape for timelines.
 
     Example:
         >>> shape_text((64, 128)), shape_text(())
@@ -157,7 +142,7 @@ def _layer_of_slot(
     slot: Any, trained: list[Any], layer_of: dict[int, str]
 ) -> str | None:
     # Keras names a slot `adam/sequential_dense_kernel_momentum` for the variable
-    # `sequential/dense/kernel`; the longest name that fits is the one.
+    # `sequential/dense/kernel`. The longest matching name is the variable.
     name = slot.path.rpartition("/")[2]
     fitting = [
         variable
@@ -166,14 +151,14 @@ def _layer_of_slot(
     ]
     if not fitting:
         return None
-    # Codes and factors have other shapes than their variable.
+    # Quantized and factored slots have other shapes than their variable.
     alike = [v for v in fitting if tuple(v.shape) == tuple(slot.shape)]
     longest = max(alike or fitting, key=lambda variable: len(variable.path))
     return layer_of.get(id(longest))
 
 
 def _optimizers(model: Model) -> Iterator[Any]:
-    # Of a model that was never compiled it is no attribute.
+    # A model that was never compiled has no attribute `optimizer`.
     inner = model.optimizer if model.compiled else None
     while inner is not None:
         yield inner
@@ -183,7 +168,7 @@ def _optimizers(model: Model) -> Iterator[Any]:
 
 def _node(layer: Layer, path: str, layers: dict[int, tuple[Any, str]]) -> LayerNode:
     layers.setdefault(id(layer), (layer, path))
-    # Keras offers no public walk of the layers directly inside of any layer.
+    # Keras has no public function for the direct sublayers of a layer.
     direct = list(layer._flatten_layers(include_self=False, recursive=False))
     prefix = _prefix(direct, path)
     inside: dict[str, LayerNode] = {}
@@ -201,13 +186,10 @@ def _prefix(siblings: list[Any], parent: str) -> str:
 
 
 class HeldVariables:
-    """Says which block holds which variable.
+    """Maps blocks to the variables that they hold.
 
-    Args:
-        model: the model.
-        device: only variables on this device are looked at.
-        opening: where variables lay when the window opened.
-        closing: where they lay when it closed.
+    `opening` and `closing` contain the locations at the start and the end of the
+    window.
     """
 
     def __init__(
@@ -220,13 +202,13 @@ class HeldVariables:
         self.variables = model.variables
         self._waiting = [place for place in opening if place.device == device]
         self.replicas = _most_copies(self._waiting)
-        """Number of copies of a variable on this device."""
+        """Number of copies of a variable on the device."""
         self._closing = {
             place.address: place for place in closing if place.device == device
         }
 
     def taken_from_opening(self, address: int, nbytes: int) -> KnownVariable | None:
-        """Return the variable that lay in a block of before the window, once."""
+        """Return and remove the variable of a block older than the window."""
         fitting = [
             place
             for place in self._waiting
@@ -238,17 +220,16 @@ class HeldVariables:
         return self._at(fitting[0])
 
     def at_closing(self, address: int, nbytes: int) -> KnownVariable | None:
-        """Return the variable that lies in a block after the window."""
+        """Return the variable in a block after the window."""
         place = self._closing.get(address)
         if place is None or place.nbytes != nbytes:
             return None
         return self._at(place)
 
     def still_there(self, opening_bytes: int, rounding: int) -> list[Block]:
-        """Return blocks for `opening_bytes` that stayed in use through the window.
+        """Return blocks for `opening_bytes` that stayed in use during the window.
 
-        A variable counts with its bytes rounded up; what the allocator gave beyond
-        that is in the last block, with all that is no variable.
+        Sizes of variables are rounded up. The last block contains the remaining bytes.
         """
         blocks, rest = [], opening_bytes
         for place in sorted(self._waiting, key=lambda place: -place.nbytes):
@@ -278,7 +259,7 @@ class HeldVariables:
     def _at(self, place: Storage) -> KnownVariable:
         if place.variable is not None:
             return self.variables[place.variable]
-        # What Python holds beside the variables is the data of `fit`.
+        # Other memory referenced by Python is the data of `fit`.
         return KnownVariable(None, "", "input", "", "", place.nbytes)
 
 

@@ -1,4 +1,4 @@
-"""What a compression changed and a search has tried, as one self-contained page."""
+"""Self-contained HTML page of a compression or search."""
 
 from kerasmem.report.compression.page import Page, render_page, write_page
 

@@ -1,9 +1,9 @@
-// Rows with a bar for each model, or for before and after.
+// Rows with one bar per model, or with bars for before and after.
 
 const BAR = 13;
 const BAR_STYLES = ["pool", "peak", "current", "largest", "within", "validation", "card"];
 
-// bars: what the bars of a row are; rows: [{ name, values, texts }], all values on one scale.
+// bars: names of the bars of a row; rows: [{ name, values, texts }], all values on one scale.
 function barChart(host, { bars, rows }) {
   let [above, height, left, scale, cursor] = [];
   const style = (i) => BAR_STYLES[i % BAR_STYLES.length];
@@ -44,7 +44,7 @@ function barChart(host, { bars, rows }) {
   });
 }
 
-// The end of a path tells more than its beginning.
+// The end of a path is more informative than its start.
 function shortName(name, most) {
   return name.length > most ? `…${name.slice(1 - most)}` : name;
 }

@@ -1,4 +1,4 @@
-// What only the page of a compression draws.
+// Charts of the compression page.
 
 startPage(({ search, bars }) => {
   if (search) pointChart(document.getElementById("search-chart"), search);

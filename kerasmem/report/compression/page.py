@@ -1,4 +1,4 @@
-"""The page of a compression."""
+"""HTML page of a compression."""
 
 import importlib.metadata
 import platform
@@ -34,13 +34,13 @@ _MOST_LAYERS = 16
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of rows with a bar for each model, or for before and after.
+    """A bar chart with a bar per model, or for before and after, in each row.
 
     Args:
-        title: what it is of.
-        bars: what the bars of a row are, in their order.
-        rows: by its name the lengths of a row's bars, all on one scale.
-        texts: by the same names what stands at the ends of the bars.
+        title: Title of the chart.
+        bars: Names of the bars of a row, in order.
+        rows: Lengths of the bars by row, all with the same scale.
+        texts: Labels of the bars by row.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Bars:
 
     @property
     def words(self) -> str:
-        """What the chart shows, for those who cannot see it."""
+        """Text description of the chart, for screen readers."""
         return " ".join(
             f"{name}: {', '.join(map(' '.join, zip(self.bars, texts, strict=True)))}."
             for name, texts in self.texts.items()
@@ -58,13 +58,9 @@ class Bars:
 
 
 def model_bars(models: Mapping[str, ModelFigures]) -> Bars | None:
-    """Return the sizes and the time of models as shares of the first one's.
+    """Returns the sizes and the latency of models relative to the first model.
 
-    Args:
-        models: figures by the model's name, the one to compare with first.
-
-    Returns:
-        None without two models, or without a figure that all of them have.
+    Returns `None` with fewer than two models or without a common figure.
     """
     figures = list(models.values())
     values_by_name = {
@@ -81,7 +77,7 @@ def model_bars(models: Mapping[str, ModelFigures]) -> Bars | None:
     if len(models) < 2 or not measured_values:
         return None
     return Bars(
-        f"Size and time beside “{next(iter(models))}”",
+        f"Size and time relative to “{next(iter(models))}”",
         tuple(models),
         {
             name: [v / values[0] for v in values]
@@ -95,15 +91,9 @@ def model_bars(models: Mapping[str, ModelFigures]) -> Bars | None:
 
 
 def layer_bars(changes: Sequence[WeightChange]) -> Bars | None:
-    """Return the bytes of each layer's weights in RAM, before and after.
+    """Returns the bytes of each layer's weights in RAM before and after.
 
-    The layers that were largest have rows of their own.
-
-    Args:
-        changes: what each technique did to each weight, in order.
-
-    Returns:
-        None if no layer has other bytes than before.
+    Only the largest layers have separate rows. Returns `None` if no size changed.
     """
     first = dict[str, WeightChange]()
     for change in changes:
@@ -133,7 +123,7 @@ def layer_bars(changes: Sequence[WeightChange]) -> Bars | None:
 
 
 def packed_bars(charts: Mapping[str, Bars | None], packer: Packer) -> dict[str, Any]:
-    """Return what the page's script reads of charts, by their names."""
+    """Returns the charts for the scripts, by name."""
     return {
         name: {
             "bars": chart.bars,
@@ -148,15 +138,11 @@ def packed_bars(charts: Mapping[str, Bars | None], packer: Packer) -> dict[str, 
 
 
 _STYLES = ("peak", "current", "validation", "largest", "within", "pool", "card")
-"""Looks of lines; a chart has no more lines than there are."""
+"""Line styles. Limits the number of lines in a chart."""
 
 
 def history_panels(history: Mapping[str, Sequence[float]]) -> list[Panel]:
-    """Return the charts of a training's losses and of its other metrics.
-
-    Args:
-        history: values by name and epoch, as of `History.history`.
-    """
+    """Returns the charts of a `History.history`: the losses and the other metrics."""
     losses = [name for name in history if name.endswith("loss")]
     others = [name for name in history if name not in losses]
     panels = {"Losses": losses, "Metrics": others}
@@ -179,10 +165,10 @@ def _lines(
 
 
 def _by_epoch(history: Mapping[str, Sequence[float]], name: str) -> dict[int, float]:
-    """Return values by the number of their epoch, where there may be one in N.
+    """Returns values by epoch, for metrics recorded every N epochs.
 
-    With `validation_freq=2` there are half as many of validation as epochs. Where that
-    leaves open which epochs they are of there is none.
+    With `validation_freq=2`, there are half as many validation values as epochs.
+    Returns an empty dict if N is ambiguous.
     """
     values, epochs = history[name], _epochs(history)
     steps = [n for n in range(1, epochs + 1) if epochs // n == len(values)]
@@ -196,7 +182,7 @@ def _epochs(history: Mapping[str, Sequence[float]]) -> int:
 
 
 def history_table(history: Mapping[str, Sequence[float]]) -> Table:
-    """Return the values of every epoch."""
+    """Returns the losses and metrics of all epochs."""
     columns = {name: _by_epoch(history, name) for name in history}
     rows, note = evenly(
         [
@@ -208,9 +194,9 @@ def history_table(history: Mapping[str, Sequence[float]]) -> Table:
 
 
 def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
-    """Return the metric against the sparsity of one weight alone.
+    """Returns the metric against the sparsity of individual weights.
 
-    The weights that cost most at the highest sparsity have lines.
+    Shows the weights with the largest drop at the highest sparsity.
     """
     by_drop = sorted(
         sensitivity.weights, key=lambda w: -float(sensitivity.drops(w)[-1])
@@ -226,17 +212,17 @@ def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
         )
         for w, style in zip(most_sensitive, _STYLES, strict=False)
     ]
-    notes = ["One weight is pruned, the others are whole; nothing is trained."]
+    notes = ["Only one weight is pruned at a time, without fine-tuning."]
     if len(most_sensitive) < len(by_drop):
         notes.append(
-            f"Shown are the {len(most_sensitive)} most sensitive of {len(by_drop)}."
+            f"Showing the {len(most_sensitive)} most sensitive of {len(by_drop)}."
         )
     title = f"{sensitivity.metric} by sparsity of one weight"
     return Panel(title, tuple(lines), tuple(notes), unit="number", step="sparsity")
 
 
 def sensitivity_table(sensitivity: Sensitivity) -> Table:
-    """Return the metric of every weight at every sparsity."""
+    """Returns the metric for all weights and sparsities."""
     rows, note = evenly(
         [
             (w.weight, f"{w.size:,}", *(number_text(float(v), 4) for v in w.values))
@@ -249,19 +235,20 @@ def sensitivity_table(sensitivity: Sensitivity) -> Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows; what is empty is left out.
+    """Content of the page. Empty parts are omitted.
 
     Args:
-        title: heading of the page.
-        models: figures by the model's name, the one to compare with first.
-        changes: every weight, changed or skipped.
-        memory: what a `MemoryMonitor` recorded.
-        gradients: what a `GradientMonitor` recorded.
-        origin: what it takes to do it again, such as `{"command": ..., "seed": ...}`.
-        search: how the techniques were found; None if they were given.
-        warning: what is far worse than before, the first line of the page.
-        history: losses and metrics of a training, by name and epoch.
-        sensitivity: the metric as each weight alone is pruned; None if not measured.
+        title: Heading of the page.
+        models: Figures by model name, the reference first.
+        changes: Changes per weight and technique.
+        memory: Records of a `MemoryMonitor`.
+        gradients: Records of a `GradientMonitor`.
+        origin: Information to reproduce the result, such as `{"command": ..., "seed":
+            ...}`.
+        search: Report of the search, or `None` if the techniques were specified.
+        warning: Warning of a severe degradation, shown at the top.
+        history: Losses and metrics of a training, by name and epoch.
+        sensitivity: Metric with individually pruned weights, or `None`.
     """
 
     title: str
@@ -279,7 +266,7 @@ class Page:
 
 
 def page_content(page: Page) -> dict[str, Any]:
-    """Return the variables of the template; `packed` is what the scripts read."""
+    """Returns the template variables. `packed` contains the data for the scripts."""
     search = page.search
     norms = norm_panel(page.gradients)
     panels = [
@@ -324,7 +311,7 @@ def page_content(page: Page) -> dict[str, Any]:
 def _counted(changes: Sequence[WeightChange]) -> str:
     weights = {change.weight for change in changes}
     count = len({change.weight for change in changes if change.changed})
-    return f"{count:,} changed, {len(weights) - count:,} left alone"
+    return f"{count:,} changed, {len(weights) - count:,} unchanged"
 
 
 STYLES = ("compression.css",)
@@ -333,16 +320,12 @@ _PACKAGES = ("kerasmem", "keras", "tensorflow", "jax", "torch", "numpy")
 
 
 def write_page(path: str | Path, page: Page) -> None:
-    """Write the page to `path`, whole or not at all.
-
-    Raises:
-        OutputError: if it cannot be written; what was there before stays.
-    """
+    """Writes the page atomically."""
     write_html(path, render_page(page))
 
 
 def render_page(page: Page) -> str:
-    """Return the page as HTML; all text in it is escaped."""
+    """Returns the page as HTML. All text is escaped."""
     return html_page(
         "kerasmem.report.compression",
         SCRIPTS,

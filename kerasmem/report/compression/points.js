@@ -1,10 +1,10 @@
-// Trials as points: what each costs and what it lost, and the Pareto front as a line.
+// Trials as points of drop against cost, with the Pareto front as a line.
 
 const POINTS_HEIGHT = 320;
 const POINT_SIZE = 4.5;
 
-// trials: { names, rows, x, y, error, front, taken, most, across, up }: a name, rows for the tooltip, a place
-// and a standard error by trial; indices on the front and of the one taken; the largest y allowed, if any.
+// trials: { names, rows, x, y, error, front, taken, most, across, up }: name, tooltip rows, position
+// and standard error by trial; indices of the front and of the selected trial; the largest allowed y, if any.
 function pointChart(host, trials) {
   const { names, rows, x: costs, y: drops, error, front, taken, most } = trials;
   const whiskers = [...drops].flatMap((drop, i) => [drop - error[i], drop, drop + error[i]]);
@@ -36,7 +36,7 @@ function pointChart(host, trials) {
     y1: y.to(drops[i] - error[i]), y2: y.to(drops[i] + error[i]) });
   const dot = (i, style, r) => shape("circle", { class: `dot ${style}`, cx: place(i)[0], cy: place(i)[1], r });
 
-  // On the side of the point that has more room.
+  // On the side of the point with more space.
   function takenName(width) {
     const [left, top] = place(taken);
     const right = left < width / 2;

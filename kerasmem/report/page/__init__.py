@@ -1,6 +1,6 @@
-"""One self-contained HTML page: what every page of kerasmem is made of.
+"""Shared parts of all HTML pages. Each page is one self-contained file.
 
-Python prepares the words, the tables and the numbers by column; the scripts beside it
-draw the charts in the browser. Without scripts the words and the tables are all there.
-A room beside this one has a page's own content: `run`, `compression`.
+Python prepares the text, the tables and the packed columns of numbers. The scripts draw
+the charts in the browser. Without scripts, the text and the tables are complete. The
+packages `run` and `compression` contain the content of specific pages.
 """

@@ -1,4 +1,4 @@
-// Building elements. Text is only ever set as text: nothing recorded is read as HTML.
+// Creates elements. Text is always set as text, so that recorded data is never parsed as HTML.
 
 function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
@@ -20,7 +20,7 @@ function filled(node, attributes, children) {
 const listener = element("div", { class: "unseen", role: "status", "aria-live": "polite" });
 document.body.append(listener);
 
-// Says something to those who listen to the page.
+// Announces a message to screen readers.
 function announce(text) {
   listener.textContent = text;
 }

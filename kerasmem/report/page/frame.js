@@ -1,8 +1,8 @@
-// The frame of a chart: what lies where, and its axes.
+// The frame of a chart: its layout and its axes.
 
 const LOG_ROOM = 10 ** 0.1;
 
-// What an axis is of: its least top, where it begins and ends, its marks and their words.
+// Kinds of axes: minimum top, start and end, ticks and their labels.
 const SCALES = {
   epoch: { top: -Infinity, ends: (low, high) => [low, high > low ? high : low + 1], ticks: wholeTicks, text: countText },
   number: { top: -Infinity, ends: linearEnds, ticks: evenTicks, text: tickText, cut: numberText },
@@ -10,7 +10,7 @@ const SCALES = {
   log: { top: 1e-12, ends: (low, high) => [low / LOG_ROOM, high * LOG_ROOM], ticks: powerTicks, text: tickText, logarithmic: true },
 };
 
-// An axis of a kind of `SCALES` that has room for all values, from one pixel to another.
+// An axis of a kind in `SCALES` that covers all values, between two pixels.
 function axisOf(kind, values, [begin, end], mostTicks) {
   const { top, ends, ticks, text, cut, logarithmic } = SCALES[kind];
   const shows = (value) => Number.isFinite(value) && (!logarithmic || value > 0);
@@ -28,21 +28,21 @@ function axisOf(kind, values, [begin, end], mostTicks) {
   };
 }
 
-// Lines that lie close together, away from 0, are looked at closely: their axis does not begin there.
+// For values close to each other and far from 0, the axis does not start at 0.
 function linearEnds(least, high) {
   if (least >= 0 && least <= 0.6 * high) return [0, 1.08 * high];
   const room = 0.25 * (high - least) + 0.01 * Math.abs(high) || 1;
   return [least - room, high + room];
 }
 
-// Losses that fall by orders of magnitude are drawn by their powers of ten.
+// Losses that fall by orders of magnitude use a logarithmic axis.
 function numberAxisOf(lines) {
   const y = lines.flatMap((line) => [...line.y]).filter(Number.isFinite);
   const [least, high] = [Math.min(...y), Math.max(...y)];
   return least > 0 && high > 100 * least ? "log" : "number";
 }
 
-// An empty chart with its two axes.
+// An empty chart with two axes.
 function framed(width, height, x, y) {
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   const across = (place, look) => shape("line", { class: look, x1: x.begin, x2: x.end, y1: place, y2: place });
@@ -58,13 +58,13 @@ function framed(width, height, x, y) {
   return svg;
 }
 
-// An axis that does not begin at 0 is broken, and says so.
+// Marks an axis that does not start at 0.
 function drawCut(svg, left, bottom, words) {
   svg.append(shape("path", { class: "cut", d: `M${left} ${bottom}l-4 -3l8 -5l-8 -5l4 -3` }),
     shape("text", { class: "cut-words", x: left + 8, y: bottom - 5 }, words));
 }
 
-// What the styles of a chart stand for, where its names have no room beside it.
+// Legend of a chart without space for labels next to the lines.
 function styleLegend(entries) {
   return element("ul", { class: "legend" }, ...entries.map(({ name, style }) => element("li", {},
     shape("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" },

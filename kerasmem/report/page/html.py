@@ -1,4 +1,4 @@
-"""Puts a page together: one HTML file, no network, nothing of its content trusted."""
+"""Builds self-contained HTML pages from untrusted content."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ from kerasmem.files.atomic import replacing
 
 _ENGINE = "kerasmem.report.page"
 STYLES = ("page.css", "charts.css", "print.css")
-# One scope, in this order: each file uses only what stands above it.
+# All files share one scope. Each file uses only definitions of preceding files.
 SCRIPTS = (
     "elements.js",
     "text.js",
@@ -32,16 +32,13 @@ SCRIPTS = (
 def html_page(
     room: str, scripts: Sequence[str], styles: Sequence[str], **content: object
 ) -> str:
-    """Return a page as HTML; all text in it is escaped.
+    """Returns a page as HTML. All text is escaped.
 
-    Its policy lets nothing be loaded from anywhere, and no script run but ours.
-
-    Args:
-        room: package with the page's own files, among them `page.html.j2`.
-        scripts: names of its own scripts, which come after those of every page.
-        styles: names of its own styles, likewise.
-        **content: variables of the template: `title` (text), `panels` (charts over
-            the epochs), `packed` (text that `start.js` reads), and those of its own.
+    The content security policy blocks external resources and all scripts except those
+    of kerasmem. The package `room` contains the files of the page, including
+    `page.html.j2`. Its scripts and styles follow the shared ones. `content` contains
+    the template variables, including `title`, `panels` and `packed` (text for
+    `start.js`).
     """
     loaders = [jinja2.PackageLoader(package, "") for package in (room, _ENGINE)]
     environment = jinja2.Environment(
@@ -65,11 +62,7 @@ def html_page(
 
 
 def write_html(path: str | Path, html: str) -> None:
-    """Write a page to `path`, whole or not at all.
-
-    Raises:
-        OutputError: if it cannot be written; what was there before stays.
-    """
+    """Writes a page atomically."""
     with replacing(path) as temporary:
         temporary.write_text(html, encoding="utf-8")
 

@@ -1,10 +1,10 @@
-// Lines over the epochs, each with its name at its end.
+// Lines over the epochs, labeled at their ends.
 
 const LINE_HEIGHT = 15;
 
-// lines: [{ name, style, x, y }], y in bytes, or numbers; on a "log" axis those above 0.
-// step: what the places are numbers of, "epoch" or "call", or shares of: "sparsity".
-// fits: numbers of the epochs with which a fit after the first began: no line joins two fits.
+// lines: [{ name, style, x, y }], y in bytes or numbers; only positive values on a "log" axis.
+// step: quantity of the horizontal axis: "epoch", "call" or "sparsity".
+// fits: first epochs of later fits. Lines do not connect two fits.
 // marks: epochs with a cross.
 function lineChart(host, lines, { axis, step, fits, marks }) {
   const format = axis === "bytes" ? bytesText : numberText;
@@ -59,7 +59,7 @@ function lineFrame(host, lines, epochs, axis, fits, step) {
   };
 }
 
-// Between the last reading of one fit and the first of the next: epoch 1 lies between 0 and 1.
+// Between the last reading of a fit and the first of the next. Epoch 1 extends from 0 to 1.
 function middleBefore(epochs, number) {
   const [last, next] = [epochs.findLast((x) => x <= number - 1), epochs.find((x) => x > number - 1)];
   return last === undefined || next === undefined ? null : (last + next) / 2;
@@ -83,7 +83,7 @@ function linePath(drawn, style, x, y, frame) {
   return shape("path", { class: `line ${style}`, d: points.join("") });
 }
 
-// To the left of its dot where there is no room to the right, and below what stands there.
+// To the left of the dot if there is no space to the right, and below existing labels.
 function firstStepName(x, y, value, frame) {
   const text = `first step ${bytesText(value)}`;
   const fits = x + 7 + 6.5 * text.length < frame.width;
@@ -94,7 +94,7 @@ function crossShape(x, y) {
   return shape("path", { class: "cross", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
 }
 
-// Names stand beside the ends of their lines, moved apart where they would meet.
+// Labels are next to the ends of their lines, moved apart to avoid overlaps.
 function drawNames(svg, lines, frame) {
   const names = lines.filter((line) => line.style !== "first").map((line) => ({ line, end: frame.y.to(line.y.findLast(frame.y.shows)) }))
     .filter(({ end }) => Number.isFinite(end)).sort((a, b) => a.end - b.end);

@@ -1,4 +1,4 @@
-"""Charts over the epochs: lines of bytes or numbers, and what they are of."""
+"""Line charts over epochs, and packing of their numbers."""
 
 import base64
 import json
@@ -15,15 +15,15 @@ from kerasmem.units import format_bytes
 
 _WHOLE = (np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32)
 _ALIGNMENT = 8
-_KEPT_BITS = 12  # of a float32's 23: four significant digits
+_KEPT_BITS = 12  # of the 23 bits of a float32, for four significant digits
 
 
 class Packer:
     """Packs JSON content and columns of numbers into one text, read by `unpack.js`.
 
-    The text is base64 of a zlib stream: the length of the header (4 bytes, little
-    endian), the header (JSON with `"content"` and `"columns"`), then the columns, each
-    aligned to 8 bytes. The content refers to a column by its index.
+    The text is base64 of a zlib stream. The stream begins with the length of the header
+    (4 bytes, little endian) and the header (JSON with `"content"` and `"columns"`). The
+    columns follow, each aligned to 8 bytes. The content refers to columns by index.
     """
 
     def __init__(self) -> None:
@@ -31,23 +31,20 @@ class Packer:
         self._bytes = bytearray()
 
     def whole(self, values: Sequence[int], *, rising: bool = False) -> dict[str, int]:
-        """Return the reference of a column of whole numbers, exact up to 2**53.
+        """Adds a column of integers, exact up to 2**53. Returns the reference.
 
-        Args:
-            values: the numbers.
-            rising: whether the step from one number to the next is mostly small;
-                then the steps are what is stored.
+        Columns with small steps are stored as differences if `rising`.
         """
         column = np.asarray(values, np.int64)
         steps = np.diff(column, prepend=0) if rising else column
         return self._add(_narrow(steps), rising=rising)
 
     def place(self, values: Sequence[float]) -> dict[str, int]:
-        """Return the reference of a column of numbers, kept to seven digits."""
+        """Adds a column of numbers with seven digits. Returns the reference."""
         return self._add(_as_float32(values), rising=False)
 
     def real(self, values: Sequence[float] | np.ndarray) -> dict[str, int]:
-        """Return the reference of a column of numbers, kept to four digits."""
+        """Adds a column of numbers with four digits. Returns the reference."""
         column = _as_float32(values).reshape(-1)
         bits = column.view(np.uint32)
         dropped_bits = np.uint32(23 - _KEPT_BITS)
@@ -58,7 +55,7 @@ class Packer:
         return self._add(kept_bits.astype(np.uint32).view(np.float32), rising=False)
 
     def pack(self, content: Mapping[str, Any]) -> str:
-        """Return the content and every column as one text without `<`, `>` or `&`."""
+        """Returns the content and all columns as one text without `<`, `>` or `&`."""
         header = json.dumps({"content": content, "columns": self._columns}).encode()
         padding = b" " * (-(4 + len(header)) % _ALIGNMENT)
         length = struct.pack("<I", len(header) + len(padding))
@@ -77,7 +74,7 @@ class Packer:
 
 
 def _as_float32(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # infinite is what a chart leaves out
+    with np.errstate(over="ignore"):  # charts omit infinite values
         return np.asarray(values, np.float32)
 
 
@@ -96,13 +93,9 @@ _MOST_POINTS = 5000
 
 @dataclass(frozen=True)
 class Series:
-    """One series of a panel.
+    """One series of a panel, with positions `x` and values `y`.
 
-    Args:
-        name: what it is, as its label says it.
-        style: name of its look, see `lines.js`.
-        x: places on the axis of epochs.
-        y: bytes, or what else the panel is of.
+    `style` is a name in `lines.js`.
     """
 
     name: str
@@ -113,16 +106,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: the memory of one device of one process or of its host, loss, norm.
+    """A line chart, such as the memory of a device, the loss or a norm.
 
     Args:
-        title: what it is of.
-        lines: its series, the most important one first.
-        notes: what has to be known to read it.
-        unit: `"bytes"`, `"number"`, or `"log"` for numbers by their powers of ten.
-        marks: places on the axis of epochs that have a cross.
-        step: what the places are numbers of, `"epoch"` or `"call"`, or shares of:
-            `"sparsity"`.
+        title: Title of the chart.
+        lines: Series, the most important one first.
+        notes: Explanations.
+        unit: `"bytes"`, `"number"`, or `"log"` for a logarithmic axis.
+        marks: Positions marked with a cross.
+        step: Quantity of the horizontal axis: `"epoch"`, `"call"` or `"sparsity"`.
     """
 
     title: str
@@ -134,7 +126,7 @@ class Panel:
 
     @property
     def words(self) -> str:
-        """What the chart shows, for those who cannot see it."""
+        """Text description of the chart, for screen readers."""
         finite = [(line.name, [*filter(math.isfinite, line.y)]) for line in self.lines]
         return " ".join(
             f"{name}: from {self._text(y[0])} to {self._text(y[-1])}, "
@@ -148,25 +140,25 @@ class Panel:
 
 
 class Lines:
-    """Lines by name, in the order of the first point of each."""
+    """Series by name, in the order of their first points."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Series] = {}
 
     def add(self, name: str, style: str, x: float, y: float | None) -> None:
-        """Add a point to the line `name`; what is unknown is no point."""
+        """Adds a point to the series `name`. `None` is skipped."""
         if y is not None:
             line = self._by_name.setdefault(name, Series(name, style))
             line.x.append(x)
             line.y.append(y)
 
     def filled(self) -> tuple[Series, ...]:
-        """Return the lines that have points."""
+        """Returns all series."""
         return tuple(self._by_name.values())
 
 
 def packed_panels(panels: Sequence[Panel], packer: Packer) -> list[dict[str, Any]]:
-    """Return what `start.js` reads of charts, their columns left with `packer`."""
+    """Returns the charts for `start.js` and adds their columns to `packer`."""
     return [
         {
             "title": panel.title,
@@ -190,9 +182,9 @@ def packed_panels(panels: Sequence[Panel], packer: Packer) -> list[dict[str, Any
 
 
 def thinned(line: Series) -> Series:
-    """Return the line with at most `_MOST_POINTS` points; lows and highs stay.
+    """Returns a series with at most `_MOST_POINTS` points.
 
-    Every stretch of a long line keeps its lowest and its highest point.
+    Each section of a long series keeps its lowest and highest points.
     """
     if len(line.x) <= _MOST_POINTS:
         return line

@@ -1,6 +1,6 @@
-// Brings a page to life, once all of it is there.
+// Initializes a page after it has loaded.
 
-// show: draws what only this page has, of what Python packed.
+// show: draws the specific content of this page from the packed data.
 async function startPage(show) {
   document.documentElement.classList.add("scripted");
   startTheme();

@@ -1,10 +1,10 @@
-// Tables whose columns sort at a click, or at Enter, on their heads.
+// Tables that are sorted by a click or Enter on a column header.
 
 const MOST_ROWS = 300;
 
-// Makes buttons of the heads of a table; returns what draws it anew.
+// Turns column headers into buttons; returns a function that redraws the table.
 // columns: [{ name, value(row), text: true to sort from A to Z first }]; order: { column, descending }.
-// draw: is given the function that compares two rows.
+// draw: receives the comparison function for rows.
 function sortHeads(heads, columns, order, draw) {
   heads.forEach((head, i) => head.replaceChildren(element("button", { type: "button", onclick: () => sortBy(i) }, columns[i].name)));
 
@@ -28,7 +28,7 @@ function sortHeads(heads, columns, order, draw) {
   return redraw;
 }
 
-// A table that Python wrote: its rows stay in their order until a head is clicked.
+// A table written by Python. Rows keep their order until a header is clicked.
 function makeSortable(table) {
   const heads = [...table.tHead.rows[0].cells];
   const [body] = table.tBodies;
@@ -43,7 +43,7 @@ function makeSortable(table) {
     (compare) => body.append(...[...body.rows].sort(compare)));
 }
 
-// A table of rows that change. A column: { name, value(row) to sort by, show(row) for the cell, text }.
+// A table with changing rows. A column: { name, value(row) to sort by, show(row) for the cell, text }.
 function sortableTable(columns, sortedBy) {
   let rows = [];
   const caption = element("span", { class: "words" });
@@ -52,7 +52,7 @@ function sortableTable(columns, sortedBy) {
   const note = element("p", { class: "note" });
   const table = element("table", { class: "sortable" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), body);
   const node = element("div", {},
-    element("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": "What was in use" }, table), note);
+    element("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": "Memory in use" }, table), note);
   const draw = sortHeads(heads, columns, { column: sortedBy, descending: true }, (compare) => {
     body.replaceChildren(...rows.toSorted(compare).slice(0, MOST_ROWS).map((row) => element("tr", {},
       ...columns.map((column, i) => element(i ? "td" : "th",

@@ -12,7 +12,7 @@ function bytesText(size) {
   return `${value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit}`;
 }
 
-// For an axis, whose steps are powers of two: no digits that say nothing.
+// For an axis with steps of powers of two, without redundant digits.
 function roundBytesText(size) {
   return bytesText(size).replace(/\.0+ /, " ").replace(/(\.\d*?)0+ /, "$1 ");
 }
@@ -28,7 +28,7 @@ function numberText(value) {
   return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
 }
 
-// For an axis of numbers: as many digits as tell its marks apart.
+// For an axis of numbers, with enough digits to distinguish the ticks.
 function tickText(value) {
   const size = Math.abs(value);
   return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(1) : String(Number(value.toPrecision(6)));
@@ -50,7 +50,7 @@ function wordsOf(name) {
 
 const FACTORS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, ns: 1e-9, µs: 1e-6, ms: 1e-3 };
 
-// The number that a cell of a table begins with, in the unit that its column shares; below all others without one.
+// The leading number of a cell in the common unit of its column. Cells without a number sort last.
 function quantityOf(text) {
   const [, number, unit] = text.match(/^([+-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s?(\S*)/) || [];
   return number === undefined ? -Infinity : Number(number.replaceAll(",", "")) * (FACTORS[unit] || 1);

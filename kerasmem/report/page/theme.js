@@ -1,13 +1,13 @@
-// Light or dark: as the system has it, until the reader says otherwise.
+// Light or dark theme: the system setting until the user selects another.
 
 const drawings = new Map(); // by host
-const LEAST_WIDTH = 240; // of a chart: a frame that is not shown yet has none
+const LEAST_WIDTH = 240; // minimum width of a chart; hidden frames have width 0
 const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
 const probe = element("span", { hidden: true });
 document.body.append(probe);
 let resolved = new Map();
 
-// A color of the style sheet as a canvas understands it.
+// A color of the style sheet in canvas format.
 function color(name) {
   if (!resolved.has(name)) {
     probe.style.color = `var(--${name})`;
@@ -16,7 +16,7 @@ function color(name) {
   return resolved.get(name);
 }
 
-// The same as one pixel of an image.
+// A color of the style sheet as a pixel.
 function pixel(name) {
   const [red, green, blue] = color(name).match(/[\d.]+/g).map(Number);
   return new Uint32Array(Uint8Array.of(red, green, blue, 255).buffer)[0];
@@ -28,7 +28,7 @@ function chartWidth(host) {
 
 const watched = new ResizeObserver((entries) => {
   const hosts = entries.map((entry) => entry.target);
-  // Within the observer a drawing that changes a size would be an error of the page.
+  // Changing a size within the observer would raise a page error.
   requestAnimationFrame(() => hosts.forEach((host) => {
     const drawing = drawings.get(host);
     if (!host.isConnected) forget(host);
@@ -36,7 +36,7 @@ const watched = new ResizeObserver((entries) => {
   }));
 });
 
-// Draws into `host` now, and whenever the theme or its own width changes.
+// Draws into `host` now and whenever the theme or the width changes.
 function keepDrawn(host, draw) {
   const drawing = { draw };
   drawings.set(host, drawing);
@@ -79,7 +79,7 @@ function startTheme() {
   startPrinting();
 }
 
-// Paper is white, and nothing on it can be opened.
+// For printing: light theme, with all details open.
 function startPrinting() {
   let before = null;
   window.addEventListener("beforeprint", () => {

@@ -1,6 +1,6 @@
-// Where an axis gets its marks.
+// Tick positions of an axis.
 
-// Multiples of a power of two, so that bytes read well.
+// Multiples of a power of two, for bytes.
 function byteTicks(low, high, most) {
   const step = 2 ** Math.ceil(Math.log2(Math.max(high - low, most) / most));
   return steps(Math.ceil(low / step) * step, high, step);
@@ -18,7 +18,7 @@ function wholeTicks(low, high, most) {
   return evenTicks(low, high, most).filter(Number.isInteger);
 }
 
-// Powers of ten for a logarithmic axis; within a decade or two also 2 and 5 times each.
+// Powers of ten for a logarithmic axis. Up to two decades, also their multiples by 2 and 5.
 function powerTicks(low, high, most) {
   if (high < 100 * low) {
     const power = 10 ** Math.floor(Math.log10(low));

@@ -1,4 +1,4 @@
-// The one box of words beside the pointer.
+// The shared tooltip.
 
 const tooltip = element("div", { class: "tooltip", hidden: true, "aria-hidden": "true" });
 document.body.append(tooltip);
@@ -24,9 +24,9 @@ function hideTooltip() {
 }
 
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
-// The event of a scroll that brought the chart here may come after a key has shown it.
+// A pending scroll event may arrive after a key has opened the tooltip.
 document.addEventListener("scroll", () => { if (scrolled() !== shownAt) hideTooltip(); }, { passive: true });
-// A finger taps what a pointer hovers over; what it tapped stays until the next tap.
+// A tap replaces hovering. The tooltip remains until the next tap.
 document.addEventListener("pointerdown", hideTooltip, { capture: true });
 
 function listenLook(host, look, leave) {
@@ -35,13 +35,13 @@ function listenLook(host, look, leave) {
   host.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") leave(); });
 }
 
-// A chart whose places are looked at one by one, by the pointer or by the arrow keys.
-// chart: { count, nearest(x, y), place(index), look(index), leave() }; places in CSS pixels from
-// the corner of `host`; `look` marks a place and returns its title and rows.
+// A chart whose points are inspected with the pointer or the arrow keys.
+// chart: { count, nearest(x, y), place(index), look(index), leave() }; positions in CSS pixels from
+// the corner of `host`; `look` marks a point and returns its title and rows.
 function listenPlaces(host, chart) {
   let at = -1;
   host.tabIndex = 0;
-  host.setAttribute("role", "application"); // it takes the arrow keys
+  host.setAttribute("role", "application"); // uses the arrow keys
   host.setAttribute("aria-roledescription", "chart");
   const show = (index, x, y) => {
     at = index;

@@ -1,4 +1,4 @@
-"""What a watched run recorded, as one self-contained page that answers to a hand."""
+"""Self-contained, interactive HTML page of a monitored run."""
 
 from kerasmem.report.run.page import notebook_html, run_page_html, write_run_page
 

@@ -1,6 +1,6 @@
-// The allocator's memory as a map: addresses upward, events to the right, one box per block.
+// Map of the allocator's memory: addresses upward, events to the right, one box per block.
 
-const GAP = 1 / 60; // share of the height between two regions that lie far apart
+const GAP = 1 / 60; // fraction of the height between two distant regions
 
 // Addresses without the wide gaps between regions: { begin by block, total, regions }.
 function compactAddresses({ address, given }) {
@@ -31,7 +31,7 @@ function usedBytes(order, address, given) {
   return used;
 }
 
-// Draws every block of the view into pixels; a block of less than a pixel still has one.
+// Draws every block in the view with at least one pixel.
 function drawAddresses(context, { width, height }, view, places) {
   const density = context.getTransform().a;
   const bottom = height - AXIS_BOTTOM;
@@ -49,7 +49,7 @@ function drawAddresses(context, { width, height }, view, places) {
     const x1 = Math.min(image.width, Math.max(x0 + 1, Math.round(toX(end[i]))));
     const y0 = image.height - Math.round((places.begin[i] + given[i]) * scale);
     const tall = Math.max(1, Math.round(given[i] * scale));
-    const seam = tall > 3 ? 1 : 0; // neighbors stay apart
+    const seam = tall > 3 ? 1 : 0; // separates neighbors
     for (let y = Math.max(0, y0 + seam); y < Math.min(image.height, y0 + tall); y++) {
       pixels.fill(ink, y * image.width + x0, y * image.width + x1);
     }

@@ -1,6 +1,6 @@
-// One block: where it is found under the pointer, and what it tells of itself.
+// A single block: hit testing and tooltip.
 
-// Blocks lie in their band in the order in which they came.
+// Blocks are ordered by allocation within their band.
 function blockInStack(timeline, { bands, bandOf }, moment, size) {
   let below = 0;
   const band = bands.findIndex((candidate) => size < (below += candidate.sizes[moment]));
@@ -15,7 +15,7 @@ function blockAtAddress(timeline, { begin }, moment, size) {
   return alive(timeline, moment).find(isIt) ?? null;
 }
 
-// Its title, and rows of a name and a value each.
+// Title and rows of name and value.
 function blockWords(timeline, block) {
   const { operation, layer, phase, category, shape: dimensions, dtype } = timeline.kinds[timeline.kind[block]];
   return [operation || "(unknown operation)", [
@@ -34,7 +34,7 @@ function lifeWords({ start, end, moments }, block) {
   return `${from} to ${to}`;
 }
 
-// What holds for all blocks at a moment.
+// Properties of all blocks at a moment.
 function stateRows({ total, time, reserved }, moment) {
   const pool = reserved.length ? [["pool", bytesText(reserved[Math.max(0, moment - 1)])]] : [];
   return [["in use", bytesText(total[moment])],

@@ -1,6 +1,6 @@
-// From a number to a color that the color-blind tell apart: dark is low, bright is high.
+// Maps numbers to colors for color-blind readers: dark is low, bright is high.
 
-// Nine places along the viridis scale of Matplotlib.
+// Nine colors of Matplotlib's viridis scale.
 const SCALE = [[68, 1, 84], [71, 45, 123], [59, 82, 139], [44, 114, 142], [33, 145, 140],
   [40, 174, 128], [94, 201, 98], [173, 220, 48], [253, 231, 37]];
 
@@ -10,7 +10,7 @@ function scaleColor(share) {
   return SCALE[below].map((value, i) => Math.round(value + (place - below) * (SCALE[below + 1][i] - value)));
 }
 
-// The scale itself, with the numbers at its ends.
+// The color scale with its limits.
 function scaleLegend() {
   const canvas = element("canvas", { width: 128, height: 1, "aria-hidden": "true" });
   const context = canvas.getContext("2d");

@@ -1,6 +1,6 @@
-// What a reader chooses by, and canvases to draw on.
+// Controls and canvases.
 
-// A row of buttons of which one is pressed.
+// A row of buttons with a single selection.
 function choice(label, options, chosen, choose) {
   const buttons = options.map(([value, text]) =>
     element("button", { type: "button", "aria-pressed": String(value === chosen), onclick: () => press(value) }, text));
@@ -21,7 +21,7 @@ function picker(label, options, choose) {
 
 const FONT = "12px system-ui, sans-serif";
 
-// A canvas of as many pixels as the screen has; drawn in CSS pixels.
+// A canvas in the resolution of the screen, with CSS pixels as units.
 function surface(canvas, width, height) {
   const density = window.devicePixelRatio || 1;
   const [wide, tall] = [Math.round(width * density), Math.round(height * density)];

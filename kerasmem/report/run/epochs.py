@@ -1,4 +1,4 @@
-"""Where each reading of a run lies on the axis of its epochs."""
+"""Positions of a run's readings on the axis of epochs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -9,7 +9,7 @@ IN_FIT = ("train", "validation")
 
 
 def continued(epochs: Iterable[int]) -> list[int]:
-    """Return epochs that always rise: a second fit goes on where the first ended.
+    """Renumbers epochs so that a second fit continues after the first.
 
     Example:
         >>> continued([0, 1, 2, 0, 1])
@@ -25,14 +25,13 @@ def continued(epochs: Iterable[int]) -> list[int]:
 
 
 def numbered(records: Iterable[MemoryRecord]) -> Iterator[tuple[int, MemoryRecord]]:
-    """Yield every reading with the number of its epoch, from 1, as `continued` counts.
+    """Yields every reading with its continued epoch number, from 1.
 
-    Args:
-        records: of any processes, those of each in the order in which it took them.
+    Readings must be in order per process.
     """
     counts: dict[int, tuple[int, int]] = {}
     for record in records:
-        # How far the numbers are ahead of the fit's own, and how many epochs ended.
+        # Offset of the epoch numbers in this fit, and number of completed epochs.
         offset, epoch_count = counts.get(record.process, (0, 0))
         is_earlier = record.phase == "train" and record.epoch < epoch_count
         if record.phase in IN_FIT and (is_earlier or record.epoch < epoch_count - 1):
@@ -44,12 +43,9 @@ def numbered(records: Iterable[MemoryRecord]) -> Iterator[tuple[int, MemoryRecor
 
 
 def placed(records: Sequence[MemoryRecord]) -> Iterator[tuple[float, MemoryRecord]]:
-    """Yield every reading taken inside of a fit with its place, epoch 1 ending at 1.
+    """Yields every reading of one process within a fit with its position.
 
-    A batch lies inside of its epoch, by its share of the epoch's batches.
-
-    Args:
-        records: what one process recorded, in order.
+    Epoch 1 ends at 1. A batch is placed within its epoch in proportion to its index.
     """
     batches = 1 + max((r.batch for r in records if r.batch is not None), default=0)
     for number, record in numbered(records):
@@ -59,9 +55,9 @@ def placed(records: Sequence[MemoryRecord]) -> Iterator[tuple[float, MemoryRecor
 
 
 def later_fits(run: Run) -> list[int]:
-    """Return the numbers, from 1, of the epochs with which a fit after the first began.
+    """Returns the numbers, from 1, of the first epochs of all fits after the first.
 
-    A fit with an `initial_epoch` that goes on where another ended is one with it.
+    A fit that continues another one with `initial_epoch` is not counted separately.
     """
     numbers = [
         (number, record.epoch)

@@ -1,4 +1,4 @@
-"""Gradient flow: the global norm, and every variable's, over the epochs."""
+"""Gradient norms over the epochs: global and per variable."""
 
 import math
 from collections.abc import Sequence
@@ -18,15 +18,14 @@ MEASURES = ("norm", "norm_max", "update_ratio", "zero_fraction", "max_abs", "non
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Gradients by epoch, and by variable and epoch.
+    """Gradient statistics by variable and epoch.
 
     Args:
-        epochs: numbers of the epochs, from 1.
-        paths: paths of the variables, in the order of the model.
-        measures: an array of shape (variables, columns) by name of the measure; NaN
-            where there is none.
-        columns: numbers of the epochs of those columns, from 1.
-        merged: number of epochs that one column stands for.
+        epochs: Epoch numbers, from 1.
+        paths: Paths of the variables, in the order of the model.
+        measures: Arrays of shape (variables, columns) by measure. NaN if missing.
+        columns: Epoch numbers of the columns, from 1.
+        merged: Number of epochs per column.
     """
 
     epochs: tuple[int, ...]
@@ -37,14 +36,11 @@ class GradientFlow:
 
 
 def gradient_flow(records: Sequence[GradientRecord], model: str = "") -> GradientFlow:
-    """Return what a run's gradients did; many epochs become fewer columns.
+    """Returns the gradient statistics of a run, merging epochs if there are many.
 
-    A column that stands for several epochs has the mean of their norms, ratios and
-    shares, their largest maximum and the sum of their nonfinite entries.
-
-    Args:
-        records: one per epoch.
-        model: name of the model, which is left out of the paths.
+    A merged column contains the mean of norms, ratios and fractions, the largest
+    maximum, and the sum of nonfinite entries. The name of the model is removed from the
+    paths.
     """
     epochs = [epoch + 1 for epoch in continued(r.epoch for r in records)]
     sampled_epochs = [i for i, record in enumerate(records) if record.variables]
@@ -74,7 +70,7 @@ def gradient_flow(records: Sequence[GradientRecord], model: str = "") -> Gradien
 
 
 def norm_panel(records: Sequence[GradientRecord]) -> Panel | None:
-    """Return the chart of the global norm per epoch, None without records."""
+    """Returns the chart of the global norm, or `None` without records."""
     lines = Lines()
     places = [epoch + 1 for epoch in continued(r.epoch for r in records)]
     for x, record in zip(places, records, strict=True):
@@ -105,12 +101,12 @@ def _merge(name: str, array: np.ndarray, merged: int) -> np.ndarray:
         return np.nansum(groups, axis=2)
     if name in {"norm_max", "max_abs"}:
         return np.fmax.reduce(groups, axis=2)
-    with np.errstate(invalid="ignore"):  # of nothing but NaN
+    with np.errstate(invalid="ignore"):  # groups without a value
         return np.nansum(groups, axis=2) / (~np.isnan(groups)).sum(axis=2)
 
 
 def norm_table(records: Sequence[GradientRecord], flow: GradientFlow) -> Table:
-    """Return the global norm of every epoch."""
+    """Returns the global norm of all epochs."""
     rows, note = evenly(
         [
             (
@@ -137,7 +133,7 @@ def norm_table(records: Sequence[GradientRecord], flow: GradientFlow) -> Table:
 
 
 def variable_table(flow: GradientFlow) -> Table:
-    """Return every variable's gradient over the whole run, in the model's order."""
+    """Returns the gradient statistics of all variables over the whole run."""
     rows = [
         (
             path,

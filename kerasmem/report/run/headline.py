@@ -1,4 +1,4 @@
-"""The few figures that a run's page begins with, and what the terminal shows of it."""
+"""Key figures of a run, for the page and the terminal."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,7 @@ from kerasmem.units import format_bytes
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the headline.
-
-    Args:
-        label: what it is.
-        value: the figure as text.
-        detail: where and when, or what it is part of.
-    """
+    """One key figure, with a location, time or total as its detail."""
 
     label: str
     value: str
@@ -35,15 +29,15 @@ class Figure:
 
 
 def headline(run: Run) -> list[Figure]:
-    """Return the figures that a reader wants first; those that are known."""
+    """Returns the available key figures."""
     parts = (_out_of_memory, _model, _fits, _memory, _timeline, _gradients)
     return [figure for part in parts for figure in part(run)]
 
 
 def title(run: Run) -> str:
-    """Return what the page is about: the run's folder, else the model."""
+    """Returns the title of the page: the run directory, or the model."""
     model = run.info.model if run.info else ""
-    return run.name or model or "A watched run"
+    return run.name or model or "A monitored run"
 
 
 def _out_of_memory(run: Run) -> Iterator[Figure]:
@@ -62,8 +56,8 @@ def _model(run: Run) -> Iterator[Figure]:
 
 def _fits(run: Run) -> Iterator[Figure]:
     if later := later_fits(run):
-        detail = f"the last begins with epoch {later[-1]:,}"
-        yield Figure("Fits, one after the other", f"{1 + len(later):,}", detail)
+        detail = f"the last starts with epoch {later[-1]:,}"
+        yield Figure("Consecutive fits", f"{1 + len(later):,}", detail)
 
 
 def _memory(run: Run) -> Iterator[Figure]:
@@ -80,7 +74,7 @@ def _memory(run: Run) -> Iterator[Figure]:
         if device.counts:
             yield Figure("Device peak", format_bytes(device.peak_bytes), where)
         else:
-            why = "only large requests are counted here, and there were none"
+            why = "only large requests are counted, and there were none"
             yield Figure("Device peak", MISSING, f"{device.name}: {why}")
     hosts = [(r.host.peak_bytes, n) for n, r in inside if r.host is not None]
     if hosts:
@@ -114,18 +108,13 @@ def _gradients(run: Run) -> Iterator[Figure]:
 
 
 def headline_table(figures: Sequence[Figure], title: str) -> rich.table.Table:
-    """Return the figures that a reader wants first, for the terminal."""
+    """Returns the key figures for the terminal."""
     rows = tuple((figure.label, figure.value, figure.detail) for figure in figures)
     return terminal_table(Table(title, ("", "", ""), rows, last_texts=1))
 
 
 def finding_table(findings: Sequence[Finding], most: int = 5) -> rich.table.Table:
-    """Return what the monitors noticed, for the terminal.
-
-    Args:
-        findings: those of a run, the gravest first.
-        most: number of them to list, the first ones.
-    """
+    """Returns the first `most` findings for the terminal."""
     rows = [
         (one.severity, one.kind, f"{one.text} (epoch {one.epoch + 1})")
         for one in findings[:most]
@@ -138,12 +127,7 @@ def finding_table(findings: Sequence[Finding], most: int = 5) -> rich.table.Tabl
 def post_mortem_table(
     post_mortems: Sequence[PostMortem], most: int = 5
 ) -> rich.table.Table:
-    """Return why memory ran out and what would help, for the terminal.
-
-    Args:
-        post_mortems: the post-mortems of a run.
-        most: number of them to list, the first ones.
-    """
+    """Returns causes and remedies of the first `most` post-mortems for the terminal."""
     rows = [
         (moment_words(one), cause_sentence(one.cause), "\n".join(_help(one)))
         for one in post_mortems[:most]
@@ -152,7 +136,7 @@ def post_mortem_table(
         rows.append((f"{len(post_mortems) - most:,} more", "", "they are on the page"))
     table = Table(
         "Out of memory",
-        ("when", "why", "what would help"),
+        ("time", "cause", "remedies"),
         tuple(rows),
         texts=3,
         sections=tuple(range(1, len(rows))),

@@ -1,4 +1,4 @@
-// Gradients by layer or variable (rows) and epoch (columns), as colors; numbers at the pointer.
+// Gradients by layer or variable (rows) and epoch (columns), as colors, with values in a tooltip.
 
 const MEASURES = {
   norm: { name: "L2 norm", logarithmic: true, join: (values) => Math.hypot(...values), text: numberText },
@@ -13,7 +13,7 @@ function sum(values) {
   return values.reduce((a, b) => a + b, 0);
 }
 
-// Rows of the heatmap, each with its values by measure and column.
+// Rows of the heatmap with values by measure and column.
 function flowRows({ paths, columns, measures }, byLayer) {
   const groups = new Map();
   paths.forEach((path, i) => {
@@ -139,7 +139,7 @@ function paintCells(context, frame, rows, measure, legend) {
   }
 }
 
-// The end of a path says most: it stays.
+// The end of a path is most informative and is kept.
 function shortened(context, name, width) {
   if (context.measureText(name).width <= width) return name;
   let text = name;

@@ -1,4 +1,4 @@
-// Wheel, pointer and keyboard, as wishes of a chart: zoom, pan, look, pin.
+// Translates wheel, pointer and keyboard events to chart actions: zoom, pan, look, pin.
 
 const ZOOM_STEP = 0.7;
 const CLICK_DISTANCE = 4;
@@ -28,7 +28,7 @@ function listenWheel(plot, chart) {
   const { view } = chart;
   plot.addEventListener("wheel", (event) => {
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
-    // With the whole window in sight there is nothing to zoom out of: the page scrolls.
+    // At full zoom-out, the wheel scrolls the page.
     if (!sideways && event.deltaY > 0 && view.isWhole) return;
     event.preventDefault();
     if (sideways) view.pan((event.deltaX || event.deltaY) / 800);
@@ -37,7 +37,7 @@ function listenWheel(plot, chart) {
   }, { passive: false });
 }
 
-// A drag pans, a click pins, and a pointer that is not pressed looks; a tap does both.
+// Drag pans, click pins, hover looks, and tap looks and pins.
 function listenPointer(plot, chart) {
   let grabbed = null;
   plot.addEventListener("pointerdown", (event) => {
@@ -69,7 +69,7 @@ function listenPointer(plot, chart) {
   plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") chart.leave(); });
 }
 
-// Dragging in the overview moves the part that is on the screen.
+// Dragging in the overview moves the view.
 function listenOverview(overview, chart) {
   const { view } = chart;
   const move = (event) => {

@@ -1,4 +1,4 @@
-// Two low charts under the stack: fragmentation of the pool, and the whole window at a glance.
+// Two low charts under the stack: fragmentation of the pool, and an overview of the whole window.
 
 const LANE_HEIGHT = 66;
 const OVERVIEW_HEIGHT = 44;

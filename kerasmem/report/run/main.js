@@ -1,4 +1,4 @@
-// What only the page of a run draws.
+// Charts of the run page.
 
 startPage(({ timelines, flow }) => {
   if (timelines.length) timelineSection(document.getElementById("timeline-view"), timelines);

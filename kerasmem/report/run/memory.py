@@ -1,4 +1,4 @@
-"""Memory by epoch and by call: panels for the devices and the host of each process."""
+"""Charts and tables of memory by epoch and by call, for devices and hosts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -8,11 +8,11 @@ from kerasmem.report.page.panels import Lines, Panel, Series
 from kerasmem.report.run.epochs import numbered, placed
 from kerasmem.units import format_bytes
 
-_FAR_ABOVE = 3  # a pool so many times the peak would flatten every other line
+_FAR_ABOVE = 3  # larger ratios of the pool to the peak would flatten the other lines
 
 
 def memory_panels(records: Sequence[MemoryRecord]) -> list[Panel]:
-    """Return the charts of a run's memory, process by process, devices first."""
+    """Returns the memory charts of a run by process, devices first."""
     panels: list[Panel] = []
     processes = sorted({record.process for record in records})
     for process in processes:
@@ -41,9 +41,7 @@ def _device_panels(records: Sequence[MemoryRecord], owner: str) -> Iterator[Pane
         lines_shown, notes = _without_far_above(lines.filled())
         notes += _device_notes(devices)
         if name in sharing_names:
-            notes.append(
-                f"{', '.join(sharing_names[name])} and it share one allocator."
-            )
+            notes.append(f"Shares one allocator with {', '.join(sharing_names[name])}.")
         yield Panel(_title(f"Device memory, {name}", owner), lines_shown, tuple(notes))
 
 
@@ -122,7 +120,8 @@ def _without_far_above(
         if line.style in background and max(line.y) > _FAR_ABOVE * top
     ]
     notes = [
-        f"Far above, and not drawn: {line.name}, {format_bytes(round(max(line.y)))}."
+        f"Not drawn because of its size: {line.name}, "
+        f"{format_bytes(round(max(line.y)))}."
         for line in far
     ]
     return tuple(line for line in lines if line not in far), notes
@@ -130,8 +129,8 @@ def _without_far_above(
 
 def _device_notes(devices: Iterable[DeviceReading]) -> Iterator[str]:
     conditions: dict[str, Callable[[DeviceReading], bool]] = {
-        "The allocator leaves small requests out.": lambda d: not d.complete,
-        "The peak cannot be reset here: it is that of the whole process so far.": (
+        "The allocator does not count small requests.": lambda d: not d.complete,
+        "The peak covers the whole process, because it cannot be reset.": (
             lambda d: not d.peak_was_reset
         ),
     }
@@ -140,9 +139,9 @@ def _device_notes(devices: Iterable[DeviceReading]) -> Iterator[str]:
 
 
 def memory_tables(records: Sequence[MemoryRecord]) -> list[Table]:
-    """Return the devices' readings at the ends of epochs, and the hosts'.
+    """Returns the readings of devices and hosts at the ends of epochs.
 
-    Readings of single batches are left out: they are in the charts and the files.
+    Readings of single batches are omitted. They are in the charts and the files.
     """
     ends = [(n, record) for n, record in numbered(records) if record.batch is None]
     tables = [_device_table(ends), _host_table(ends)]

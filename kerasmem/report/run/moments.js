@@ -1,4 +1,4 @@
-// A timeline by moment: moment 0 is the opening of the window, moment n the state after event n - 1.
+// A timeline by moment: moment 0 is the start of the window, moment n the state after event n - 1.
 
 const MOST_BANDS = 10;
 
@@ -19,7 +19,7 @@ function alive(timeline, moment) {
   return found;
 }
 
-// The bands of the stack: { name, color, sizes by moment }, the lowest first.
+// The bands of the stack: { name, color, sizes by moment }, from bottom to top.
 function stackBands(timeline, by) {
   const groups = by === "layer" ? layerGroups(timeline) : categoryGroups(timeline);
   const sizes = groups.map(() => new Float64Array(timeline.moments));
@@ -43,7 +43,7 @@ function categoryGroups({ categories, kinds }) {
     .map((name) => ({ key: name, name: wordsOf(name), color: name }));
 }
 
-// The layers with most bytes, at the peak and over the window, have a band each; the others share one.
+// The layers with the most bytes at the peak and over the window have separate bands. The others share one.
 function layerGroups(timeline) {
   const { start, end, given, kind, kinds, total, peak } = timeline;
   const area = total.reduce((a, b) => a + b, 0) || 1;

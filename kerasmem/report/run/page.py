@@ -1,4 +1,4 @@
-"""The page of a watched run."""
+"""HTML page of a monitored run."""
 
 import html
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from kerasmem.report.run.timelines import (
 
 
 def loss_panel(run: Run) -> Panel | None:
-    """Return the chart of the losses, None if no monitor was told any."""
+    """Returns the chart of the losses, or `None` if no loss was recorded."""
     lines = Lines()
     for x, record in _epochs(run):
         lines.add("loss", "peak", x, record.loss)
@@ -41,7 +41,7 @@ def loss_panel(run: Run) -> Panel | None:
 
 
 def loss_table(run: Run) -> Table:
-    """Return the losses of every epoch."""
+    """Returns the losses of all epochs."""
     rows, note = evenly(
         [
             (f"{x:,}", number_text(record.loss, 4), number_text(record.val_loss, 4))
@@ -52,11 +52,11 @@ def loss_table(run: Run) -> Table:
 
 
 MOST_METRICS = 12
-"""Number of metrics that have a chart, in the order of the first epoch's `logs`."""
+"""Maximum number of metric charts, in the order of the first epoch's `logs`."""
 
 
 def metric_panels(run: Run) -> list[Panel]:
-    """Returns a chart for each metric of the model, with its values in validation."""
+    """Returns a chart of training and validation values for each metric."""
     charts: dict[str, Lines] = {}
     for x, record in _epochs(run):
         for name, value in record.metrics.items():
@@ -85,11 +85,11 @@ def _epochs(run: Run) -> list[tuple[int, GradientRecord | MemoryRecord]]:
 
 
 MOST_FINDINGS = 5
-"""That stand before the charts; the others can be unfolded."""
+"""Number of findings shown at the top. The others can be expanded."""
 
 
 def page_content(run: Run) -> dict[str, Any]:
-    """Return the variables of the template; `packed` is what the scripts read."""
+    """Returns the template variables. `packed` contains the data for the scripts."""
     of_training = (loss_panel(run), norm_panel(run.gradients))
     panels = [*filter(None, of_training), *metric_panels(run)]
     panels += memory_panels(run.memory)
@@ -154,16 +154,12 @@ SCRIPTS = (
 
 
 def write_run_page(run: Run, path: str | Path) -> None:
-    """Write the page of a run to `path`, whole or not at all.
-
-    Raises:
-        OutputError: if it cannot be written; what was there before stays.
-    """
+    """Writes the page of a run atomically."""
     write_html(path, run_page_html(run))
 
 
 def run_page_html(run: Run) -> str:
-    """Return the page of a run; all text from the run in it is escaped."""
+    """Returns the page of a run as HTML. All text is escaped."""
     return html_page(
         "kerasmem.report.run",
         SCRIPTS,
@@ -176,13 +172,9 @@ def run_page_html(run: Run) -> str:
 
 
 def notebook_html(run: Run, height: int = 720) -> str:
-    """Return the page in a frame of its own, for a notebook's output.
+    """Returns the page in a sandboxed iframe for a notebook.
 
-    Nothing in the frame can reach the notebook around it.
-
-    Args:
-        run: what was recorded.
-        height: of the frame, in CSS pixels.
+    The content of the iframe cannot access the notebook. `height` is in CSS pixels.
     """
     page = html.escape(run_page_html(run), quote=True)
     return (

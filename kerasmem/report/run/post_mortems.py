@@ -1,4 +1,4 @@
-"""The times that memory ran out, for the page of a run."""
+"""Out-of-memory errors on the page of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from kerasmem.units import format_bytes
 
 MOST_SHOWN = 12
 ROUNDING_GLOSS = (
-    "Rounding: what the allocator sets aside beyond what the program asks for, since "
-    "it hands out whole pieces."
+    "Rounding: excess of allocated over requested bytes, because the allocator uses "
+    "fixed block sizes."
 )
 _LARGEST = 5
 _OWN_COLOR = frozenset(
@@ -28,15 +28,7 @@ _OWN_COLOR = frozenset(
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a bar.
-
-    Args:
-        name: the category.
-        color: name of its color, see `charts.css`.
-        start: where it begins, 0 to 100.
-        width: how long it is, in the same unit.
-        words: its bytes and its share.
-    """
+    """A segment of a bar. `start` and `width` are in [0, 100]."""
 
     name: str
     color: str
@@ -47,19 +39,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Shown:
-    """A post-mortem as the page shows it.
+    """A post-mortem in the form shown on the page.
 
-    Args:
-        title: when it happened, and in which process.
-        cause: why, in a sentence.
-        fitting: how many micro-batches would fit, in a sentence or `""`.
-        figures: the request and what was there; those that are known.
-        bar: what was in use at the peak by category.
-        bar_title: what the bar is about.
-        layers: the largest layers, in a sentence.
-        gloss: what a category that needs it means, or `""`.
-        table: the same by layer and category.
-        record: all the rest.
+    `gloss` explains a category that needs an explanation. `record` is the complete
+    post-mortem.
     """
 
     title: str
@@ -75,10 +58,10 @@ class Shown:
 
 
 def shown(post_mortems: Sequence[PostMortem]) -> tuple[list[Shown], str]:
-    """Return the post-mortems that go onto a page, and a note on those that do not."""
+    """Returns the post-mortems for a page, and a note about omitted ones."""
     note = (
-        f"Shown are the first {MOST_SHOWN} of {len(post_mortems):,}; all of them are "
-        "in post_mortems.jsonl."
+        f"Showing the first {MOST_SHOWN} of {len(post_mortems):,}; all of them are in "
+        "post_mortems.jsonl."
     )
     return [_shown(one) for one in post_mortems[:MOST_SHOWN]], note * (
         len(post_mortems) > MOST_SHOWN
@@ -106,12 +89,12 @@ def _figures(post_mortem: PostMortem) -> list[Figure]:
     cause = post_mortem.cause
     tensor = " ".join(filter(None, (cause.dtype, cause.shape)))
     sizes = (
-        ("Asked for", cause.requested_bytes, tensor),
-        ("Largest free piece", cause.largest_free_bytes, "when it was refused"),
-        ("In use", cause.in_use_bytes, "when it was refused"),
+        ("Requested", cause.requested_bytes, tensor),
+        ("Largest free block", cause.largest_free_bytes, "at the failed allocation"),
+        ("In use", cause.in_use_bytes, "at the failed allocation"),
         ("Limit", cause.limit_bytes, cause.device or ""),
         ("Variables", post_mortem.variable_bytes, "of the model and the optimizer"),
-        ("In use beside them", post_mortem.other_bytes, "between steps"),
+        ("Other memory in use", post_mortem.other_bytes, "between steps"),
     )
     return [
         Figure(label, format_bytes(size), detail)
@@ -167,5 +150,5 @@ def _table(post_mortem: PostMortem) -> Table:
         ("layer", "category", "bytes", "share"),
         tuple(rows),
         texts=2,
-        note=f"The {smaller:,} smallest rows are left out." if smaller else "",
+        note=f"The {smaller:,} smallest rows are omitted." if smaller else "",
     )

@@ -1,4 +1,4 @@
-// What was in use at one moment, as a table to sort, and as the legend of the stack.
+// Memory in use at a moment, as a sortable table and as the legend of the stack.
 
 const GROUPINGS = [["both", "layer and category"], ...["layer", "category", "operation", "block"].map((by) => [by, by])];
 
@@ -37,7 +37,7 @@ function shareCell(share) {
   return element("span", {}, percentText(share), element("span", { class: "share", "aria-hidden": "true" }, bar));
 }
 
-// The table under a timeline: at the peak, or at the moment that was pinned.
+// The table below a timeline: at the peak, or at the pinned moment.
 function readout(host, timeline, pinPeak) {
   let by = "both";
   let moment = timeline.peak;
@@ -47,7 +47,7 @@ function readout(host, timeline, pinPeak) {
   const grouping = picker("Rows by", GROUPINGS, (value) => { by = value; rebuild(); });
   const back = element("button", { type: "button", onclick: pinPeak }, "Back to the peak");
   const gloss = element("p", { class: "note" },
-    "Requested is what the program asked for, given what the allocator set aside for it, rounding the difference.");
+    "Requested: bytes requested by the program. Given: bytes reserved by the allocator. Rounding: the difference.");
   host.replaceChildren(element("div", { class: "bar" }, grouping, back), gloss, place);
 
   function rebuild() {

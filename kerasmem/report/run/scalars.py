@@ -1,4 +1,4 @@
-"""A run's figures as series: per device, per batch and per variable."""
+"""Scalars of a run: per device, per batch and per variable."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ from kerasmem.units import to_mib
 
 
 def run_scalars(run: Run) -> dict[int, list[Scalar]]:
-    """Return the scalars of every process, process 0 with the gradients.
+    """Returns the scalars by process. Process 0 includes the gradients.
 
-    Sizes are MiB. The step of an epoch's figure is the epoch, from 0; that of a batch's
-    is the number of batches before it.
+    Sizes are in MiB. The step of an epoch is its index from 0. The step of a batch is
+    the number of preceding batches.
     """
     by_process = {0: list(_gradient_scalars(run))}
     for process in {record.process for record in run.memory}:

@@ -1,9 +1,9 @@
-// Bytes in use over the window as a stack of bands, to the pixel exact at every peak.
+// Bytes in use over the window as stacked bands, exact at every peak.
 
 const AXIS_LEFT = 62;
 const AXIS_BOTTOM = 22;
 const CHART_HEIGHT = 340;
-const POOL_SHOWN = 2.5; // a pool so many times the peak would flatten the stack
+const POOL_SHOWN = 2.5; // larger ratios of the pool to the peak would flatten the stack
 
 function stackTop(timeline) {
   const peak = timeline.total[timeline.peak] || 1;
@@ -11,7 +11,7 @@ function stackTop(timeline) {
   return 1.08 * (pool <= POOL_SHOWN * peak ? Math.max(peak, pool) : peak);
 }
 
-// Draws the stack; returns what is needed to find a block under the pointer.
+// Draws the stack and returns the data for hit testing.
 function drawStack(context, { width, height }, view, bands) {
   const { timeline } = view;
   const [inner, bottom] = [width - AXIS_LEFT, height - AXIS_BOTTOM];
@@ -46,8 +46,8 @@ function drawBand(context, band, columns, base, toY) {
   drawTops(context, band, columns, base, toY);
 }
 
-// Sets a band apart from the one above it. No line goes upward: it would hide a peak
-// that is one pixel wide.
+// Separates a band from the band above. Vertical lines are omitted, because they would
+// hide peaks of one pixel.
 function drawTops(context, band, columns, base, toY) {
   context.beginPath();
   columns.forEach((moment, x) => {

@@ -1,4 +1,4 @@
-// The memory timeline: the stack or the map, its lanes, its legend and its table.
+// The memory timeline: stack or map, lanes, legend and table.
 
 const LOOKS = [["category", "Category"], ["layer", "Layer"], ["address", "Address"]];
 const AXES = [["event", "Events"], ["time", "Time"]];
@@ -89,7 +89,7 @@ class TimelineChart {
     });
   }
 
-  // Marks the moment that is pinned and the one that is looked at, and tells its bytes in the legend.
+  // Marks the pinned and the inspected moment, and shows the bytes in the legend.
   mark(looked) {
     const { view, parts, drawn } = this;
     const width = chartWidth(parts.plot);
@@ -120,7 +120,7 @@ class TimelineChart {
     this.pin(timeline.peak);
   }
 
-  // The moment under the pointer, null beside the chart.
+  // The moment under the pointer, or null outside the chart.
   momentAt(event) {
     const x = Math.floor(event.clientX - this.parts.plot.getBoundingClientRect().left - AXIS_LEFT);
     return this.drawn.columns[x] ?? null;

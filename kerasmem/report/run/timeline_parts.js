@@ -1,4 +1,4 @@
-// The elements that a timeline is drawn into.
+// The elements of a timeline.
 
 function timelineParts(timeline) {
   const canvas = () => element("canvas", { "aria-hidden": "true" });
@@ -15,10 +15,10 @@ function timelineParts(timeline) {
   return parts;
 }
 
-// Whoever has no pointer that hovers has a finger.
+// Devices without hover have a touch screen.
 function keyWords() {
   if (window.matchMedia("(hover: none)").matches) {
-    return ["A tap pins a moment for the table and tells of the block under it. Drag sideways to move, zoom by the buttons."];
+    return ["Tap to pin a moment for the table and to show the block. Drag sideways to pan, and zoom with the buttons."];
   }
   const key = (text) => element("kbd", {}, text);
   return ["Wheel or ", key("+"), " ", key("-"), " zoom, drag or ", key("←"), " ", key("→"), " pan, ", key("0"),

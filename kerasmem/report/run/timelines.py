@@ -1,7 +1,7 @@
-"""A memory timeline by column, for `timeline.js`.
+"""Memory timelines in columns, for `timeline.js`.
 
-A moment is the state between two events: moment 0 is the opening of the window,
-moment `n + 1` that after event `n`. A block is alive from its `start` to before its
+A moment is the state between two events. Moment 0 is the start of the window, and
+moment `n + 1` follows event `n`. A block is live from `start` up to, but excluding,
 `end`.
 """
 
@@ -20,7 +20,7 @@ from kerasmem.units import format_bytes
 
 MOST_BLOCKS = 300_000
 
-# What the frameworks call their allocators, and what these serve.
+# Patterns of allocator names, and their descriptions.
 _ALLOCATORS = (
     (r"bfc_cpu_allocator\w*", "TensorFlow's allocator (CPU)"),
     (r"(?:gpu|cuda)_host_bfc", "TensorFlow's allocator (pinned host memory)"),
@@ -31,9 +31,9 @@ _ALLOCATORS = (
 
 
 def chosen(timelines: Sequence[Timeline]) -> tuple[list[Timeline], str]:
-    """Return the timelines that fit on a page, and a note on those that do not.
+    """Returns the timelines that fit on a page, and a note about omitted ones.
 
-    Those with the highest peaks stay, in the order in which they were recorded.
+    Selects the highest peaks and keeps the order of recording.
     """
     by_peak = sorted(range(len(timelines)), key=lambda i: -timelines[i].peak_bytes)
     numbers: list[int] = []
@@ -46,19 +46,19 @@ def chosen(timelines: Sequence[Timeline]) -> tuple[list[Timeline], str]:
     note = ""
     if len(numbers) < len(timelines):
         count = f"{len(numbers)} of {len(timelines)}"
-        note = f"Shown are the {count} windows with the highest peaks."
+        note = f"Showing the {count} windows with the highest peaks."
     return [timelines[i] for i in sorted(numbers)], note
 
 
 def timeline_title(timeline: Timeline) -> str:
-    """Return whose memory it is, and over which steps."""
+    """Returns the allocator and the steps of a timeline."""
     first, last = timeline.first_step + 1, timeline.first_step + timeline.steps
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{allocator_words(timeline)}, {steps}"
 
 
 def allocator_words(timeline: Timeline) -> str:
-    """Return which allocator it is in words; one that is not known by its name.
+    """Returns a description of the allocator, or its name if unknown.
 
     Example:
         >>> from dataclasses import replace
@@ -80,12 +80,9 @@ def allocator_words(timeline: Timeline) -> str:
 def timeline_columns(
     timeline: Timeline, packer: Packer, model: str = ""
 ) -> dict[str, Any]:
-    """Return a timeline for the browser, its numbers in the packer.
+    """Returns a timeline for the browser and adds its numbers to the packer.
 
-    Args:
-        timeline: the timeline.
-        packer: takes the numbers.
-        model: name of the model, which is left out of the layers' paths.
+    The name of the model is removed from layer paths.
     """
     blocks = timeline.blocks
     starts, ends = lives(timeline)
@@ -120,7 +117,7 @@ def _kind(block: Block, model: str) -> tuple[str, ...]:
 
 
 def lives(timeline: Timeline) -> tuple[list[int], list[int]]:
-    """Return the first moment of every block, and the first without it."""
+    """Returns the first moment of each block, and the first moment after it."""
     after = len(timeline.in_use_bytes) + 1
     starts = [
         0 if b.allocated_at is None else b.allocated_at + 1 for b in timeline.blocks
@@ -130,17 +127,14 @@ def lives(timeline: Timeline) -> tuple[list[int], list[int]]:
 
 
 BYTES_GLOSS = (
-    "Requested is what the program asked for, given what the allocator set aside for "
-    "it."
+    "Requested: bytes requested by the program. Given: bytes reserved by the allocator."
 )
 
 
 def peak_table(timeline: Timeline, model: str = "") -> Table:
-    """Return what was in use at the peak, by layer and category, most bytes first.
+    """Returns the memory in use at the peak by layer and category, largest first.
 
-    Args:
-        timeline: the timeline.
-        model: name of the model, which is left out of the layers' paths.
+    The name of the model is removed from layer paths.
     """
     given_bytes: Counter[tuple[str, str]] = Counter()
     requested_bytes: Counter[tuple[str, str]] = Counter()
@@ -164,7 +158,7 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
         for (layer, category), size in given_bytes.most_common(MOST_ROWS)
     ]
     smaller = len(given_bytes) - len(rows)
-    left_out = f" The {smaller:,} smallest rows are left out." if smaller else ""
+    left_out = f" The {smaller:,} smallest rows are omitted." if smaller else ""
     return Table(
         f"in use at the peak, {format_bytes(total)} in all",
         ("layer", "category", "given", "requested", "blocks", "share"),
@@ -175,7 +169,7 @@ def peak_table(timeline: Timeline, model: str = "") -> Table:
 
 
 def course_table(timeline: Timeline) -> Table:
-    """Return the bytes in use by category over the window, at some forty moments."""
+    """Returns the bytes in use by category at about forty moments."""
     sizes = sizes_by_category(timeline)
     peak = 0 if timeline.peak_event is None else timeline.peak_event + 1
     moments, note = evenly(range(sizes.shape[1]), most=40)
@@ -200,7 +194,7 @@ def course_table(timeline: Timeline) -> Table:
 
 
 def sizes_by_category(timeline: Timeline) -> np.ndarray:
-    """Return the bytes given to the blocks alive, of shape (categories, moments)."""
+    """Returns the bytes of live blocks, of shape (categories, moments)."""
     moments = len(timeline.in_use_bytes) + 1
     changes = np.zeros((len(CATEGORIES), moments + 1), np.int64)
     rows = [CATEGORIES.index(block.category) for block in timeline.blocks]

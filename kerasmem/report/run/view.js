@@ -1,4 +1,4 @@
-// The part of a timeline that is on the screen: from one place to another on its axis.
+// The visible section of a timeline, between two positions on its axis.
 
 const LEAST_MOMENTS = 6;
 
@@ -8,7 +8,7 @@ class View {
     this.setAxis("event");
   }
 
-  // By event every allocation has the same width; by time it has its duration.
+  // By event, all allocations have the same width. By time, the width is the duration.
   setAxis(axis) {
     const { time, moments } = this.timeline;
     this.axis = axis;
@@ -29,14 +29,14 @@ class View {
     return this.span >= this.length;
   }
 
-  // Where a moment begins on the axis.
+  // Start of a moment on the axis.
   place(moment) {
     const { time, moments } = this.timeline;
     if (this.axis === "event") return moment;
     return moment < moments ? time[moment] : this.length;
   }
 
-  // The moment at a place of the axis: the last that begins there or before.
+  // The last moment that starts at or before a position on the axis.
   momentAt(place) {
     const { time, moments } = this.timeline;
     if (this.axis === "event") return Math.max(0, Math.min(moments - 1, Math.floor(place)));
@@ -65,20 +65,20 @@ class View {
     this.to = this.from + span;
   }
 
-  // Brings a moment into sight, in the middle if it is outside.
+  // Scrolls to a moment, centered if it was not visible.
   reveal(moment) {
     const place = this.place(moment);
     if (place < this.from || place >= this.to) this.show(place - this.span / 2, this.span);
   }
 
-  // The same of the whole window, whatever is on the screen.
+  // The moments of the whole window, independent of the view.
   wholeColumns(width) {
     const whole = new View(this.timeline);
     whole.setAxis(this.axis);
     return whole.columns(width);
   }
 
-  // For every pixel the moment of it with most bytes, so that no peak is lost.
+  // The moment with the most bytes for every pixel, so that no peak is lost.
   columns(width) {
     const { total } = this.timeline;
     const found = new Int32Array(width);

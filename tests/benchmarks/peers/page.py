@@ -2,31 +2,26 @@
 
 from tests.benchmarks.peers.table import markdown
 
-PAGE = """# Beside other tools
+PAGE = """# Comparison with other tools
 
-What a user would pick instead of kerasmem, on the same nets, with the same weights,
-images and epochs, every tool in a process of its own:
+The same networks, weights, images and epochs for every tool, each in its own process:
 
 ```console
 python -m tests.benchmarks.peers fashion_mnist.npz -o peers.md
 ```
 
-Measured on {date} with {versions}; {machine}; {samples:,} images to train on and all
-test images to judge by, {epochs} epochs, and {more_epochs} more for every step
-that trains. tfmot has the net in tf_keras, with the weights copied. A tool that is
-not installed is named below the tables; `--python pquantml=PYTHON` takes one from
-another environment.
+Measured on {date} with {versions}; {machine}; {samples:,} training images and all
+test images, {epochs} epochs, and {more_epochs} more for steps that train. tfmot gets
+the network in tf_keras, with copied weights. Tools that are not installed are listed
+below the tables; `--python pquantml=PYTHON` uses another environment.
 
-- **bytes** are those of the file, without the optimizer's state, **gzipped** those of
-  the same file gzipped. A file counts with the smaller of the two, as if all were
-  shipped gzipped where that helps.
-- **in RAM** are the weights once loaded into Keras; of LiteRT's files they are not
-  measured.
-- **verdict** compares with kerasmem's files of the same job: `.keras` and `.h5` with
-  `.keras`, `.tflite` with `.tflite`. Files and weights within 1 % are equal, step times
-  within 5 %, accuracies within half a point.
-- `.keras, entropy`, and kerasmem's files of int8 and int4, open after
-  `import kerasmem`.
+- **bytes**: size of the file without optimizer state. **gzipped**: size of the gzipped
+  file. The smaller of the two is compared.
+- **in RAM**: weights after loading into Keras; not measured for LiteRT.
+- **verdict**: comparison with kerasmem's files of the same job. `.keras` and `.h5` are
+  compared with `.keras`, `.tflite` with `.tflite`. Sizes within 1 %, step times within
+  5 % and accuracies within half a point are equal.
+- `.keras, entropy` and kerasmem's int8 and int4 files open after `import kerasmem`.
 
 {tables}"""
 

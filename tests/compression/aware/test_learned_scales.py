@@ -299,8 +299,8 @@ class TestBadInput:
         ("scheme", "options", "text"),
         [
             ("int4", {"learned_scales": 3}, "one of True, False.*learned_scales=3"),
-            ("float16", {}, "Scales are learned of symmetric codes.*'float16'"),
-            ("int8-static", {"activations": False}, "Scales are learned of symmetric"),
+            ("float16", {}, "learned_scales=True needs symmetric codes.*'float16'"),
+            ("int8-static", {"activations": False}, "needs symmetric codes"),
             (km.Quantize("int4", symmetric=False), {}, "symmetric=False"),
         ],
     )
@@ -317,7 +317,10 @@ class TestBadInput:
             ),
             (km.Quantize("int8"), "of 1 weights.*for 'int4'.*Received: .*'int8'"),
             (km.Quantize("int4", symmetric=False), "symmetric=False"),
-            (km.Quantize("int4", rounding="adaptive"), "to nearest.*='adaptive'"),
+            (
+                km.Quantize("int4", rounding="adaptive"),
+                "rounding='nearest'.*='adaptive'",
+            ),
             (km.Quantize("int8-static"), "Received: .*'int8-static'"),
             (km.Quantize("mixed", budget=km.Budget(99)), "Received: .*'mixed'"),
             (km.Quantize("float16"), "Received: .*'float16'"),

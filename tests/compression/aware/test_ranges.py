@@ -225,7 +225,7 @@ def test_known_ranges_make_a_static_model_without_data():
 
 
 def test_ranges_of_another_model():
-    text = "1 of 2 ranges are of no tensor.*Received: ranges of 'rel'"
+    text = "1 of 2 ranges do not belong to a tensor.*Received: ranges of 'rel'"
     with pytest.raises(ModelError, match=text):
         aware(network(), activations=True, ranges={"rel": (0, 1), "relu": (0, 1)})
 

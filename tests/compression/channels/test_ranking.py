@@ -128,7 +128,9 @@ def test_memory_of_axes_without_a_length_is_an_error():
     model = chain((None, 4), L.Dense(8), L.Dense(2))
     with pytest.raises(ConfigError, match="axes of unknown length"):
         apply_technique(km.PruneChannels(0.5, of="memory"), model)
-    with pytest.raises(ConfigError, match="latency cannot be measured. Give samples"):
+    with pytest.raises(
+        ConfigError, match="latency cannot be measured. Next: pass samples"
+    ):
         apply_technique(km.PruneChannels(0.5, of="latency"), model)
 
 

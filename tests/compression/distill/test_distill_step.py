@@ -121,13 +121,13 @@ def test_bad_values_are_refused(arguments, message):
 
 @pytest.mark.one_backend
 def test_what_cannot_work_is_refused_before_it_begins(teacher):
-    with pytest.raises(ConfigError, match="'distill' learns from samples"):
+    with pytest.raises(ConfigError, match="'distill' needs training samples"):
         km.compress(teacher, km.Distill())
     with pytest.raises(ModelFileError):
         km.compress(teacher, [km.Prune(0.5), km.Distill("none.keras")], data=X)
     with pytest.raises(ConfigError, match="put 'distill' before it"):
         km.compress(teacher, [km.Quantize("int8"), km.Distill()], data=X)
-    with pytest.raises(ConfigError, match="'distill' learns from samples"):
+    with pytest.raises(ConfigError, match="'distill' needs training samples"):
         apply_technique(km.Distill(), teacher)
     with pytest.raises(ModelError, match="outputs of the same shape"):
         km.compress(

@@ -137,7 +137,7 @@ def test_subclassed_models_are_looked_into_as_well():
     trained = distill(teacher, student, (x, y), losses=Features(), verbose=0)
     assert type(trained) is keras.Sequential
     assert paired(Features(), teacher, student, x[:1]) == [("first", "h0")]
-    with pytest.raises(ModelError, match="does not tell the shape of its inputs"):
+    with pytest.raises(ModelError, match="input shape of the .* is unknown"):
         Distiller(teacher, student, losses=Features())
 
 
@@ -407,7 +407,7 @@ def test_teachers_that_are_wrong_about_a_sample_count_less_for_it():
         (
             {"losses": Features(layers=[("conv_.", "conv_0")])},
             ModelError,
-            "means 2 layers of the teacher, 'conv_0' means 1 of the student",
+            "with 2 layers of the teacher, 'conv_0' with 1 of the student",
         ),
         (
             {"losses": Features(layers="conv_0:1")},
@@ -443,11 +443,11 @@ def test_what_does_not_fit_is_refused(options, error, message):
 def test_losses_for_classes_are_refused_for_values_and_without_labels():
     x = np.ones((SAMPLES, 5), "float32")
     teacher, student = vectors(6), vectors(4)
-    with pytest.raises(ConfigError, match="DKD takes labels, and the data has none"):
+    with pytest.raises(ConfigError, match="DKD needs labels, but the data has none"):
         distill(teacher, student, x, losses=DKD(), verbose=0)
     for model in (teacher, student):
         model.compile("sgd", "mse")
-    with pytest.raises(ModelError, match="DKD compares the classes of a classifier"):
+    with pytest.raises(ModelError, match="DKD needs the class outputs of a classifier"):
         distill(teacher, student, (x, x[:, :3]), losses=DKD(), verbose=0)
 
 
@@ -458,7 +458,7 @@ def test_models_without_layers_in_common_are_told_so():
     )
     with pytest.raises(ModelError, match="fit each other by shape and depth"):
         Distiller(images(6), flat, losses=Features())
-    with pytest.raises(ModelError, match="depth: attention .* those of images"):
+    with pytest.raises(ModelError, match="depth: attention .* as in images"):
         Distiller(vectors(6), vectors(4), losses=AttentionTransfer())
 
 

@@ -215,14 +215,17 @@ def test_losses_come_as_objects_names_and_plain_data():
         (lambda: Contrastive(dimension=0), "Received: dimension=0"),
         (lambda: Relational(order=0), "Received: order=0"),
         (lambda: Relational(kind="angel"), "one of distance, angle, .* mean 'angle'"),
-        (lambda: Relational(order=3), "belong to kind=.correlation.* kind='distance'"),
-        (lambda: Features(layers=[("a", "b", "c")]), "pairs of a name in the teacher"),
-        (lambda: as_losses([]), "one or more of km.distillation"),
+        (lambda: Relational(order=3), "need kind=.correlation.* kind='distance'"),
+        (
+            lambda: Features(layers=[("a", "b", "c")]),
+            "pairs of a teacher and a student layer name",
+        ),
+        (lambda: as_losses([]), "one or more losses of km.distillation"),
         (lambda: as_losses(7), "Received: losses=7"),
         (lambda: as_losses("kd"), "one of logits, dkd, dist, .*loss='kd'"),
         (
             lambda: loss_from_json({"loss": "dkd", "gamma": 1}),
-            "takes no .gamma.. It takes",
+            "Unknown argument .gamma. of 'dkd'. Expected: weight",
         ),
         (
             lambda: loss_from_json({"loss": "dkd", "weight": {"schedule": "x"}}),

@@ -223,8 +223,8 @@ def test_steps_that_undo_others_are_refused_before_work_starts(earlier):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "rank or of the energy"),
-        ({"rank_ratio": 0.5, "energy": 0.5}, "rank or of the energy, one of the two"),
+        ({}, "exactly one of rank_ratio and energy"),
+        ({"rank_ratio": 0.5, "energy": 0.5}, "exactly one of rank_ratio and energy"),
         ({"rank_ratio": 0}, "above 0"),
         ({"rank_ratio": "half"}, "above 0"),
         ({"energy": 1.1}, "above 0"),
@@ -248,17 +248,13 @@ class Subclassed(keras.Model):
 @pytest.mark.one_backend
 def test_models_without_anything_to_gain_are_refused():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4)])
-    with pytest.raises(
-        ModelError, match=r"nothing to fac.*Next: keep less of the rank"
-    ):
+    with pytest.raises(ModelError, match=r"nothing to fac.*Next: reduce the rank"):
         km.compress(model, km.Factorize(0.9))
     with pytest.raises(
-        ModelError, match="commonest reason: is excl.*exclude=\\('[.]',\\)\\)[.]$"
+        ModelError, match="Most frequent reason: is excl.*exclude=\\('[.]',\\)\\)[.]$"
     ):
         km.compress(model, km.Factorize(0.9, exclude="."))
     without = Subclassed()
     without(np.ones((1, 4)))
-    with pytest.raises(
-        ModelError, match=r"nothing to fac.*Next: keep less of the rank"
-    ):
+    with pytest.raises(ModelError, match=r"nothing to fac.*Next: reduce the rank"):
         km.compress(without, km.Factorize(0.9))

@@ -100,5 +100,7 @@ def test_tfmots_own_schedules_become_ours():
     assert Prune(0.8, schedule=polynomial).schedule == SCHEDULES["polynomial"][0]
     expected = Constant(begin=100, every=2, unit="step")
     assert Prune(0.5, schedule=constant).schedule == expected
-    with pytest.raises(ValueError, match="different sparsities.*0.7, 0.8 in the"):
+    with pytest.raises(
+        ValueError, match="differs from the final sparsity.*0.7, 0.8 in the"
+    ):
         Prune(0.7, schedule=polynomial)

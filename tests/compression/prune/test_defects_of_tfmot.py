@@ -101,9 +101,9 @@ def test_d7_and_d8_layers_in_layers_are_found_and_what_is_left_alone_has_a_reaso
     model.fit(X, Y, verbose=0, callbacks=[pruning])
     assert share(model.inner.kernel) == share(model.inner.dense.kernel) == 0.5
     reasons = {change.weight: change.detail for change in pruning.changes}
-    assert reasons[model.head.kernel.path] == "is of the output layer"
+    assert reasons[model.head.kernel.path] == "is in the output layer"
     for variable in (model.inner.table, model.norm.gamma, model.norm.moving_mean):
-        assert reasons[variable.path] == "is no kernel or embedding table"
+        assert reasons[variable.path] == "is not a kernel or embedding table"
     assert len(reasons) == len(model.variables) - len(model.drop.variables)
 
 

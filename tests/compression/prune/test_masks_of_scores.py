@@ -170,7 +170,7 @@ def test_patterns_have_names_that_go_to_text_and_back(given, name):
 @pytest.mark.parametrize("given", ["4:4", "0:4", "1x1", "blocks", 4, (0, 3), None])
 def test_other_patterns_are_errors(given):
     with pytest.raises(
-        ConfigError, match="A pattern of Prune is .* Received: pattern="
+        ConfigError, match="Invalid pattern of Prune. .* Received: pattern="
     ):
         pattern_name(given)
 

@@ -89,7 +89,7 @@ def test_every_schedule_goes_to_plain_data_and_back(kind):
         (lambda: Constant(every=0), "above 0.* Received: every=0"),
         (lambda: Polynomial(initial=1), "Received: initial=1"),
         (lambda: Polynomial(power=0), "Received: power=0"),
-        (lambda: Polynomial(end=None), "polynomial schedule rises.*end=None"),
+        (lambda: Polynomial(end=None), "polynomial schedule needs an end.*end=None"),
         (lambda: Iterative(rounds=0), "Received: rounds=0"),
         (lambda: RigL(fraction=1.5), "Received: fraction=1.5"),
         (lambda: schedule_from_json({"schedule": "x"}), "Received: schedule='x'"),

@@ -171,16 +171,18 @@ def einsum(x):
 
 
 STOPS = {
-    "goes through 'conv', called in several places": shared,
-    "has an activation that does not pass a scale on": tanh,
-    "goes into 'norm'": lambda x: L.BatchNormalization(name="norm")(
+    "needs scaling of 'conv', which is called in several places": shared,
+    "has an activation that does not preserve scales": tanh,
+    "feeds 'norm', which blocks scaling": lambda x: L.BatchNormalization(name="norm")(
         L.Conv2D(3, 1, name="conv")(x)
     ),
-    "goes into 'relu6'": lambda x: L.ReLU(6, name="relu6")(
+    "feeds 'relu6', which blocks scaling": lambda x: L.ReLU(6, name="relu6")(
         L.Conv2D(3, 1, name="conv")(x)
     ),
-    "goes into 'add'": lambda x: L.Add(name="add")([L.Conv2D(3, 1, name="conv")(x), x]),
-    "goes into 'other' along another axis": lambda x: L.Flatten(
+    "feeds 'add', which blocks scaling": lambda x: L.Add(name="add")(
+        [L.Conv2D(3, 1, name="conv")(x), x]
+    ),
+    "feeds 'other' along another axis": lambda x: L.Flatten(
         data_format="channels_first", name="other"
     )(L.Conv2D(3, 1, name="conv")(x)),
     "is an EinsumDense": einsum,
@@ -248,7 +250,9 @@ def test_channels_of_zeros_stay_and_what_is_not_finite_is_an_error():
     before = [to_numpy(w) for w in model.weights]
     head[0, 0] = np.inf
     model.layers[2].kernel.assign(head)
-    with pytest.raises(ModelError, match="cannot be equalized.*'head/kernel'"):
+    with pytest.raises(
+        ModelError, match="Equalization needs finite weights.*'head/kernel'"
+    ):
         in_place(Equalize(), model)
     np.testing.assert_array_equal(to_numpy(model.weights[0]), before[0])
 
@@ -256,7 +260,7 @@ def test_channels_of_zeros_stay_and_what_is_not_finite_is_an_error():
 def test_what_has_nothing_to_equalize_is_told():
     with pytest.raises(ModelError, match=r"no two layers.*dense.*reaches an output"):
         in_place(Equalize(), chain((4,), L.Dense(5, name="dense")))
-    with pytest.raises(ModelError, match="calls of the model .* are not known"):
+    with pytest.raises(ModelError, match="The model .* has no graph, so its layers"):
         model = Subclassed()
         model(np.zeros((1, 5), "int32"))
         in_place(Equalize(), model)

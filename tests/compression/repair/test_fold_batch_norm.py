@@ -131,7 +131,7 @@ def test_one_after_the_other_both_go():
     assert norms(folded) == []
     assert_same_function(model, folded)
     names = [norm.name for norm in norms(model)]
-    assert f"takes up {names[0]!r}, {names[1]!r}" in {c.detail for c in changes}
+    assert f"absorbs {names[0]!r}, {names[1]!r}" in {c.detail for c in changes}
 
 
 def nested():
@@ -204,7 +204,7 @@ def trained_inside(x):
 
 STAYS = {
     "does not come right after a layer with a kernel": lambda x: BN()(L.ReLU()(x)),
-    "is not alone in taking what 'conv' makes": branching,
+    "is not the only reader of the output of 'conv'": branching,
     "comes after 'conv', which is called in several places": twice,
     "is called in several places": norm_twice,
     "comes after 'conv', which has an activation": lambda x: BN()(
@@ -213,9 +213,9 @@ STAYS = {
     "is along another axis than the channels of 'conv'": lambda x: BN(axis=1)(
         L.Conv2D(3, 1, name="conv")(x)
     ),
-    "is of a class of its own, OwnNorm": lambda x: OwnNorm()(L.Conv2D(3, 1)(x)),
+    "is of the custom class OwnNorm": lambda x: OwnNorm()(L.Conv2D(3, 1)(x)),
     "is called with training=True": trained_inside,
-    "is inside of 'block', whose calls are not known": lambda x: Block(name="block")(
+    "is inside 'block', which has no graph": lambda x: Block(name="block")(
         L.Conv2D(3, 1)(x)
     ),
 }
@@ -376,5 +376,7 @@ def test_it_is_a_step_of_compress_and_what_is_frozen_stays_so():
 
 def test_a_model_without_norms_is_an_error():
     model = chain((5,), L.Dense(8))
-    with pytest.raises(ModelError, match="Received: a model without"):
+    with pytest.raises(
+        ModelError, match="that can be folded. Received: no BatchNormalization"
+    ):
         apply_technique(FoldBatchNorm(), model)

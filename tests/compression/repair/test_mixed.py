@@ -249,11 +249,11 @@ def test_budgets_that_cannot_be_are_errors():
     ):
         in_place(Quantize("mixed", budget=km.Budget(1000)), net())
     with pytest.raises(
-        ConfigError, match="'mixed' takes a budget, such as .* and no other does"
+        ConfigError, match="'mixed' needs a budget, such as .* and no other scheme"
     ):
         Quantize("mixed")
     with pytest.raises(
-        ConfigError, match="'mixed' takes a budget, such as .* and no other does"
+        ConfigError, match="'mixed' needs a budget, such as .* and no other scheme"
     ):
         Quantize("int8", budget=km.Budget(10))
     with pytest.raises(ConfigError, match="must be a number of bytes"):

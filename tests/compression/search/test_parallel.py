@@ -135,7 +135,7 @@ def test_a_search_leaves_no_graphs_of_its_trials():
 def test_a_family_whose_process_died_is_told(monkeypatch):
     in_child = partial(km.memory.isolated, os._exit, 3)
     monkeypatch.setattr(parallel, "isolated", lambda *_: in_child())
-    with pytest.raises(ConfigError, match="ended before its trials did"):
+    with pytest.raises(ConfigError, match="process of the search died"):
         searched(network(), parallel="isolated")
 
 
@@ -183,7 +183,7 @@ def test_processes_of_their_own_find_what_one_finds():
         assert_same_as_alone(searched(network(), parallel=pool))
         with pytest.raises(ConfigError) as caught:
             searched(network(), parallel=pool, callbacks=[Locked()])
-    assert "something of these cannot be sent" in str(caught.value)
+    assert "or the callbacks cannot be sent" in str(caught.value)
     assert "cannot pickle '_thread.lock'" in str(caught.value)
 
 
@@ -194,7 +194,7 @@ def test_what_does_not_come_in_time_is_ended_and_the_rest_is_taken(monkeypatch):
     result = searched(network(), parallel=executor, time_budget=3600)
     search = result.report.search
     assert executor.cancelled == 1
-    assert search.stopped == "the time was up"
+    assert search.stopped == "time ran out"
     assert {t.name for t in search.trials} == {"unchanged", "prune, int8"}
     assert search.chosen > 0
     assert math.isfinite(search.trials[search.chosen].drop)
@@ -225,7 +225,7 @@ class Dying(LastFirst):
 def test_a_process_that_dies_is_one_clear_error_and_nothing_goes_on(most):
     executor = Dying(most)
     told = refused_by(executor)
-    assert "ended before its trials did" in told
+    assert "process of the search died" in told
     assert told.endswith("Received: a process is gone")
     assert executor.cancelled == most
 
@@ -262,10 +262,12 @@ def test_where_trials_cannot_run_is_one_clear_error(monkeypatch):
     assert "pip install kerasmem[ray]" in refused_by("ray")
     assert "Received: parallel='dask'" in refused_by("dask")
     with ThreadPoolExecutor(1) as threads:
-        assert "threads would share their random numbers" in refused_by(threads)
+        assert "threads would share random number generators" in refused_by(threads)
     limits = {"target": {"latency_ms": 1.0}, "max_drop": None}
-    assert "disturb each other's times" in refused_by(LastFirst(), **limits)
-    with pytest.raises(ConfigError, match="nothing to search for.*parallel='ray'"):
+    assert "distort latency measurements" in refused_by(LastFirst(), **limits)
+    with pytest.raises(
+        ConfigError, match="`parallel` is only available in a search.*parallel='ray'"
+    ):
         km.compress(network(), km.Quantize(), parallel="ray")
 
 
@@ -279,7 +281,7 @@ def test_a_process_on_another_backend_is_refused(backend, monkeypatch):
     )
     told = refused_by(LastFirst())
     assert (
-        f"KERAS_BACKEND=other where they start. Received: KERAS_BACKEND={backend}"
+        f"KERAS_BACKEND=other in each process. Received: KERAS_BACKEND={backend}"
         in told
     )
 

@@ -147,7 +147,7 @@ def test_whenever_the_time_is_up_the_best_so_far_is_returned(world, until, max_d
     assert len(report.trials) <= until / 2 + 1
     if until == 0:
         assert [trial.name for trial in report.trials] == ["unchanged"]
-        assert report.stopped == "the time was up"
+        assert report.stopped == "time ran out"
 
 
 def test_a_model_that_meets_the_target_as_it_is_stays_so():

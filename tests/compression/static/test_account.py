@@ -90,7 +90,7 @@ def test_a_layer_that_stays_float_has_its_weights_in_int8_and_says_why(tmp_path)
     assert kernel.changed
     assert kernel.after_bytes == 8 * 20 + 4 * 20
     assert kernel.detail == (
-        "int8 with 20 scales, computed with floats: LSTM has no form in int8"
+        "int8 with 20 scales, computed with floats: LSTM has no int8 support"
     )
     exact = outputs(model, x)
     assert np.abs(outputs(made, x) - exact).max() < 0.05 * np.abs(exact).max()

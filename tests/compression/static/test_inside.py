@@ -79,7 +79,7 @@ def test_products_inside_compute_with_ranges_of_the_samples(subject, tmp_path):
     for weight, value in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, value)
     details = [c.detail for c in result.changes if c.weight.endswith("kernel")]
-    assert all("times int8, static" in detail for detail in details)
+    assert all("int8 inputs, static" in detail for detail in details)
     result.save(tmp_path / "a.keras")
     again = km.load_model(tmp_path / "a.keras", custom_objects={"Twice": Twice})
     np.testing.assert_allclose(

@@ -129,7 +129,7 @@ def test_every_weight_is_accounted_for():
     assert {weight.path for weight in model.weights} <= set(told)
     kernel = told["stem/kernel"]
     assert kernel.changed
-    assert kernel.detail == "int8 with 8 scales, times int8"
+    assert kernel.detail == "int8 with 8 scales, int8 inputs"
     assert kernel.after_bytes == 3 * 3 * 3 * 8 + 8 * 4
     assert 35 < kernel.sqnr_db < 60
     assert told["norm/gamma"].detail == "folded into 'stem'"
@@ -147,7 +147,7 @@ def test_layers_without_a_form_in_int8_stay_float_and_are_named():
     told = {c.weight: c for c in result.changes}
     reasons = {name: c.detail for name, c in told.items() if not c.changed}
     assert reasons["norm/gamma"] == (
-        "stays float: LayerNormalization has no form in int8"
+        "stays float: LayerNormalization has no int8 support"
     )
     grouped = told["grouped/kernel"]
     assert grouped.detail == "int8 with 4 scales, computed with floats: has groups"
@@ -242,7 +242,7 @@ def test_a_sigmoid_gates_with_the_range_that_litert_has():
 @pytest.mark.one_backend
 def test_a_static_model_is_named_where_another_is_expected():
     plain = CompressionResult(net(), None, ())
-    with pytest.raises(ConfigError, match="with its own ranges, such as km.Quantize"):
+    with pytest.raises(ConfigError, match="with ranges, such as .*km.Quantize"):
         plain.export("m.tflite", scheme="int8-static")
     made = static(net(), pictures()).model
     for scheme in ("int8", "int8-static"):
@@ -292,7 +292,9 @@ def test_an_activation_that_never_changes_has_codes(value):
 @pytest.mark.one_backend
 def test_bad_input_is_one_clear_error():
     model = net()
-    with pytest.raises(ConfigError, match="give data=x .*Received: data=None"):
+    with pytest.raises(
+        ConfigError, match="needs samples .*Received: data=None.*pass data=x"
+    ):
         km.compress(model, STATIC)
     with pytest.raises(DataError, match=r"shape \(4, 9\)"):
         km.compress(model, STATIC, data=np.zeros((4, 9)))
@@ -413,7 +415,7 @@ def test_few_samples_are_told():
         ({"calibration": "entropy"}, "be a km.Calibration, or a dict .*'entropy'"),
         ({"granularity": "group"}, "per channel or per tensor"),
         ({"symmetric": False}, "per channel or per tensor"),
-        ({"include": "PReLU"}, "and no more. Received: include="),
+        ({"include": "PReLU"}, "supports in int8. Received: include="),
     ],
 )
 def test_a_choice_that_does_not_fit_is_an_error(wrong, text):
@@ -589,13 +591,16 @@ def test_shortcuts_padded_with_zeros_are_rounded(tmp_path):
     [
         (
             lambda x, count: padded(x, count, constant_values=1.0),
-            "pads with other numbers than zeros",
+            "pads with nonzero values",
         ),
         (
             lambda x, count: padded(x, count, mode="reflect"),
             "pads in the mode 'reflect'",
         ),
-        (lambda x, _: keras.ops.repeat(x, 2, axis=-1), "Repeat has no form in int8"),
+        (
+            lambda x, _: keras.ops.repeat(x, 2, axis=-1),
+            "Repeat has no int8 support",
+        ),
     ],
 )
 def test_a_padding_that_stays_float_says_why(pad, reason):

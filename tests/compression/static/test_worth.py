@@ -44,10 +44,13 @@ def test_features_of_unlike_sizes_are_normalized_as_floats(before):
     assert kinds["scale"] == "Normalization"
     assert rounded(result.model)[0] == "scale"  # neither the input nor "before"
     assert told(result)["scale"] == (
-        "stays float: takes values that are too unlike for one scale"
+        "stays float: has inputs that are too different for one scale"
     )
     if before:
-        assert told(result)["before"] == "stays float: leads to layers that stay float"
+        assert (
+            told(result)["before"]
+            == "stays float: only precedes layers that stay float"
+        )
     exact = outputs(model, x)
     assert np.abs(outputs(result.model, x) - exact).max() < 0.03 * np.abs(exact).max()
 
@@ -89,7 +92,7 @@ def test_a_normalization_behind_floats_is_not_given_codes():
     result = static(model, pictures(40, (6,)))
     assert "norm" not in ranges(result.model)
     gamma = told(result)["norm/gamma"]
-    assert gamma == "stays float: stands behind layers that stay float"
+    assert gamma == "stays float: follows layers that stay float"
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 1), (3,), (1, 3), (1, 1, 1, 3)])
@@ -103,8 +106,7 @@ def test_a_scale_broadcasts_as_in_numpy(shape):
     assert ("scale" in ranges(result.model)) == last
     if not last:
         assert told(result)["scale"] == (
-            "stays float: does not multiply by finite numbers, one for each of the "
-            "last axis"
+            "stays float: does not have one finite factor per entry of the last axis"
         )
     exact = outputs(model, x)
     assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
@@ -117,7 +119,7 @@ def test_what_is_flattened_with_channels_first_stays_float():
         pictures(40, (4, 4, 3)),
     )
     result = static(model, x)
-    assert told(result)["flat"] == "stays float: has channels first"
+    assert told(result)["flat"] == "stays float: uses channels_first"
     exact = outputs(model, x)
     assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
 
@@ -137,7 +139,7 @@ def test_what_has_an_open_size_stays_float_where_it_is_reshaped(layer):
     model = keras.Model(inputs, layer(rows))
     x = pictures(40, (6, 4))
     result = static(model, x)
-    assert told(result)["move"] == "stays float: gives tensors of an open size"
+    assert told(result)["move"] == "stays float: has outputs of unknown size"
     exact = outputs(model, x)
     assert np.abs(outputs(result.model, x) - exact).max() < 0.05 * np.abs(exact).max()
     longer = pictures(2, (9, 4))

@@ -26,7 +26,7 @@ from tests.fuzz.outcome import Outcome, line_of
 _NOTHING = (
     "no channels that could be removed",
     "has nothing to",
-    "could be folded",
+    "can be folded",
     "no two layers to equalize",
     "nothing in the model",
 )

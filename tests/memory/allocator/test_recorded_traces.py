@@ -80,9 +80,9 @@ def test_a_real_window_is_refused_under_less_with_the_reason_and_a_remedy():
     again = replay(_timeline(_gpu_events("cnn")), "320MiB")
     assert again.refused.operation.endswith("max_pooling2d_1/MaxPool2d/MaxPoolGrad")
     assert again.refusal == (
-        "46% of 320 MiB are free but no block above 54.9 MiB, so 64.0 MiB in one piece "
-        "are not to be had. The blocks themselves take at most 304 MiB at once: the "
-        "allocator cuda_malloc_async, which leaves fewer gaps, may fit them."
+        "46% of 320 MiB is free, but the largest block is 54.9 MiB, so a block of "
+        "64.0 MiB cannot be allocated. The blocks need at most 304 MiB at once. Next: "
+        "try cuda_malloc_async, an allocator with less fragmentation."
     )
 
 
@@ -97,4 +97,4 @@ def test_a_real_window_fits_near_its_peak_and_not_below_what_its_blocks_take(
     roomy = replay(timeline, "1TiB")
     assert roomy.peak_bytes == pytest.approx(timeline.peak_bytes, rel=0.035)
     assert replay(timeline, enough).fits
-    assert "make the batch smaller" in replay(timeline, too_little).refusal
+    assert "use a smaller batch" in replay(timeline, too_little).refusal

@@ -86,9 +86,9 @@ def test_a_replay_under_a_smaller_limit_names_the_block_that_is_refused():
     assert not again.fits
     assert again.refused.layer == "conv"
     assert again.refusal == (
-        "12.0 MiB of 12.0 MiB are in use (4.00 MiB of them waste), so 8.00 MiB more do "
-        "not fit: 8.00 MiB are missing. The blocks themselves take 16.0 MiB at once, "
-        "which no allocator fits in: make the batch smaller."
+        "12.0 MiB of 12.0 MiB is in use (4.00 MiB of it wasted), so 8.00 MiB more does "
+        "not fit: 8.00 MiB is missing. The blocks need 16.0 MiB at once, so they fit "
+        "with no allocator. Next: use a smaller batch."
     )
     # Less than twice the request is not split off: all 12 MiB went to the first.
     assert again.peak_bytes == 12 * MIB
@@ -101,8 +101,8 @@ def test_fragmented_memory_is_told_from_full_memory():
     for address in addresses[::2]:
         allocator.free(address)
     assert why_refused(allocator, 100 * KIB) == (
-        "50% of 1.00 MiB are free but no block above 64.0 KiB, so 100 KiB in one "
-        "piece are not to be had: use the allocator cuda_malloc_async."
+        "50% of 1.00 MiB is free, but the largest block is 64.0 KiB, so a block of "
+        "100 KiB cannot be allocated. Next: use the allocator cuda_malloc_async."
     )
 
 
@@ -112,9 +112,9 @@ def test_a_pool_that_may_still_grow_is_advised_not_to():
     for address in kept[1::2]:
         allocator.free(address)
     assert why_refused(allocator, 7 * MIB) == (
-        "67% of 12.0 MiB are free but no block above 6.00 MiB, so 7.00 MiB in one "
-        "piece are not to be had: preallocate the pool (growth=False), or use the "
-        "allocator cuda_malloc_async."
+        "67% of 12.0 MiB is free, but the largest block is 6.00 MiB, so a block of "
+        "7.00 MiB cannot be allocated. Next: preallocate the pool (growth=False), or "
+        "use the allocator cuda_malloc_async."
     )
 
 
@@ -122,7 +122,7 @@ def test_a_device_with_less_than_the_limit_is_the_limit():
     policy = PoolPolicy(limit_bytes=64 * MIB, device_bytes=8 * MIB)
     watcher = MemoryWatcher(BFCAllocator(policy))
     assert watcher.allocate(10 * MIB) is None
-    assert "more than the limit of 8.00 MiB" in watcher.refusal
+    assert "exceeds the limit of 8.00 MiB" in watcher.refusal
 
 
 def timeline_of(*sizes):
@@ -140,7 +140,7 @@ def test_what_a_replay_advises_was_tried():
     # 3 and 3 of 4 and 8 leave 1 and 5 (growth), 6 in one piece (preallocated).
     recorded = timeline_of(3, 3, 6)
     again = replay(recorded, "12MiB")
-    assert again.refusal.endswith("Preallocated (growth=False) everything fits.")
+    assert again.refusal.endswith("With preallocation (growth=False), all blocks fit.")
     assert replay(recorded, PoolPolicy(limit_bytes=12 * MIB, growth=False)).fits
 
 
@@ -148,9 +148,9 @@ def test_what_only_gaps_refuse_may_fit_into_another_allocator():
     recorded = timeline_of(3, 1, 2, 6, -3, -2, 5)
     again = replay(recorded, PoolPolicy(limit_bytes=12 * MIB, growth=False))
     assert again.refusal == (
-        "42% of 12.0 MiB are free but no block above 3.00 MiB, so 5.00 MiB in one "
-        "piece are not to be had. The blocks themselves take at most 12.0 MiB at once: "
-        "the allocator cuda_malloc_async, which leaves fewer gaps, may fit them."
+        "42% of 12.0 MiB is free, but the largest block is 3.00 MiB, so a block of "
+        "5.00 MiB cannot be allocated. The blocks need at most 12.0 MiB at once. Next: "
+        "try cuda_malloc_async, an allocator with less fragmentation."
     )
 
 
@@ -173,6 +173,6 @@ def test_a_replay_is_drawn_by_the_report_of_its_folder(tmp_path):
 def test_a_request_above_the_limit_is_called_that():
     allocator = BFCAllocator(PoolPolicy(limit_bytes=MIB))
     assert why_refused(allocator, 2 * MIB) == (
-        "2.00 MiB in one piece is more than the limit of 1.00 MiB. No smaller batch of "
-        "the other tensors helps, this one has to shrink."
+        "The request of 2.00 MiB exceeds the limit of 1.00 MiB. Next: make this tensor "
+        "smaller; freeing other tensors does not help."
     )

@@ -191,8 +191,8 @@ def test_the_report_tells_bytes_by_arithmetic_and_goes_through_json():
     assert report.output_bytes == sum(row.output_bytes for row in report.layers)
     assert ActivationReport.from_json(report.to_json()) == report
     text = report.table()
-    assert "stored (by arithmetic)" in text
-    assert "moved by" in text
+    assert "B (calculated)" in text
+    assert "gradient of this batch: changed by" in text
     assert len(report.gradients) == 5
 
 

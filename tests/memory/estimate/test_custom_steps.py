@@ -57,7 +57,9 @@ def test_a_failed_step_without_example_data_names_the_argument():
 
 
 def test_open_lengths_of_a_model_with_a_step_of_its_own_are_read_from_samples():
-    with pytest.raises(ModelError, match="unknown shape. Next: pass data=, some"):
+    with pytest.raises(
+        ModelError, match="unknown shape. Next: pass data= with example samples"
+    ):
         checked_request(gan(), 4)
 
 
@@ -72,7 +74,7 @@ def test_micro_batches_of_an_own_loss_train_as_the_whole_batch(monkeypatch):
     monkeypatch.setattr(surviving, "micro_batches", lambda *_, **__: 2)
     with (
         pytest.warns(KerasMemWarning, match="trained in 2 micro-batches"),
-        pytest.warns(KerasMemWarning, match="taken for a mean over the samples"),
+        pytest.warns(KerasMemWarning, match="assumed to be a mean over the samples"),
     ):
         split = weights_of(km.fit, memory_limit="1GiB")
     whole = weights_of(keras.Model.fit)

@@ -178,7 +178,7 @@ def test_a_workspace_moves_the_peak_only_where_it_has_no_room():
     [
         ("cudnn_rnn", "cuDNN runs this recurrence"),
         ("__cudnn$fmhaSoftmax", "cuDNN runs this attention"),
-        ("my_library", "it is not known what this library takes"),
+        ("my_library", "the memory of this library outside the plan is not known"),
     ],
 )
 def test_a_library_that_does_not_say_what_it_takes_is_refused(target, reason):
@@ -340,7 +340,7 @@ def test_a_batch_is_chosen_by_plans_for_a_card(monkeypatch):
 def test_without_a_limit_a_card_has_most_of_its_memory(monkeypatch):
     peak = 90 << 30
     monkeypatch.setitem(METHODS, "plan", lambda _: SimpleNamespace(peak_bytes=peak))
-    with pytest.raises(ConfigError, match="No batch size fits"):
+    with pytest.raises(ConfigError, match="No tested batch size fits"):
         km.find_batch_size(net(), device="h100")
     assert km.find_batch_size(net(), device="h200", largest=2) == 2
     with pytest.raises(ConfigError, match="without memory_limit must be one of"):

@@ -180,7 +180,7 @@ def test_what_is_split_is_counted_in_parts(shared):
     found = km.estimate_memory(even, 8, optimizer="adam", method="analytic")
     assert found.by_category()["parameter"] == 4 * (6 * 4 + 4) // 2
     assert found.by_category()["optimizer_state"] == 4 * (6 * 4 + 4) + 12
-    with pytest.raises(ConfigError, match="split over 2 devices. Next: pass method="):
+    with pytest.raises(ConfigError, match="sharded over 2 devices. Next: pass method="):
         km.estimate_memory(even, 8, optimizer="adam", method="traced")
 
 
@@ -281,7 +281,7 @@ def test_a_distribution_of_ones_own_is_refused_by_another_process_alone():
     found = run_in_child(task, {}, backend="jax", environment=FOUR)
     assert found["Own"] == found["DataParallel"]
     assert json.loads(found["Own"])["devices"] == 4
-    assert "Another process cannot make this distribution anew" in found["plan"]
+    assert "Another process cannot recreate this distribution" in found["plan"]
     assert "Received: a Own" in found["plan"]
 
 

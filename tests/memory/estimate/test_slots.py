@@ -136,7 +136,7 @@ def test_an_optimizer_without_a_config_of_its_own_is_refused():
         def __init__(self, needed):
             super().__init__()
 
-    with pytest.raises(ModelError, match=r"Mine cannot be made anew.*get_config"):
+    with pytest.raises(ModelError, match=r"Mine cannot be created from.*get_config"):
         optimizer_slots(Mine(1), a_model().trainable_variables)
 
 

@@ -143,7 +143,7 @@ def test_a_step_that_runs_is_measured(backend):
 
 def test_here_means_on_the_running_backend(cnn, backend):
     other = "torch" if backend != "torch" else "jax"
-    with pytest.raises(errors.ConfigError, match=r"traced on the backend that runs it"):
+    with pytest.raises(errors.ConfigError, match=r"traced on the current backend"):
         estimate_in_process(question(cnn, 8, backend=other))
 
 
@@ -154,7 +154,7 @@ def test_a_loop_is_refused_where_nobody_can_size_it(backend):
     inputs = (Input("x", (8, 6, 4), "float32"),)
     asked = question(model, 8, inputs=inputs)
     if backend == "tensorflow":
-        with pytest.raises(errors.ModelError, match=r"has a loop.*measured"):
+        with pytest.raises(errors.ModelError, match=r"contains a loop.*measured"):
             estimate_in_process(asked)
     else:
         assert estimate_in_process(asked).peak_bytes > 4 * model.count_params()

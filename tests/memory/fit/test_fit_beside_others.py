@@ -42,7 +42,7 @@ def test_what_a_monitor_counted_in_a_failed_step_does_not_count(where):
     plain, ours = GradientMonitor(every=2), GradientMonitor(every=2)
     failing_model(Shortage(), where).fit(**arguments, callbacks=[plain])
     model = failing_model(Shortage(at=[6 if where == "update" else 1]), where)
-    with pytest.warns(KerasMemWarning, match="again in 2 parts"):
+    with pytest.warns(KerasMemWarning, match="repeated in 2 parts"):
         fit(model, **arguments, callbacks=[ours])
     for found, wanted in zip(ours.records, plain.records, strict=True):
         assert found.steps == wanted.steps == 3
@@ -65,7 +65,9 @@ def test_batch_statistics_are_warned_of(monkeypatch):
     model.compile("sgd", "mse")
     with (
         pytest.warns(KerasMemWarning, match="in 2 micro-batches"),
-        pytest.warns(KerasMemWarning, match="BatchNormalization sees one part"),
+        pytest.warns(
+            KerasMemWarning, match="BatchNormalization computes its statistics per"
+        ),
     ):
         fit(model, **data(), batch_size=BATCH, verbose=0, **in_parts(monkeypatch, 2))
 

@@ -58,7 +58,7 @@ def test_shares_and_factors_make_the_mean_of_the_whole(parts):
 
 @pytest.mark.one_backend
 def test_arrays_of_different_lengths_are_refused_in_words():
-    with pytest.raises(DataError, match=r"one length for all.*lengths \[3, 4\]"):
+    with pytest.raises(DataError, match=r"Expected: one length.*lengths \[3, 4\]"):
         split((np.zeros((4, 2)), np.zeros(3)), 2)
 
 

@@ -123,7 +123,7 @@ def test_batches_that_are_lost_are_told(monkeypatch):
     monkeypatch.setattr(plan, "_MOST_OF_THE_TIME", 1e-9)
     x, y = (np.concatenate([array, array]) for array in data().values())
     model = dense(Shortage(at=[3]), run_eagerly=True)
-    lost = "The 2 batches before it are missing"
+    lost = "The metrics exclude the 2 previous batches"
     with pytest.warns(KerasMemWarning, match="in 2 parts") as told:
         fit(model, x[:32], y[:32], validation_data=(x, y), **STEPS)
     is_lost = any(lost in str(each.message) for each in told)

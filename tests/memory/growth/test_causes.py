@@ -98,7 +98,7 @@ def test_a_function_that_is_traced_for_every_shape_or_number_is_told(what):
             by_shape = what == "shape"
             scaled(tf.ones(n if by_shape else 2), 2 if by_shape else n)
     assert kinds(scope) == {"retracing"}
-    assert "scaled() was traced 6 times more" in words(scope)
+    assert "scaled() was traced 6 more times" in words(scope)
 
 
 @pytest.mark.one_backend

@@ -213,9 +213,9 @@ def test_a_scope_that_runs_has_no_figures_yet():
 
 
 def test_a_scope_needs_a_name():
-    with pytest.raises(ConfigError, match="name` of scope must be a text"):
+    with pytest.raises(ConfigError, match="name` of scope must be a non-empty string"):
         km.memory.scope("")
-    with pytest.raises(ConfigError, match="name` of scope must be a text"):
+    with pytest.raises(ConfigError, match="name` of scope must be a non-empty string"):
         km.memory.scope(3)
 
 

@@ -190,14 +190,15 @@ def test_the_plan_says_what_is_computed_again():
     # Each Dense(6) with ReLU keeps its own output of 8 x 6 float32.
     assert [piece.recomputed_bytes for piece in plan.pieces] == [384, 576, 0]
     assert [piece.kept_bytes for piece in plan.pieces] == [192, 192, 192]
-    assert str(plan).splitlines()[1].endswith("computes 384 B again, keeps 192 B")
+    assert str(plan).splitlines()[1].endswith("recomputes 384 B, saves 192 B")
 
 
 def test_a_limit_below_every_plan_is_one_clear_error():
     model = compiled(models.mlp())
     with pytest.raises(
         ConfigError,
-        match=r"No plan keeps the limit at batch size 32.*from [\d.]+ KiB, the lowest",
+        match=r"No plan is within the limit at batch size 32.*"
+        r"from [\d.]+ KiB, the lowest",
     ):
         rematerialize(model, memory_limit=1000)
 
@@ -210,7 +211,10 @@ def test_a_limit_below_every_plan_is_one_clear_error():
             {"segments": ["nothing"]},
             "names of layers of 'sequential': dense, .*segments=.'nothing'.",
         ),
-        ({"segments": 2, "memory_limit": "1GiB"}, "Either a limit or segments"),
+        (
+            {"segments": 2, "memory_limit": "1GiB"},
+            "Expected either memory_limit or segments",
+        ),
     ],
 )
 def test_wishes_that_cannot_be_met_are_told(arguments, text):
@@ -229,7 +233,8 @@ def test_a_model_without_a_graph_is_told_which_parts_have_one():
 
     model = Own()
     model(np.zeros((1, 6), "float32"))
-    with pytest.raises(ModelError, match=r"its parts \['sequential.*'\] have one"):
+    text = r"rematerialize its parts \['sequential.*'\], which have a graph"
+    with pytest.raises(ModelError, match=text):
         rematerialize(model)
 
 
@@ -249,7 +254,7 @@ def test_random_numbers_of_nobody_cannot_be_drawn_again(backend):
     for _ in range(3):
         x = keras.layers.Dense(4)(Global()(x))
     lean = rematerialize(keras.Model(inputs, x), segments=3)
-    with pytest.raises(ModelError, match="assigns a variable that is not its own"):
+    with pytest.raises(ModelError, match="assigns a variable of another object"):
         lean(np.zeros((1, 4), "float32"), training=True)
 
 
@@ -266,7 +271,7 @@ def test_a_weight_that_its_own_layer_assigns_is_not_read_a_second_time(backend):
         for want, have in zip(model.weights, lean.weights, strict=True):
             np.testing.assert_allclose(have, want, atol=1e-5)
         return
-    with pytest.raises(ModelError, match="assigns a weight that is trained"):
+    with pytest.raises(ModelError, match="assigns a trained weight"):
         lean.train_on_batch(x, y)
 
 
@@ -274,7 +279,7 @@ def test_a_model_keeps_less_in_one_way_only():
     dense = [keras.layers.Dense(32, activation="relu") for _ in range(3)]
     model = keras.Sequential([keras.Input((32,)), *dense])
     lean, small = rematerialize(model, segments=2), compress_activations(model)
-    text = "made by `{}`. Next: call `{}` with the model that was given"
+    text = "created by `{}`. Next: call `{}` with the model passed"
     words = text.format("rematerialize", "compress_activations")
     with pytest.raises(ModelError, match=words):
         compress_activations(lean)
@@ -290,7 +295,9 @@ def test_a_plan_that_hardly_lowers_the_peak_is_told():
     short = [layers.Dense(64, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((64,)), *short])
     model.compile("adam", "mse")
-    with pytest.warns(KerasMemWarning, match=r"hardly pays.*\(0% less\).*train the mo"):
+    with pytest.warns(
+        KerasMemWarning, match=r"saves little.*\(0% less\).*train the or"
+    ):
         lean = rematerialize(model, batch_size=512)
     plan = plan_of(lean)
     assert plan.saved_bytes < 0.05 * plan.plain_peak_bytes

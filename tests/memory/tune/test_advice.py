@@ -48,18 +48,19 @@ def test_the_fastest_that_needs_no_more_is_to_be_used_and_the_leanest_if_short()
         noise=0.01,
     )
     assert text == (
-        "Use jit (how to jit): 2.00 times as fast (50.0 ms instead of 100 ms a step), "
+        "Use jit (how to jit): 2.00 times as fast (50.0 ms instead of 100 ms per "
+        "step), "
         "with about as much memory. If memory is short, use accumulate (how to "
         "accumulate): a peak of 40.0 MiB instead of 100 MiB, at 1.50 times the "
-        "time a step."
+        "step time."
     )
 
 
 def test_what_is_faster_only_with_more_memory_is_said_to_need_it():
     text = recommendation([BASE, run("big", ms=20, mib=300)], noise=0.01)
-    assert "if there is room: 5.00 times as fast" in text
+    assert "if memory allows: 5.00 times as fast" in text
     assert "for a peak of 300 MiB instead of 100 MiB" in text
-    assert text.endswith("Nothing here needs clearly less memory.")
+    assert text.endswith("No option needs clearly less memory.")
 
 
 def test_one_option_that_does_both_is_told_once():
@@ -73,7 +74,7 @@ def test_estimates_are_called_so_and_of_two_methods_are_not_compared():
     lean = run("lean", mib=50, source="traced")
     assert "a peak of 50.0 MiB (estimated)" in recommendation([planned, lean], 0.0)
     other = run("lean", mib=50, source="analytic")
-    assert "Nothing here needs clearly less" in recommendation([planned, other], 0.0)
+    assert "No option needs clearly less" in recommendation([planned, other], 0.0)
 
 
 def test_memory_that_nobody_knows_is_compared_with_nothing():
@@ -81,7 +82,7 @@ def test_memory_that_nobody_knows_is_compared_with_nothing():
         run("jit", ms=20), peak_bytes=None, peak_low_bytes=None, peak_source=None
     )
     text = recommendation([BASE, unknown], noise=0.0)
-    assert "a step), but its memory could not be compared. Nothing here needs" in text
+    assert "per step), but its memory could not be compared. No option needs" in text
     assert combined(unknown, unknown).peak_bytes is None
     lost = failed("as compiled", "lost")
     assert "Use b (" in recommendation([lost, unknown, run("b")], noise=None)
@@ -92,9 +93,11 @@ def test_a_model_that_does_not_run_as_compiled_gets_what_runs():
         [failed("as compiled", "out of memory"), run("a", mib=60), run("b", mib=50)],
         noise=None,
     )
-    assert text.startswith("As compiled it does not run: out of memory. Use b (how to")
+    assert text.startswith(
+        "The model as compiled does not run: out of memory. Use b (how to"
+    )
     assert recommendation([failed("as compiled", "lost")], None) == (
-        "Nothing ran. As compiled: lost"
+        "No option ran. As compiled: lost"
     )
 
 
@@ -109,7 +112,9 @@ def test_nothing_within_the_spread_of_the_times_is_faster(ms, spread, drift):
     text = recommendation([BASE, other], noise=drift)
     overlaps = other.step_high_ms * (1 + drift) >= BASE.step_low_ms
     if overlaps or ms > 95:
-        assert text.startswith("Leave it as compiled: no option is faster beyond the")
+        assert text.startswith(
+            "Keep the current options: no other is faster beyond the"
+        )
     elif ms < 95:
         assert text.startswith("Use other")
 

@@ -92,14 +92,16 @@ def test_a_child_that_dies_becomes_a_line_with_its_reason(deep, question, monkey
 
     monkeypatch.setattr(measure, "run_in_child", die)
     found = attempt(question(deep, 8), AS_COMPILED).figures
-    assert found.reason == "its process ended by signal 9: the last line"
+    assert found.reason == "its process ended with signal 9: the last line"
     assert found.peak_bytes is found.step_ms is None
 
 
 @pytest.mark.one_backend
 def test_what_cannot_be_asked_becomes_a_line_with_its_reason(deep, question):
     found = attempt(question(deep, 6), Variant("a", steps_per_update=4)).figures
-    assert found.reason == "A batch of 6 does not divide into 4."
+    assert found.reason == (
+        "Expected a batch size divisible by 4. Received: batch_size=6."
+    )
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -63,7 +63,7 @@ def test_the_first_line_is_as_compiled_and_the_front_is_marked(small, here, back
     assert found.noise == 0
     assert [odd.layer for odd in found.odd_sizes] == ["", "table", "nine"]
     assert "use accumulation, 4 batches (batch_size=3 and" in found.recommendation
-    assert "at 4.00 times the time a step" in found.recommendation
+    assert "at 4.00 times the step time" in found.recommendation
 
 
 @pytest.mark.one_backend
@@ -80,11 +80,11 @@ def test_what_was_fast_only_once_is_not_recommended(small, monkeypatch):
     monkeypatch.setattr(measure, "run_in_child", lucky)
     said = []
     found = tune(small, 12, only=["accumulation, 2"], say=said.append)
-    assert said[-1] == "again, to be sure: accumulation, 2 batches"
+    assert said[-1] == "again, to confirm: accumulation, 2 batches"
     assert sum(runs) == 2
     twice = found.variants[1]
     assert (twice.step_low_ms, twice.step_high_ms, twice.steps) == (5, 10, 10)
-    assert found.recommendation.startswith("Leave it as compiled")
+    assert found.recommendation.startswith("Keep the current options")
 
 
 @pytest.mark.one_backend

@@ -63,8 +63,8 @@ def test_float16_scales_its_loss_and_bfloat16_does_not(deep, question):
 @pytest.mark.parametrize(
     ("variant", "text"),
     [
-        (Variant("a", steps_per_update=4), "batch of 6 does not divide into 4"),
-        (Variant("a", devices=4), "batch of 6 does not divide by 4 devices"),
+        (Variant("a", steps_per_update=4), "divisible by 4. Received: batch_size=6"),
+        (Variant("a", devices=4), "divisible by 4 devices. Received: batch_size=6"),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused(deep, question, variant, text):
@@ -76,5 +76,5 @@ def test_a_batch_that_does_not_divide_is_refused(deep, question, variant, text):
 def test_an_optimizer_that_accumulates_already_is_left_alone(question):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
-    with pytest.raises(ConfigError, match="accumulates 2 batches already"):
+    with pytest.raises(ConfigError, match="already accumulates 2 batches"):
         changed(question(model, 8), Variant("a", steps_per_update=2))

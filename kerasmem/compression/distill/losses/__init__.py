@@ -1,4 +1,4 @@
-"""What `losses=` and `cache=` of `km.distill` take: `km.distillation`."""
+"""Distillation losses and the teacher output cache: `km.distillation`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,10 +37,10 @@ LOSSES: dict[str, type[DistillationLoss]] = {
 
 
 def loss_from_json(config: dict[str, Any]) -> DistillationLoss:
-    """Return the loss that `DistillationLoss.to_json` described.
+    """Creates a loss from the output of `DistillationLoss.to_json`.
 
     Raises:
-        ConfigError: if the loss or one of its arguments is unknown.
+        ConfigError: If the loss or one of its arguments is unknown.
 
     Example:
         >>> loss_from_json({"loss": "dkd", "beta": 4.0}).beta
@@ -50,10 +50,10 @@ def loss_from_json(config: dict[str, Any]) -> DistillationLoss:
 
 
 def as_losses(losses: Any) -> tuple[DistillationLoss, ...]:
-    """Return one or several losses, given as objects, names or plain data.
+    """Returns one or several losses from objects, names or dicts.
 
     Raises:
-        ConfigError: if there is none, or something else among them.
+        ConfigError: If there is no loss, or an entry has another type.
     """
     single = isinstance(losses, (str, dict, DistillationLoss))
     if not single and not isinstance(losses, Sequence):
@@ -76,6 +76,6 @@ def _as_loss(loss: Any) -> DistillationLoss:
 
 def _no_losses(losses: Any) -> ConfigError:
     return ConfigError(
-        "The losses of a distillation are one or more of km.distillation, such as "
+        "Expected losses: one or more losses of km.distillation, such as "
         f"[Logits(temperature=4), Features()]. Received: losses={losses!r}."
     )

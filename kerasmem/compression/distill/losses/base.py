@@ -1,4 +1,4 @@
-"""The shape that all losses share: a frozen choice of what is compared, and how."""
+"""Base classes of distillation losses, and helpers on tensors."""
 
 import abc
 from dataclasses import KW_ONLY, dataclass
@@ -16,23 +16,23 @@ SMALLEST = 1e-12
 
 
 def flat(features: Tensor) -> Any:
-    """Return features as one vector per sample, (batch, entries)."""
+    """Returns one feature vector per sample, shape (batch, entries)."""
     return ops.reshape(features, (ops.shape(features)[0], -1))
 
 
 def unit(vectors: Tensor, axis: int = -1) -> Any:
-    """Return vectors of length 1; one of length 0 stays as it is."""
+    """Returns vectors scaled to length 1. Zero vectors are unchanged."""
     squares = ops.sum(ops.square(vectors), axis=axis, keepdims=True)
     return vectors / ops.sqrt(ops.maximum(squares, SMALLEST))
 
 
 def products(vectors: Tensor) -> Any:
-    """Return the dot product of every vector with every other, (batch, batch)."""
+    """Returns the dot products of all pairs of vectors, shape (batch, batch)."""
     return ops.matmul(vectors, ops.transpose(vectors))
 
 
 def off_diagonal(vectors: Tensor) -> Any:
-    """Return a (batch, batch) matrix of ones with zeros on its diagonal."""
+    """Returns a (batch, batch) matrix of ones with a zero diagonal."""
     count = ops.shape(vectors)[0]
     numbers = ops.arange(count)
     same = ops.equal(ops.expand_dims(numbers, 0), ops.expand_dims(numbers, 1))
@@ -40,23 +40,20 @@ def off_diagonal(vectors: Tensor) -> Any:
 
 
 def batch_size(vectors: Tensor) -> Any:
-    """Return the number of samples, a float32 scalar."""
+    """Returns the number of samples as a float32 scalar."""
     return ops.cast(ops.shape(vectors)[0], "float32")
 
 
 def huber(difference: Any) -> Any:
-    """Return half the square of a difference up to 1, beyond it a line."""
+    """Returns the Huber loss with a threshold of 1."""
     size = ops.abs(difference)
     return ops.where(size <= 1, 0.5 * ops.square(difference), size - 0.5)
 
 
 def one_hot(labels: Tensor, logits: Tensor) -> Any:
-    """Return labels as float32 of the shape of logits, (..., classes).
+    """Returns one-hot float32 labels in the shape of the logits, (..., classes).
 
-    Args:
-        labels: classes as numbers, with or without a last axis of 1, or probabilities,
-            of which the largest counts.
-        logits: of all classes.
+    `labels` are integers, with or without a last axis of 1, or probabilities.
     """
     labels = ops.convert_to_tensor(labels)
     classes = logits.shape[-1]
@@ -73,14 +70,15 @@ Layers = str | tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class DistillationLoss(Config, abc.ABC):
-    """How far a student is from its teacher, in one respect.
+    """A distance between a student and its teacher.
 
     Args:
-        weight: factor of the loss, from 0: a number, a `LearningRateSchedule` of Keras,
-            or any other function of the step.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
     """
 
     _: KW_ONLY
@@ -90,11 +88,12 @@ class DistillationLoss(Config, abc.ABC):
     scheduled: ClassVar[tuple[str, ...]] = ("weight",)
 
     def to_json(self) -> dict[str, Any]:
-        """Serialize the loss to plain data; `loss_from_json` reads it back.
+        """Returns the loss as plain data, which `loss_from_json` reads.
 
         Returns:
-            The name under `"loss"`, and each argument by its name. Only the name of a
-            schedule that is no `LearningRateSchedule` is there, which is not read back.
+            Dict with the name under `"loss"`, and each argument by its name. Functions
+            other than a `LearningRateSchedule` are stored by name only and cannot be
+            read back.
         """
         values = {field: getattr(self, field) for field in self.scheduled}
         schedules = {name: v for name, v in values.items() if callable(v)}
@@ -107,12 +106,12 @@ class Answers:
     """One output of teacher and student for a batch.
 
     Args:
-        task: what the output is for; decides what its numbers are.
-        teacher: float32; logits of classes along the last axis for CATEGORICAL, logits
-            of yes or no for BINARY, values for REGRESSION.
-        student: likewise, of the same shape.
-        temperature: T, above 0.
-        labels: as the data has them, or None.
+        task: Task of the output, which determines the meaning of its numbers.
+        teacher: Float32 teacher output: class logits (CATEGORICAL), binary logits
+            (BINARY) or values (REGRESSION).
+        student: Float32 student output of the same form and shape.
+        temperature: Positive temperature T.
+        labels: Labels or `None`.
     """
 
     task: OutputTask
@@ -124,10 +123,10 @@ class Answers:
 
 @dataclass(frozen=True)
 class OutputLoss(DistillationLoss):
-    """A distance between what two models answer.
+    """A distance between the outputs of two models.
 
     Args:
-        temperature: T, above 0: a number or a schedule. Answers are softened by it.
+        temperature: Positive float or schedule. Divides the logits. Defaults to 4.
     """
 
     _: KW_ONLY
@@ -139,34 +138,33 @@ class OutputLoss(DistillationLoss):
 
     @abc.abstractmethod
     def distances(self, answers: Answers) -> Any:
-        """Return one value for every entry of the output but its last axis.
+        """Returns the distance for every position of the output except its last axis.
 
         Args:
-            answers: one output of teacher and student for a batch.
+            answers: One output of teacher and student for a batch.
 
         Returns:
-            A float32 tensor, (batch, ...).
+            A float32 tensor of shape (batch, ...).
         """
 
 
 @dataclass(frozen=True)
 class FeatureLoss(DistillationLoss):
-    """A distance between what layers inside of two models give.
+    """A distance between features of inner layers of two models.
 
     Args:
-        layers: which layers are compared. `"auto"`: by shape and depth; `"last"`: the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression (the layers that it means are paired in order), and end in
-            `":1"` for the second tensor that the layer returns. A single text means
-            layers of the same name in both.
+        layers: Layers to compare. `"auto"` pairs layers by shape and depth. `"last"`
+            pairs the last hidden layers. Otherwise, pairs of (teacher, student) names.
+            A name can be a path through nested models (`"encoder/dense"`) or a regular
+            expression, whose matches are paired in order. An ending such as `":1"`
+            selects the second output tensor. A single string is used for both models.
     """
 
     _: KW_ONLY
     layers: Layers = "auto"
 
     heads: ClassVar[str] = "none"
-    """Whose features a trained projection maps: `"none"`, `"student"`, `"both"`."""
+    """Features with a trained projection: `"none"`, `"student"` or `"both"`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,39 +173,39 @@ class FeatureLoss(DistillationLoss):
 
     @abc.abstractmethod
     def distances(self, teacher: Model, student: Model) -> Any:
-        """Return one value per sample, of two float32 features of a batch.
+        """Returns the distance of two features per sample.
 
         Args:
-            teacher: a float32 feature, (batch, ..., channels).
-            student: likewise.
+            teacher: Float32 tensor of shape (batch, ..., channels).
+            student: Float32 tensor of shape (batch, ..., channels).
 
         Returns:
-            A float32 tensor, (batch,).
+            A float32 tensor of shape (batch,).
         """
 
     def mismatch(
         self, teacher: tuple[Any, ...], student: tuple[Any, ...]
     ) -> str | None:
-        """Return why features of these shapes cannot be compared, or None.
+        """Returns why features of these shapes cannot be compared, or `None`.
 
         Args:
-            teacher: shape of the teacher's feature, without batch axis, channels last.
-            student: likewise.
+            teacher: Shape of the teacher feature, channels last, without batch axis.
+            student: Shape of the student feature, channels last, without batch axis.
 
         Returns:
-            The reason, in words; None if they can be compared.
+            The reason as text, or `None`.
         """
         del teacher, student
         return None
 
     def width(self, teacher: tuple[Any, ...]) -> int:
-        """Return the width of a projection onto a teacher's feature of this shape.
+        """Returns the width of the projection for a teacher feature.
 
         Args:
-            teacher: shape of the teacher's feature, without batch axis, channels last.
+            teacher: Shape of the teacher feature, channels last, without batch axis.
 
         Returns:
-            The number of channels, from 1.
+            Positive integer. Number of channels.
         """
         return teacher[-1]
 
@@ -220,6 +218,6 @@ def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:
         len(pair) != 2 or not all(isinstance(name, str) for name in pair)
         for pair in pairs
     ):
-        valid = "'auto', 'last', or pairs of a name in the teacher and the student"
+        valid = "'auto', 'last', or pairs of a teacher and a student layer name"
         raise invalid("a loss", "layers", layers, valid)
     return tuple((teacher, student) for teacher, student in pairs)

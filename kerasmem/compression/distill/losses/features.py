@@ -1,7 +1,7 @@
-"""Losses on features of layers: entry by entry, or as maps of attention.
+"""Losses on layer features: squared error and attention maps.
 
 Sources: Adriana Romero, Nicolas Ballas, Samira Ebrahimi Kahou, Antoine Chassang, Carlo
-Gatta, Yoshua Bengio: FitNets: Hints for Thin Deep Nets, 2015 (`Features`, behind a
+Gatta, Yoshua Bengio: FitNets: Hints for Thin Deep Nets, 2015 (`Features`, with a
 trained regressor). Sergey Zagoruyko, Nikos Komodakis: Paying More Attention to
 Attention: Improving the Performance of Convolutional Neural Networks via Attention
 Transfer, 2017.
@@ -23,31 +23,33 @@ from kerasmem.types import Model, Tensor
 
 
 def mean_squared_distance(teacher: Model, student: Model) -> Any:
-    """Return the mean squared difference of all entries, one value per sample."""
+    """Returns the mean squared difference per sample."""
     return ops.mean(ops.square(flat(teacher) - flat(student)), axis=-1)
 
 
 @dataclass(frozen=True)
 class Features(FeatureLoss):
-    """Hint learning: the mean squared error of intermediate features (FitNets).
+    """Hint learning (FitNets): mean squared error of intermediate features.
 
-    Where the number of channels differs, the training also learns a projection of the
-    student's channels onto the teacher's: a dense layer, or for images a 1x1
-    convolution.
+    If the numbers of channels differ, training also learns a projection from the
+    student channels to the teacher channels. It is a dense layer, or a 1x1 convolution
+    for images.
 
     Source: Romero, Ballas, Kahou, Chassang, Gatta and Bengio, "FitNets: Hints for Thin
     Deep Nets", 2015.
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        layers: Layers to compare: `"auto"` pairs layers by shape and depth, `"last"`
+            pairs the last hidden layers. Otherwise, pairs of (teacher, student) names.
+            A name can be a path through nested models (`"encoder/dense"`) or a regular
+            expression. An ending such as `":1"` selects the second output tensor.
+            Defaults to `"auto"`.
 
     Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+        ConfigError: If a value is out of range, or `layers` has another form.
 
     Example:
         >>> Features(layers={"block_4": "block_2"}).layers
@@ -58,13 +60,13 @@ class Features(FeatureLoss):
     heads: ClassVar[str] = "student"
 
     def distances(self, teacher: Model, student: Model) -> Any:
-        """Return one value per sample."""
+        """Returns the distance per sample."""
         return mean_squared_distance(teacher, student)
 
     def mismatch(
         self, teacher: tuple[Any, ...], student: tuple[Any, ...]
     ) -> str | None:
-        """Return why features of these shapes cannot be compared, or None."""
+        """Returns why features of these shapes cannot be compared, or `None`."""
         if teacher[:-1] == student[:-1]:
             return None
         return (
@@ -74,11 +76,9 @@ class Features(FeatureLoss):
 
 
 def attention_map(features: Tensor, power: float) -> Any:
-    """Return the channels' absolute values to a power, summed, as unit vectors.
+    """Returns normalized attention maps of features of shape (batch, ..., channels).
 
-    Args:
-        features: (batch, ..., channels).
-        power: p, above 0.
+    A map is the sum over channels of the absolute values to a power.
     """
     size = ops.square(features) if power == 2 else ops.abs(features) ** power
     return unit(flat(ops.sum(size, axis=-1)))
@@ -88,23 +88,25 @@ def attention_map(features: Tensor, power: float) -> Any:
 class AttentionTransfer(FeatureLoss):
     """Attention transfer: half the distance of two spatial attention maps.
 
-    A map sums the channels' absolute values to a power, place by place, so the numbers
-    of channels may differ.
+    A map is the sum over channels of the absolute values to a power. The numbers of
+    channels may therefore differ.
 
     Source: Zagoruyko and Komodakis, "Paying More Attention to Attention: Improving the
     Performance of Convolutional Neural Networks via Attention Transfer", 2017.
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
-        power: p of the activation-based map, above 0.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        layers: Layers to compare: `"auto"` pairs layers by shape and depth, `"last"`
+            pairs the last hidden layers. Otherwise, pairs of (teacher, student) names.
+            A name can be a path through nested models (`"encoder/dense"`) or a regular
+            expression. An ending such as `":1"` selects the second output tensor.
+            Defaults to `"auto"`.
+        power: Positive float. Exponent of the absolute values. Defaults to 2.
 
     Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+        ConfigError: If a value is out of range, or `layers` has another form.
 
     Example:
         >>> AttentionTransfer(weight=1000.0).power
@@ -117,7 +119,7 @@ class AttentionTransfer(FeatureLoss):
     name: ClassVar[str] = "attention_transfer"
 
     def distances(self, teacher: Model, student: Model) -> Any:
-        """Return one value per sample."""
+        """Returns the distance per sample."""
         maps = attention_map(teacher, self.power), attention_map(student, self.power)
         squares = ops.sum(ops.square(maps[0] - maps[1]), axis=-1)
         return 0.5 * ops.sqrt(ops.maximum(squares, SMALLEST))
@@ -125,10 +127,10 @@ class AttentionTransfer(FeatureLoss):
     def mismatch(
         self, teacher: tuple[Any, ...], student: tuple[Any, ...]
     ) -> str | None:
-        """Return why features of these shapes cannot be compared, or None."""
+        """Returns why features of these shapes cannot be compared, or `None`."""
         if teacher[:-1] == student[:-1] and len(teacher) > 1:
             return None
         return (
             "attention is compared place by place, so the features must have the "
-            "same places before their last axis, as those of images and sequences have"
+            "same places before their last axis, as in images and sequences"
         )

@@ -1,4 +1,4 @@
-"""Losses on the outputs of a teacher: logits, decoupled, by correlation.
+"""Losses on teacher outputs: KL divergence, decoupled KL and correlation.
 
 Sources: Geoffrey Hinton, Oriol Vinyals, Jeff Dean: Distilling the Knowledge in a Neural
 Network, 2015 (`Logits`). Borui Zhao, Quan Cui, Renjie Song, Yiyu Qiu, Jiajun Liang:
@@ -24,14 +24,9 @@ from kerasmem.types import Model, Tensor
 
 
 def categorical_divergence(teacher: Model, student: Model, temperature: Any) -> Any:
-    """Return T^2 KL(teacher || student) over the classes of the last axis.
+    """Returns T^2 KL(teacher || student) of class logits with shape (..., classes).
 
-    The factor T^2 keeps the size of the gradient the same for every T.
-
-    Args:
-        teacher: logits, (..., classes).
-        student: likewise.
-        temperature: T, above 0; both distributions are softened by it.
+    The factor T^2 makes the gradient magnitude independent of the temperature T.
     """
     teacher, student = teacher / temperature, student / temperature
     log_ratio = ops.log_softmax(teacher) - ops.log_softmax(student)
@@ -40,7 +35,7 @@ def categorical_divergence(teacher: Model, student: Model, temperature: Any) -> 
 
 
 def binary_divergence(teacher: Model, student: Model, temperature: Any) -> Any:
-    """Return T^2 KL(teacher || student) of yes-or-no answers, mean of the last axis."""
+    """Returns T^2 KL(teacher || student) of binary logits, mean of the last axis."""
     teacher, student = teacher / temperature, student / temperature
     yes = ops.log_sigmoid(teacher) - ops.log_sigmoid(student)
     no = ops.log_sigmoid(-teacher) - ops.log_sigmoid(-student)
@@ -50,23 +45,23 @@ def binary_divergence(teacher: Model, student: Model, temperature: Any) -> Any:
 
 @dataclass(frozen=True)
 class Logits(OutputLoss):
-    """Knowledge distillation: the KL divergence of softened outputs.
+    """Knowledge distillation: KL divergence of softened outputs.
 
-    The value is T^2 KL(teacher || student). Classes and yes-or-no outputs are compared
-    by it. Values of a regression are compared by their mean squared error, which no
-    temperature changes.
+    The loss is T^2 KL(teacher || student) for categorical and binary outputs, and the
+    mean squared error for regression outputs, which have no temperature.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
     2015.
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        temperature: T, which divides the logits, above 0: a number, or a function of
-            the step, as for `weight`.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        temperature: Positive float, or a function of the step. Temperature T, which
+            divides the logits. Defaults to 4.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> Logits(temperature=3.0).to_json()["temperature"]
@@ -81,7 +76,7 @@ class Logits(OutputLoss):
     )
 
     def distances(self, answers: Answers) -> Any:
-        """Return one value for every entry of the output but its last axis."""
+        """Returns the distance for every position of the output."""
         values = answers.teacher, answers.student
         if answers.task is OutputTask.REGRESSION:
             return ops.mean(ops.square(values[0] - values[1]), axis=-1)
@@ -90,19 +85,15 @@ class Logits(OutputLoss):
         return categorical_divergence(*values, answers.temperature)
 
 
-_OUT = 1e4  # taken off the right class's logit: its probability is 0 in float32
+_OUT = 1e4  # subtracted from the target logit, whose float32 probability becomes 0
 
 
 def target_divergence(
     teacher: Model, student: Model, target: Any, temperature: Any
 ) -> Any:
-    """Return T^2 KL of right class against all the others (the paper's TCKD).
+    """Returns T^2 KL of the target class against all others (TCKD in the paper).
 
-    Args:
-        teacher: logits, (..., classes).
-        student: likewise.
-        target: one-hot labels, (..., classes).
-        temperature: T, above 0.
+    `target` contains one-hot labels; all tensors have shape (..., classes).
     """
     teacher = _log_target_and_rest(teacher / temperature, target)
     student = _log_target_and_rest(student / temperature, target)
@@ -116,33 +107,32 @@ def target_divergence(
 def other_divergence(
     teacher: Model, student: Model, target: Any, temperature: Any
 ) -> Any:
-    """Return T^2 KL of the classes but the right one among themselves (NCKD).
-
-    Takes what `target_divergence` does.
-    """
+    """Returns T^2 KL among the non-target classes (NCKD in the paper)."""
     out = _OUT * temperature * target
     return categorical_divergence(teacher - out, student - out, temperature)
 
 
 @dataclass(frozen=True)
 class DKD(OutputLoss):
-    """Decoupled knowledge distillation: target class and other classes weighted apart.
+    """Decoupled knowledge distillation: separate weights for target and other classes.
 
-    It is for classifiers, and needs labels.
+    Only for classifiers. Needs labels.
 
     Source: Zhao, Cui, Song, Qiu and Liang, "Decoupled Knowledge Distillation", 2022.
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        temperature: T, which divides the logits, above 0: a number, or a function of
-            the step, as for `weight`.
-        alpha: weight of the divergence in the target class (TCKD).
-        beta: weight of the divergence among the other classes (NCKD); the paper takes
-            up to 8.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        temperature: Positive float, or a function of the step. Temperature T, which
+            divides the logits. Defaults to 4.
+        alpha: Float. Weight of the divergence of the target class (TCKD). Defaults to
+            1.
+        beta: Float. Weight of the divergence among the other classes (NCKD). The paper
+            uses up to 8. Defaults to 8.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> DKD(beta=4.0).to_json()["beta"]
@@ -157,7 +147,7 @@ class DKD(OutputLoss):
     needs_labels: ClassVar[bool] = True
 
     def distances(self, answers: Answers) -> Any:
-        """Return one value per distribution."""
+        """Returns the distance per distribution."""
         target = one_hot(answers.labels, answers.student)
         values = answers.teacher, answers.student, target, answers.temperature
         right, others = target_divergence(*values), other_divergence(*values)
@@ -174,7 +164,7 @@ _TINY = 1e-8
 
 
 def pearson_distance(a: Any, b: Any, axis: int) -> Any:
-    """Return 1 minus the correlation coefficient of two tensors along an axis."""
+    """Returns 1 minus the Pearson correlation of two tensors along an axis."""
     a = a - ops.mean(a, axis=axis, keepdims=True)
     b = b - ops.mean(b, axis=axis, keepdims=True)
     squares = ops.sum(a * a, axis=axis) * ops.sum(b * b, axis=axis)
@@ -183,24 +173,27 @@ def pearson_distance(a: Any, b: Any, axis: int) -> Any:
 
 @dataclass(frozen=True)
 class DIST(OutputLoss):
-    """Distillation by Pearson correlation of the classes and of the samples.
+    """Distillation by Pearson correlation between classes and between samples.
 
-    The value is T^2 (beta * distance within samples + gamma * distance within classes),
-    each distance 1 minus Pearson's coefficient. It is for classifiers.
+    The loss is T^2 (beta * inter-class distance + gamma * intra-class distance). Each
+    distance is 1 minus the Pearson correlation. Only for classifiers.
 
     Source: Huang, You, Wang, Qian and Xu, "Knowledge Distillation from a Stronger
     Teacher", 2022.
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        temperature: T, which divides the logits, above 0: a number, or a function of
-            the step, as for `weight`.
-        beta: weight of the relation between the classes of a sample.
-        gamma: weight of the relation between the samples of a class.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        temperature: Positive float, or a function of the step. Temperature T, which
+            divides the logits. Defaults to 1.
+        beta: Float. Weight of the relation between the classes of a sample. Defaults
+            to 1.
+        gamma: Float. Weight of the relation between the samples of a class. Defaults
+            to 1.
 
     Raises:
-        ConfigError: if a value is out of its range.
+        ConfigError: If a value is out of range.
 
     Example:
         >>> DIST(gamma=2.0).to_json()["gamma"]
@@ -215,7 +208,7 @@ class DIST(OutputLoss):
     name: ClassVar[str] = "dist"
 
     def distances(self, answers: Answers) -> Any:
-        """Return one value per distribution; what is within classes is in each."""
+        """Returns the distance per distribution, plus the mean distance of classes."""
         teacher = ops.softmax(answers.teacher / answers.temperature)
         student = ops.softmax(answers.student / answers.temperature)
         classes = answers.student.shape[-1]

@@ -1,4 +1,4 @@
-"""Losses on the relations of samples in a batch, as their features show them.
+"""Losses on the relations between the samples of a batch.
 
 Sources: Frederick Tung, Greg Mori: Similarity-Preserving Knowledge Distillation, 2019.
 Wonpyo Park, Dongju Kim, Yan Lu, Minsu Cho: Relational Knowledge Distillation, 2019.
@@ -36,12 +36,12 @@ _SMALLEST = 1e-7
 
 
 def similarities(features: Tensor) -> Any:
-    """Return the dot products of a batch's features, each row of length 1."""
+    """Returns the dot products of all pairs of features, with rows of length 1."""
     return unit(products(flat(features)))
 
 
 def distances_between(features: Tensor) -> Any:
-    """Return the distance of every pair over the mean of all, (batch, batch)."""
+    """Returns all pairwise distances divided by their mean, shape (batch, batch)."""
     vectors = flat(features)
     away = off_diagonal(vectors)
     squares = ops.sum(ops.square(_differences(vectors)), axis=-1)
@@ -51,7 +51,7 @@ def distances_between(features: Tensor) -> Any:
 
 
 def angles_at(features: Tensor) -> Any:
-    """Return the cosine at every sample between every two others, (batch,) * 3."""
+    """Returns the cosine of all angles between samples, shape (batch,) * 3."""
     edges = unit(_differences(flat(features)))
     return ops.matmul(edges, ops.transpose(edges, (0, 2, 1)))
 
@@ -61,24 +61,22 @@ def _differences(vectors: Tensor) -> Any:
 
 
 def correlations(features: Tensor, gamma: float, order: int) -> Any:
-    """Return the kernel of every pair of samples as a Taylor series, (batch, batch).
+    """Returns the Gaussian kernel of all pairs as a Taylor series, (batch, batch).
 
-    Args:
-        features: Features of a batch, (batch, ...); they are scaled to length 1.
-        gamma: Factor of the kernel exp(-gamma |x - y|^2).
-        order: Last power of the dot product in the series.
+    The kernel is exp(-gamma |x - y|^2) of features scaled to length 1. `order` is the
+    highest power of the dot product in the series.
     """
     dots = products(unit(flat(features)))
     series = ops.ones_like(dots)
-    for power in range(order, 0, -1):  # from the inside out: no power of 0 is taken
+    for power in range(order, 0, -1):  # Horner's method avoids a power of 0
         series = 1 + 2 * gamma / power * dots * series
     return math.exp(-2 * gamma) * series
 
 
 def neighbor_probabilities(features: Tensor) -> Any:
-    """Return the conditional probabilities of all pairs, (batch, batch), rows sum to 1.
+    """Returns conditional neighbor probabilities, (batch, batch), rows sum to 1.
 
-    They come from the cosine similarity, moved into [0, 1]; the diagonal is 0.
+    They are cosine similarities shifted to [0, 1], with a zero diagonal.
     """
     kernel = (products(unit(flat(features))) + 1) / 2 * off_diagonal(features)
     return kernel / ops.maximum(ops.sum(kernel, axis=-1, keepdims=True), _SMALLEST)
@@ -112,23 +110,23 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
     "correlation": (correlations, _mean_square),
     "neighbors": (neighbor_probabilities, _divergence),
 }
-"""The relation of the samples of one model, and the distance of two, by kind."""
+"""Relation between the samples of a model, and distance of two relations, by kind."""
 
 
 @dataclass(frozen=True)
 class Relational(FeatureLoss):
-    """Relational distillation: the student's samples relate as the teacher's do.
+    """Relational distillation: transfers the relations between samples.
 
-    The relations of all samples of a batch are computed from the features of one layer
-    of each model, and compared:
+    Compares relations between all samples of a batch, based on the features of one
+    layer per model. The relations are:
 
-    - `"distance"`: distance of every pair over the mean distance, by Huber's loss.
-    - `"angle"`: cosine at every sample between every two others, by Huber's loss. A
-      batch of n samples has n^3 angles.
-    - `"similarity"`: dot product of every pair, with rows of length 1, by the mean
-      squared difference.
-    - `"correlation"`: Gaussian kernel of every pair, by the mean squared difference.
-    - `"neighbors"`: probability of every pair to be neighbors, by the KL divergence.
+    - `"distance"`: pairwise distance divided by the mean distance, with Huber loss.
+    - `"angle"`: cosine of the angle at each sample between two others, with Huber
+      loss. A batch of n samples has n^3 angles.
+    - `"similarity"`: dot product of every pair, with rows of length 1, with mean
+      squared error.
+    - `"correlation"`: Gaussian kernel of every pair, with mean squared error.
+    - `"neighbors"`: neighbor probability of every pair, with KL divergence.
 
     Park et al. combine `"distance"` with weight 1 and `"angle"` with weight 2.
 
@@ -139,21 +137,23 @@ class Relational(FeatureLoss):
     Representations with Probabilistic Knowledge Transfer" (PKT), 2018 (`"neighbors"`).
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
-        kind: relation that is compared, one of those above. Defaults to `"distance"`.
-        gamma: factor of the Gaussian kernel exp(-gamma |x - y|^2), above 0. Only for
-            `kind="correlation"`. Defaults to 0.4.
-        order: number of terms of the kernel's Taylor series after the constant, from 1.
-            Only for `kind="correlation"`. Defaults to 2.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        layers: Layers to compare: `"auto"` pairs layers by shape and depth, `"last"`
+            pairs the last hidden layers. Otherwise, pairs of (teacher, student) names.
+            A name can be a path through nested models (`"encoder/dense"`) or a regular
+            expression. An ending such as `":1"` selects the second output tensor.
+            Defaults to `"last"`.
+        kind: Relation to compare, one of those above. Defaults to `"distance"`.
+        gamma: Positive float. Factor of the Gaussian kernel exp(-gamma |x - y|^2). Only
+            for `kind="correlation"`. Defaults to 0.4.
+        order: Positive integer. Number of Taylor terms of the kernel after the
+            constant. Only for `kind="correlation"`. Defaults to 2.
 
     Raises:
-        ConfigError: if a value is out of its range, `layers` are no pairs of names, or
-            `gamma` or `order` belongs to another kind.
+        ConfigError: If a value is out of range, `layers` has another form, or `gamma`
+            or `order` is set for another kind.
 
     Example:
         >>> losses = [Relational(), Relational(kind="angle", weight=2.0)]
@@ -174,26 +174,20 @@ class Relational(FeatureLoss):
         values = {"gamma": self.gamma, "order": self.order}
         if self.kind != "correlation" and values != {"gamma": _GAMMA, "order": _ORDER}:
             raise ConfigError(
-                "The arguments `gamma` and `order` of Relational belong to kind="
+                "The arguments `gamma` and `order` of Relational need kind="
                 f'"correlation". Received: kind={self.kind!r}, gamma={self.gamma!r}, '
                 f"order={self.order!r}."
             )
 
     def distances(self, teacher: Model, student: Model) -> Any:
-        """Return one value per sample, of its relations to the others."""
+        """Returns the distance per sample between its relations to the others."""
         relation, distance = KINDS[self.kind]
         options = (self.gamma, self.order) if self.kind == "correlation" else ()
         return distance(relation(teacher, *options), relation(student, *options))
 
 
 def contrast(teacher: Model, student: Model, temperature: float) -> Any:
-    """Return minus the log share of each sample's own partner (InfoNCE).
-
-    Args:
-        teacher: embeddings, (batch, dimension).
-        student: likewise.
-        temperature: of the softmax over the batch, above 0.
-    """
+    """Returns the InfoNCE loss of embeddings per sample, with in-batch negatives."""
     teacher, student = unit(flat(teacher)), unit(flat(student))
     alike = ops.matmul(student, ops.transpose(teacher)) / temperature
     own = ops.sum(alike * (1.0 - off_diagonal(student)), axis=-1)
@@ -202,26 +196,29 @@ def contrast(teacher: Model, student: Model, temperature: float) -> Any:
 
 @dataclass(frozen=True)
 class Contrastive(FeatureLoss):
-    """Contrastive representation distillation (CRD), with in-batch negatives.
+    """Contrastive representation distillation (CRD) with in-batch negatives.
 
-    Trained dense layers project both features onto one space. The negatives are the
-    other samples of the batch, compared by InfoNCE, which the paper has as a variant.
-    The paper's memory bank of negatives is left out, so large batches help.
+    Trained dense layers project both features to a common space. The InfoNCE loss, a
+    variant in the paper, compares them there. The negatives are the other samples of
+    the batch. There is no memory bank of negatives, so large batches help.
 
     Source: Tian, Krishnan and Isola, "Contrastive Representation Distillation", 2020.
 
     Args:
-        weight: factor of the loss, from 0: a number, or a function of the step such as
-            a `keras.optimizers.schedules.LearningRateSchedule`.
-        layers: which layers are compared: `"auto"`, by shape and depth; `"last"`, the
-            last ones before the outputs; or pairs of names, the teacher's first. A name
-            may be a path through nested models (`"encoder/dense"`), a regular
-            expression, and end in `":1"` for the second tensor of a layer.
-        dimension: of the common space, from 1.
-        temperature: of the softmax over the batch, above 0.
+        weight: Non-negative float, or a function of the step such as a
+            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
+            Defaults to 1.
+        layers: Layers to compare: `"auto"` pairs layers by shape and depth, `"last"`
+            pairs the last hidden layers. Otherwise, pairs of (teacher, student) names.
+            A name can be a path through nested models (`"encoder/dense"`) or a regular
+            expression. An ending such as `":1"` selects the second output tensor.
+            Defaults to `"last"`.
+        dimension: Positive integer. Dimension of the common space. Defaults to 128.
+        temperature: Positive float. Temperature of the softmax over the batch. Defaults
+            to 0.07.
 
     Raises:
-        ConfigError: if a value is out of its range, or `layers` are no pairs of names.
+        ConfigError: If a value is out of range, or `layers` has another form.
 
     Example:
         >>> Contrastive(dimension=64).temperature
@@ -237,10 +234,10 @@ class Contrastive(FeatureLoss):
     heads: ClassVar[str] = "both"
 
     def distances(self, teacher: Model, student: Model) -> Any:
-        """Return one value per sample."""
+        """Returns the loss per sample."""
         return contrast(teacher, student, self.temperature)
 
     def width(self, teacher: tuple[Any, ...]) -> int:
-        """Return the dimension of the common space."""
+        """Returns the dimension of the common space."""
         del teacher
         return self.dimension

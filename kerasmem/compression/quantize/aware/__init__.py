@@ -1,1 +1,1 @@
-"""Quantization-aware training: what rounding does, seen by every training step."""
+"""Quantization-aware training."""

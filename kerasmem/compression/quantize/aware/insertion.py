@@ -1,4 +1,4 @@
-"""Fake quantization as layers between those of a model."""
+"""Insertion of fake quantization layers between the layers of a model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +14,18 @@ from kerasmem.types import Model, Tensor
 
 
 class Rounding(Rewrite):
-    """Puts a `FakeQuantize` behind every tensor that is rounded.
+    """Inserts a `FakeQuantize` after every tensor to round.
 
-    A model within the model that is called in several places has one range for all of
-    them, and so has a layer for a tensor within it.
+    All calls of an inner model share a range. So do all calls of a layer for its inner
+    tensor.
 
     Args:
-        model: the model.
-        points: where a tensor is rounded, as `places` returns it.
-        options: further arguments of every `FakeQuantize`.
+        model: Model to rewrite.
+        points: Result of `places` for the model.
+        options: Further arguments of every `FakeQuantize`.
 
     Attributes:
-        inside: what rounds a tensor within a layer, by the id of the layer.
+        inside: Layers that round an inner tensor, by the id of the outer layer.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class Rounding(Rewrite):
         self._known = {*points, *tensors, *flatten(model, split).names}
 
     def run(self, model: Model) -> tuple[Any, list[tuple[Any, Any]]]:
-        """Return the new model, and every operation with the new one in its place."""
+        """Return the new model and pairs of old and new operations."""
         rebuild = Rebuild(self)
         return rebuild.run(model), rebuild.pairs
 
     def after(self, tensor: Tensor) -> Any | None:
-        """Return what rounds a tensor, if it is rounded."""
+        """Return the layer that rounds a tensor, or None."""
         return self._layers.get(id(tensor))
 
     def begin(self, ranges: Ranges) -> None:
-        """Have ranges begin with those that are known.
+        """Set known ranges as initial ranges.
 
         Raises:
-            ModelError: if one is of no tensor of the model.
+            ModelError: If a range does not belong to a tensor of the model.
         """
         unknown = [name for name in ranges if name not in self._known]
         if unknown:
             raise ModelError(
-                f"{len(unknown)} of {len(ranges)} ranges are of no tensor of the "
-                "model. Expected: names such as those of its layers, which a "
-                "calibration lists. Received: ranges of "
-                f"{', '.join(map(repr, unknown[:3]))}. Next: leave them out."
+                f"{len(unknown)} of {len(ranges)} ranges do not belong to a tensor of "
+                "the model. Expected: tensor names as listed by a calibration, such "
+                "as layer names. Received: ranges of "
+                f"{', '.join(map(repr, unknown[:3]))}. Next: remove these ranges."
             )
         for layer in (*self._layers.values(), *self.inside.values()):
             for name in layer.tensors:

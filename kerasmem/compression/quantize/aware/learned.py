@@ -1,4 +1,4 @@
-"""The scales and ranges of a model with fake quantization."""
+"""Scales and ranges of a fake-quantized model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a training has found.
+    """Scales and ranges after training.
 
     Args:
-        scales: of weights, by their names, as they are stored.
-        codings: how these weights were rounded in it.
-        ranges: of activations, by the names of their tensors in the float model.
-        is_aware: whether `quantization_aware` made the model.
+        scales: Stored scales by weight name.
+        codings: Storage formats of these weights.
+        ranges: Activation ranges by tensor name in the float model.
+        is_aware: Whether the model comes from `quantization_aware`.
     """
 
     scales: Mapping[str, np.ndarray]
@@ -36,35 +36,31 @@ class Learned:
     is_aware: bool
 
     def check_stored_so(self, config: "Quantize") -> None:
-        """Raise unless the config stores weights by the scales that were learned.
-
-        Raises:
-            ConfigError: if it does not.
-        """
+        """Raise `ConfigError` unless `config` has the formats of the learned scales."""
         for coding in self.codings:
             is_nearest = config.has_scales and config.rounding == "nearest"
             if not is_nearest or coding_of(config, coding.axes) != coding:
                 raise ConfigError(
                     f"The scales of {len(self.scales)} weights were learned for "
-                    f"{coding.dtype!r} to nearest, granularity={coding.granularity!r}. "
-                    "Next: compress with the Quantize that the model was trained for. "
-                    f"Received: {config!r}."
+                    f"{coding.dtype!r}, granularity={coding.granularity!r}, "
+                    f"rounding='nearest'. Received: {config!r}. Next: compress with "
+                    "the `Quantize` used for training."
                 )
 
 
 def is_aware(model: Model) -> bool:
-    """Return whether `quantization_aware` made a model."""
+    """Return whether a model comes from `quantization_aware`."""
     return learned(model).is_aware
 
 
 def is_static(model: Model) -> bool:
-    """Return whether `Quantize("int8-static")` rounds activations of a model."""
+    """Return whether `Quantize("int8-static")` has quantized a model."""
     has_quantizers = any(isinstance(x, FakeQuantize) for x in sublayers(model))
     return has_quantizers and not is_aware(model)
 
 
 def learned(model: Model) -> Learned:
-    """Return the scales and ranges of fake quantization; of a plain model nothing."""
+    """Return the scales and ranges of a model, empty without fake quantization."""
     layers, scales, codings = sublayers(model), {}, set()
     quantizers = [layer for layer in layers if isinstance(layer, FakeQuantize)]
     is_read_rounded = any(

@@ -1,7 +1,7 @@
-"""Quantization-aware training as a model: fake quantization, its state in weights.
+"""Quantization-aware training: models with fake quantization.
 
 Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", 2018; of learned scales Esser et al., "Learned Step
+Integer-Arithmetic-Only Inference", 2018. Learned scales: Esser et al., "Learned Step
 Size Quantization", 2020.
 """
 
@@ -52,41 +52,44 @@ def quantization_aware(
     learned_scales: bool = False,
     ranges: Ranges = _NO_RANGES,
 ) -> Any:
-    """Quantization-aware training: return a fake-quantized model to be trained.
+    """Quantization-aware training: return a fake-quantized copy of a model to train.
 
-    Its layers read their weights as `quantize` would store them, in training and in
-    inference; gradients pass the rounding as if it were not there. The float weights
-    are what is trained. Ranges of activations and learned scales are weights too, so
-    checkpoints and optimizers know them. `km.compress(aware, quantize)` then stores
-    the very values that training has seen; `km.dequantize(aware)` is the float model.
-
-    Returns:
-        The fake-quantized copy, compiled as `model` is, with a fresh optimizer.
+    The layers of the copy read their weights rounded as in `quantize`, in training and
+    in inference. Training updates the float weights. Gradients ignore the rounding
+    (straight-through estimator). Activation ranges and learned scales are weights too,
+    so checkpoints and optimizers include them. `km.compress(aware, quantize)` then
+    stores exactly the weights used in training. `km.dequantize(aware)` returns the
+    float model.
 
     Sources: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference", 2018; Esser et al., "Learned Step Size
     Quantization" (LSQ), 2020.
 
     Args:
-        model: a built `keras.Model`; it is not touched.
-        quantize: how the weights are to be stored, and which.
-        activations: whether what layers give each other is rounded to int8 too, in
-            ranges that follow what is seen; needs a model with a graph. None for
-            `"int8-static"` alone: there, whatever is computed with floats is not. In
-            `"int8-dynamic"` the inputs of products are rounded in any case.
-        decay: weight of what was before in the moving average of ranges, in [0, 1);
-            not used where their widths are learned.
-        learned_scales: whether the optimizer trains scales too, beginning with what
-            they are without (LSQ): those of weights in symmetric int4 and int8, and
-            of activations that are rounded the width of their ranges.
-        ranges: ranges of activations to begin with, pairs of ends by the name of a
-            tensor, such as a calibration finds; others begin with the first batch.
+        model: A built `keras.Model`. It is not changed.
+        quantize: A `km.Quantize` with the scheme and the weights to round.
+        activations: Boolean or None. Whether to round activations between layers to
+            int8 too, in ranges that follow the training data. `True` needs a model with
+            a graph. None rounds them only for `"int8-static"`, and not around layers
+            that stay float. `"int8-dynamic"` always rounds the inputs of products.
+            Defaults to None.
+        decay: Float in [0, 1). Weight of earlier batches in the moving average of the
+            ranges. Not used with learned ranges. Defaults to 0.99.
+        learned_scales: Boolean. Whether to train the scales (LSQ) of weights with
+            symmetric integer codes, and the widths of activation ranges. Training
+            starts at the values used without LSQ. Defaults to `False`.
+        ranges: Dict of tensor names to pairs of lower and upper end, such as calibrated
+            ranges. Initial activation ranges. Other ranges start with the first batch.
+
+    Returns:
+        The fake-quantized copy, compiled like `model` with a new optimizer.
 
     Raises:
-        ConfigError: if a value is out of its range, or `quantize` is `"mixed"`.
-        ModelError: if the model has no weights yet, none to round, fake quantization
-            already, no graph where its activations are to be rounded, or not the
-            tensors that `ranges` are of.
+        ConfigError: If an argument is invalid, or `quantize` has the scheme `"mixed"`
+            or `"nf4"`, or a `rounding` or `scales` other than the default.
+        ModelError: If the model is not built, has no weights to round, is
+            rematerialized or fake-quantized already, or does not contain the tensors in
+            `ranges`. Also if activations are to be rounded and the model has no graph.
 
     Example:
         >>> import keras, kerasmem as km
@@ -103,7 +106,7 @@ def quantization_aware(
     _check_ranges(ranges, activations, rounds=rounds)
     _check_model(model, rounds=rounds)
     with current().replicating(model):
-        own = clone(model)  # its tensors are named as in every later copy
+        own = clone(model)  # later copies keep its tensor names
         plan = weight_plan(own, quantize)
         learns = learned_scales and not quantize.is_static
         weight_places = _weight_places(plan, learned=learns)
@@ -130,12 +133,6 @@ def quantization_aware(
 
 
 def _weight_places(plan: WeightPlan, *, learned: bool) -> dict[int, list[WeightPlace]]:
-    """Return how blocks are to read their weights, by the ids of the blocks.
-
-    Args:
-        plan: how weights will be stored.
-        learned: whether scales are trained.
-    """
     by_block: dict[int, list[WeightPlace]] = defaultdict(list)
     for weight, place in plan:
         if isinstance(place, WeightPlace):
@@ -163,20 +160,20 @@ def _check_choice(quantize: Any) -> None:
     rule.check("quantization_aware", "quantize", quantize)
     _check(
         quantize.rounding == "nearest",
-        "A training step sees weights rounded to nearest. Next: train with "
-        "rounding='nearest', and compress with the same.",
+        "Quantization-aware training rounds weights to nearest. Next: use "
+        "rounding='nearest' to train and to compress.",
         rounding=quantize.rounding,
     )
     _check(
         quantize.scheme != "nf4",
-        "The levels of 'nf4' are not trained. Next: 'int4', or LoRA beside 'nf4'.",
+        "Quantization-aware training does not support 'nf4'. Next: use 'int4', or "
+        "train LoRA weights on top of 'nf4'.",
         scheme=quantize.scheme,
     )
     _check(
         quantize.scheme != MIXED,
-        "A training step sees weights in the scheme that they will have, and "
-        f"{MIXED!r} chooses one for each layer of a model that is trained. "
-        "Next: train with another one, and compress with the same.",
+        f"Quantization-aware training does not support {MIXED!r}, which selects the "
+        "schemes after training. Next: use another scheme to train and to compress.",
         scheme=quantize.scheme,
     )
 
@@ -190,14 +187,14 @@ def _check_options(
     OneOf((True, False)).check(owner, "learned_scales", learned)
     _check(
         quantize.scales == "max",
-        "A training sees scales of the largest entries, or learns them: "
-        "learned_scales=True.",
+        "Quantization-aware training needs scales='max'. Next: use "
+        "learned_scales=True to train the scales.",
         scales=quantize.scales,
     )
     _check(
         not learned or quantize.has_scales or (quantize.is_static and rounds),
-        "Scales are learned of symmetric codes: 'int8', 'int8-dynamic' or 'int4', or "
-        "of activations in 'int8-static'.",
+        "learned_scales=True needs symmetric codes ('int8', 'int8-dynamic', 'int4' or "
+        "'int3'), or the activations of 'int8-static'.",
         scheme=quantize.scheme,
         symmetric=quantize.symmetric,
         activations=activations,
@@ -207,19 +204,18 @@ def _check_options(
 def _check_ranges(ranges: Any, activations: Any, *, rounds: bool) -> None:
     _check(
         isinstance(ranges, Mapping) and all(isinstance(name, str) for name in ranges),
-        "Ranges are pairs of ends by the name of a tensor.",
+        "Expected `ranges` as a dict of tensor names to pairs of ends.",
         ranges=ranges,
     )
     for name, ends in ranges.items():
         _check(
             is_range(ends),
-            "A range has a lower and an upper end, both finite.",
+            "Expected a range with a lower and an upper end, both finite.",
             **{f"ranges[{name!r}]": ends},
         )
     _check(
         rounds or not ranges,
-        "Ranges are of activations, which are not rounded. Next: pass "
-        "activations=True, or no ranges.",
+        "`ranges` needs rounded activations. Next: pass activations=True.",
         activations=activations,
         ranges=ranges,
     )
@@ -230,24 +226,22 @@ def _check_model(model: Model, *, rounds: bool) -> None:
         raise invalid("quantization_aware", "model", model, "a keras.Model")
     why = None
     if not model.built:
-        why = (
-            "has no weights to round yet. Next: call it on a batch or give it an Input."
-        )
+        why = "is not built. Next: call the model on a batch, or add an Input."
     elif is_aware(model):
         why = (
-            "has fake quantization already. Next: train it on, or make one of its "
-            "float form, km.dequantize(model)."
+            "has fake quantization already. Next: continue to train the model, or "
+            "start from its float form, km.dequantize(model)."
         )
     elif policy_of(model) is not None:
         why = (
-            "computes activations again in its backward pass, which a copy of it does "
-            "not. Next: hand in the model that it was made of."
+            "uses rematerialization or compressed activations, which its copy would "
+            "not. Next: pass the original model."
         )
     elif rounds and listed_graph(model) is None:
         why = (
-            "has no graph: activations are rounded between the layers that a model's "
-            f"config lists, and that of class {type(model).__name__} lists none. Next: "
-            "pass activations=False."
+            "has no graph to round activations in: the config of class "
+            f"{type(model).__name__} does not list its layers. Next: pass "
+            "activations=False."
         )
     if why is not None:
         raise ModelError(f"The model {model.name!r} {why}")

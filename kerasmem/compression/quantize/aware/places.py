@@ -1,4 +1,4 @@
-"""The tensors of a model that fake quantization rounds."""
+"""Tensors of a model to round by fake quantization."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ _NEVER_NEGATIVE = {
     "exponential",
 }
 INSIDE = "depthwise"
-"""What follows the name of a separable convolution, for the tensor within it."""
+"""Suffix of the inner tensor of a separable convolution."""
 LINEAR = "linear"
-"""What follows the name of a Dense, for what goes into the activation within it."""
+"""Suffix of the input of the activation of a Dense."""
 
 
 def has_linear(layer: Layer) -> bool:
-    """Return whether integers have codes for what an activation within a Dense takes.
+    """Return whether the input of a Dense's activation is rounded.
 
-    A rectifier runs as one with the product.
+    A rectifier is fused with the product instead.
     """
     is_dense = entry_of(layer).kernel == "dense"
     return is_dense and activation_of(layer) not in (None, *RELU)
@@ -35,14 +35,14 @@ def has_linear(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class RoundingPoint:
-    """What range belongs to a place.
+    """A position where a tensor is rounded.
 
     Args:
-        tensor: the tensor whose range it is, named as by `flatten`.
-        never_negative: whether its lower end is 0 by the nature of the call.
-        others: names of more tensors with this range, such as the product whose output
-            the tensor is once its BatchNormalization, the call of this name, is folded.
-        ends: The range, where it is fixed; None where it follows the training.
+        tensor: Name of the tensor that determines the range, as in `flatten`.
+        never_negative: Whether the call cannot return negative values.
+        others: Names of more tensors with the same range. An example is a product whose
+            BatchNormalization will be folded.
+        ends: Fixed range. If None, the range follows the training data.
     """
 
     tensor: str
@@ -52,19 +52,22 @@ class RoundingPoint:
 
 
 def places(model: Model, plan: StaticPlan | None = None) -> dict[str, RoundingPoint]:
-    """Return by the name of a tensor where it is rounded, in the order of the calls.
+    """Return where to round tensors, by tensor name and in call order.
 
-    They are the floats among the model's inputs and the outputs of its calls, what
-    separable convolutions make within and, for a plan, what activations within a
-    Dense take, without those that integers never hold: a product before a
-    BatchNormalization that it takes up, or before its rectifier, which run as one with
-    it, and what only moves values. Where all that reads a tensor is a maximum pooling,
-    its maxima are rounded: there are fewer, and they are the same.
+    These are the float inputs of the model, the float outputs of its calls and the
+    inner tensors of separable convolutions. A `plan` adds the inputs of activations in
+    a Dense. Some tensors are never rounded:
+
+    - the input of a fused BatchNormalization or rectifier,
+    - outputs of calls that only move values.
+
+    If only a max pooling reads a tensor, the smaller output of the pooling is rounded
+    instead. The rounded values are equal.
 
     Args:
-        model: a model with a graph; models within it are opened.
-        plan: Only the tensors that this plan of `Quantize("int8-static")` rounds; None
-            for all.
+        model: Model with a graph. Nested models are opened.
+        plan: Plan of `Quantize("int8-static")` that limits the tensors. If None, all
+            tensors.
     """
     calls = flatten(model)
     folds = _folded(model, calls)
@@ -82,16 +85,14 @@ def places(model: Model, plan: StaticPlan | None = None) -> dict[str, RoundingPo
 
 
 def plan_of_training(model: Model, stays: Stays) -> StaticPlan:
-    """Return the plan of a model whose BatchNormalization is folded after a training.
+    """Return the plan for a model whose BatchNormalization is folded after training.
 
-    Args:
-        model: a model with a graph.
-        stays: tells why a layer is to stay float, None if it need not.
+    `stays` returns why a layer stays float, or None.
 
     Raises:
-        ModelError: if nothing has a form in int8.
+        ModelError: If no layer supports int8.
     """
-    # They are folded before anything stays float.
+    # Folding comes first, so it also applies to a BatchNormalization in `stays`.
     norms = {id(n) for taker in fold_plan(model).takers.values() for n in taker.norms}
     plan = plan_of(model, lambda layer: None if id(layer) in norms else stays(layer))
     warn_if_mostly_float(plan)
@@ -101,10 +102,7 @@ def plan_of_training(model: Model, stays: Stays) -> StaticPlan:
 def _coded(
     points: Mapping[str, RoundingPoint], plan: StaticPlan
 ) -> dict[str, RoundingPoint]:
-    """Return the places of a plan, those behind moves of floats included.
-
-    Outputs of a sigmoid or tanh have the one range that LiteRT has for them.
-    """
+    """Return the planned positions, including the outputs of calls that move floats."""
     coded_names = plan.coded
     by_place = {
         at: place for at, place in points.items() if place.tensor in coded_names
@@ -130,14 +128,6 @@ def _folded(model: Model, calls: Calls) -> dict[str, str]:
 def _outputs(
     call: Call, reader: Call | None, calls: Calls, folded: Mapping[str, str]
 ) -> dict[str, RoundingPoint]:
-    """Return where the outputs of a call are rounded.
-
-    Args:
-        call: it.
-        reader: the one call that reads them, None if it is not one.
-        calls: all of them.
-        folded: what `_folded` returns.
-    """
     if _moves(call.operation) or (reader and _runs_as_one(call, reader, folded)):
         return {}
     names = call.output_names

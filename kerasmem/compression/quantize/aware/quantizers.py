@@ -1,4 +1,4 @@
-"""Fake quantization of activations: the layer, and the layers with one inside."""
+"""Fake quantization of activations, between layers and inside layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,29 +23,28 @@ _FIRST, _LAST = 0, 255
 
 @keras.saving.register_keras_serializable("kerasmem")
 class FakeQuantize(keras.layers.Layer):
-    """Rounds its inputs to the 256 codes of a range.
+    """Rounds inputs to the 256 codes of a range.
 
-    The range follows the inputs in training, unless its ends are given: then it is
-    fixed, and the layer has no weights. A range that follows is that of
-    `MovingAverageQuantizer` of tensorflow-model-optimization, equal to the bit in
-    float32. It begins as that of the first batch that is not all zero; until then every
-    batch has its own. Zero is in it, with a code of its own. In inference it stays.
+    With `ends`, the range is fixed and the layer has no weights. Otherwise it follows
+    the inputs in training and is constant in inference. It starts with the range of the
+    first batch that is not all zero. Before that, each batch uses its own range. Zero
+    always has an exact code. In float32, the moving average equals
+    `MovingAverageQuantizer` of tensorflow-model-optimization to the bit.
 
     Args:
-        decay: weight of what was before in the moving average of the ends, in [0, 1).
-        learned: whether the width of the range is trained in place of that, beginning
-            with the first one: then it is that times `1 + change`. The code of zero
-            stays.
-        never_negative: whether the inputs are 0 or more by the nature of the model.
-        tensors: names in the float model of the tensors that have this range.
-        ends: Lower and upper end of a fixed range; None for one that follows.
+        decay: Float in [0, 1). Weight of earlier batches in the moving average.
+        learned: Whether training scales the first range by `1 + change` instead. The
+            code of zero does not change.
+        never_negative: Whether inputs are never negative.
+        tensors: Names of the tensors with this range in the float model.
+        ends: Lower and upper end of a fixed range.
 
     Attributes:
-        range: lower and upper end, float32, shape `(2,)`; both 0 as long as nothing but
-            zeros was seen. Replicas take the mean of theirs. None for a fixed range.
-        change: the trained one, shape `()`; None if the width is not learned.
-        fixed: The ends of a fixed range, else None.
-        passes: Whether the inputs are the outputs, as a file of floats has them.
+        range: Lower and upper end, float32, shape `(2,)`, averaged over replicas. Both
+            are 0 while all inputs have been zero. None for a fixed range.
+        change: Trained relative change of the width, shape `()`, or None.
+        fixed: Ends of a fixed range, or None.
+        passes: Whether to return inputs unchanged, as for a float file.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class FakeQuantize(keras.layers.Layer):
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The range by now; None if nothing but zeros was seen."""
+        """Current range. None while all inputs have been zero."""
         if self.fixed is not None:
             return self.fixed
         low, high = to_numpy(self.range).tolist()
@@ -96,12 +95,12 @@ class FakeQuantize(keras.layers.Layer):
         return with_zero(low * factor, high * factor) if low < high else None
 
     def compute_output_spec(self, inputs: Tensors, training: Any = None) -> Any:
-        """Return the shape and the type of the inputs."""
+        """Return the shape and dtype of the inputs."""
         del training
         return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
 
     def call(self, inputs: Tensors, training: Any = None) -> Any:
-        """Return `inputs` rounded, in their own dtype."""
+        """Return the rounded inputs in their own dtype."""
         if self.passes:
             return inputs
         ops = keras.ops
@@ -138,7 +137,7 @@ class FakeQuantize(keras.layers.Layer):
         return ops.stack((ops.minimum(ops.min(x), 0.0), high))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
+        """Return the constructor arguments."""
         names = ("decay", "learned", "never_negative", "tensors")
         own = {name: getattr(self, name) for name in names}
         return {**super().get_config(), **own, "ends": self.fixed}
@@ -161,26 +160,24 @@ def _entries(x: Tensor) -> Any:
 
 
 class FakeQuantizedInside(keras.layers.Layer):
-    """A layer with a `FakeQuantize`, `inner_quantizer`, for a tensor within it."""
+    """Base class of layers that round an inner tensor with `inner_quantizer`."""
 
     inner_quantizer: Any
 
 
 class _Dense(FakeQuantizedInside):
-    """A Dense that rounds what goes into the activation within it."""
+    """A Dense that rounds the input of its activation."""
 
     def call(self, inputs: Tensors, training: Any = None) -> Any:
-        """Return the activation of the rounded product."""
         y = keras.ops.matmul(inputs, self.kernel)
         y = y if self.bias is None else keras.ops.add(y, self.bias)
         return self.activation(self.inner_quantizer(y, training=training))
 
 
 class _Separable(FakeQuantizedInside):
-    """A separable convolution that rounds what its first kernel gives the second."""
+    """A separable convolution that rounds the output of its depthwise kernel."""
 
     def call(self, inputs: Tensors) -> Any:
-        """Return both convolutions, the bias and the activation."""
         ops, form = keras.ops, self.data_format
         within = ops.depthwise_conv(
             inputs,
@@ -196,6 +193,6 @@ class _Separable(FakeQuantizedInside):
 
 
 def inside_form(layer: Layer) -> type:
-    """Return what a Dense or separable convolution becomes that rounds within."""
+    """Return the class that rounds inside a Dense or a separable convolution."""
     is_dense = entry_of(layer, subclasses=True).kernel == "dense"
     return _Dense if is_dense else _Separable

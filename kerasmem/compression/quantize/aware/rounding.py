@@ -1,13 +1,11 @@
-"""Rounding whose gradient is that of not rounding (the straight-through estimator).
-
-And rounding to codes times a step that training learns.
+"""Rounding operations with gradients: straight-through and learned steps.
 
 Sources: Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons
 for Conditional Computation", 2013; Jacob et al., "Quantization and Training of Neural
-Networks for Efficient Integer-Arithmetic-Only Inference", 2018; of learned steps Esser
-et al., "Learned Step Size Quantization", 2020; for the relative form of a step Jain et
-al., "Trained Quantization Thresholds for Accurate and Efficient Fixed-Point Inference
-of Deep Neural Networks", 2020.
+Networks for Efficient Integer-Arithmetic-Only Inference", 2018. Learned steps: Esser et
+al., "Learned Step Size Quantization", 2020. Relative steps: Jain et al., "Trained
+Quantization Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural
+Networks", 2020.
 """
 
 from typing import Any
@@ -21,15 +19,9 @@ from kerasmem.types import Tensor
 
 
 def round_symmetric(x: Tensor, axes: tuple[int, ...], bits: int = 8) -> Any:
-    """Return float weights as `math.quantize` would store them, to the bit.
+    """Round a float32 weight exactly as `math.quantize`, straight-through.
 
-    The scale is that of the largest entry, so no entry is cut off, and the gradient is
-    passed on whole.
-
-    Args:
-        x: float32.
-        axes: axes that share a scale.
-        bits: 8 for codes in [-127, 127], 4 for codes in [-7, 7].
+    The largest entry sets the scale, so no gradient is clipped. `axes` share a scale.
     """
     ops, limit = keras.ops, LIMIT >> (8 - bits)
 
@@ -42,13 +34,7 @@ def round_symmetric(x: Tensor, axes: tuple[int, ...], bits: int = 8) -> Any:
 
 
 def round_affine(x: Tensor, axes: tuple[int, ...], bits: int = 8) -> Any:
-    """Return float weights as `math.quantize_affine` would store them, to the bit.
-
-    Args:
-        x: float32.
-        axes: axes that share a scale and a zero point.
-        bits: 8 or 4.
-    """
+    """Round a float32 weight exactly as `math.quantize_affine`, straight-through."""
 
     def forward(x: Tensor) -> Any:
         low, width = _range(x, axes)
@@ -60,12 +46,7 @@ def round_affine(x: Tensor, axes: tuple[int, ...], bits: int = 8) -> Any:
 
 
 def round_inputs(x: Tensor, axes: tuple[int, ...]) -> Any:
-    """Return inputs as the codes, zero points and scales of `input_codes` read.
-
-    Args:
-        x: float32.
-        axes: axes that share a scale and a zero point.
-    """
+    """Round float32 inputs with `input_codes`, straight-through."""
 
     def forward(x: Tensor) -> Any:
         codes, zeros, scales = input_codes(x, axes)
@@ -75,17 +56,13 @@ def round_inputs(x: Tensor, axes: tuple[int, ...]) -> Any:
 
 
 def input_codes(x: Tensor, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """Return int8 codes of inputs, their zero points and scales, all as float32.
+    """Return int8 codes, zero points and scales of float32 inputs, all as float32.
 
-    The range of a row is that of its entries and zero. The order of operations is that
-    of XNNPACK, so that LiteRT finds the same codes.
-
-    Args:
-        x: float32.
-        axes: axes that share a scale and a zero point; these keep them with size 1.
+    The range of a row includes zero. The order of operations follows XNNPACK, so that
+    LiteRT computes the same codes. `axes` share a scale and keep size 1.
     """
     low, width = _range(x, axes)
-    # A row of zeros has any scale: this one is a normal number, and so is its inverse.
+    # For a row of zeros, use a scale that is a normal number and has a normal inverse.
     inverse = 255.0 / keras.ops.maximum(width, 1e-35)
     return *_affine_codes(x, low, inverse, 8), 1.0 / inverse
 
@@ -104,28 +81,29 @@ def _affine_codes(x: Tensor, low: Any, inverse: Any, bits: int) -> tuple[Any, An
 
 
 def round_to_type(x: Tensor, dtype: str) -> Any:
-    """Return float32 values as a smaller float type holds them."""
+    """Round float32 values to a smaller float type, straight-through."""
     ops = keras.ops
     return _straight_through(lambda x: ops.cast(ops.cast(x, dtype), "float32"), x)
 
 
 def round_to_range(x: Tensor, low: Any, high: Any, bits: int = 8) -> Any:
-    """Return floats cut off at a range and rounded to its codes.
+    """Clip floats to a range and round them to its codes.
 
-    The range is moved a little, so that zero gets a code of its own. What is inside of
-    it has gradient 1, what is outside 0. The figures are those of TensorFlow's
-    `fake_quant_with_min_max_vars` to the bit, on every backend.
+    The range is shifted so that zero has an exact code. The gradient is 1 inside the
+    range and 0 outside. The results equal TensorFlow's `fake_quant_with_min_max_vars`
+    to the bit on every backend.
 
     Args:
-        x: of any float type and shape; the arithmetic is float32.
-        low: lower end, at most 0, a float32 scalar.
-        high: upper end, at least 0. Where both are 0 all becomes 0.
-        bits: 2 to 8.
+        x: Float tensor. Arithmetic is float32.
+        low: Lower end, a float32 scalar of at most 0.
+        high: Upper end, a float32 scalar of at least 0. If both ends are 0, all outputs
+            are 0.
+        bits: Integer in [2, 8].
     """
     ops = keras.ops
     exact = ops.cast(x, "float32")
     if backends.current().fuses_fake_quantization:
-        # One operation of its own: quicker there than the dozen below.
+        # A fused operation is faster than the operations below.
         outputs = keras.quantizers.fake_quant_with_min_max_vars(exact, low, high, bits)
         return ops.cast(outputs, x.dtype)
     codes = nudged(low, high, 0, (1 << bits) - 1)
@@ -133,20 +111,16 @@ def round_to_range(x: Tensor, low: Any, high: Any, bits: int = 8) -> Any:
 
 
 def divided(x: Tensor, number: float) -> Any:
-    """Return a tensor divided by a number, correctly rounded on every backend."""
-    # XLA makes a factor of the division by a constant, and a last bit may be another
-    # one; a zero that is known only at run time keeps it from that.
+    """Divide a tensor by a number, correctly rounded on every backend."""
+    # XLA replaces division by a constant with multiplication, which changes the last
+    # bit. Adding a zero that is unknown at compile time prevents this.
     return x / (0.0 * x + number)
 
 
 def nudged(low: Any, high: Any, first: int, last: int) -> tuple[Any, Any, Any]:
-    """Return the ends of a range with zero on a code, and the scale.
+    """Return the ends of a range shifted to give zero an exact code, and the scale.
 
-    Args:
-        low: lower end, at most 0, float32.
-        high: upper end, at least 0, likewise.
-        first: the first code.
-        last: the last one.
+    `low` is at most 0 and `high` at least 0. Codes run from `first` to `last`.
     """
     ops = keras.ops
     empty = ops.logical_and(low == 0, high == 0)
@@ -179,7 +153,7 @@ def _rounded_to_codes(x: Tensor, start: Any, stop: Any, scale: Any) -> Any:
 def _straight_through(forward: Any, x: Tensor) -> Any:
     @keras.ops.custom_gradient
     def rounded(x: Tensor) -> Any:
-        # Torch names what comes from above, the other backends give it alone.
+        # Torch passes the upstream gradient by keyword, other backends by position.
         return (
             forward(x),
             lambda *gradients, upstream=None: (
@@ -197,10 +171,10 @@ def _scales(exact: Any) -> Any:
 
 
 LEAST = 2.0**-10
-"""No step becomes a smaller share of what it was at first than that."""
+"""Smallest ratio of a learned step to its initial value."""
 
 _END = 1 + 2.0**-20
-"""The ends of the codes count as inside, in spite of what float32 makes of them."""
+"""Tolerance that keeps the last codes inside in spite of float32 rounding."""
 
 
 def round_by_steps(
@@ -213,21 +187,20 @@ def round_by_steps(
 ) -> Any:
     """Return `clip(round(x / step), low, high) * step` with `step = relative * begin`.
 
-    The gradient passes to `x` where no code is cut off. That of a step is the sum over
-    the entries that share it of the upstream gradient times what rounding adds to
-    `x / step`, or times the end where a code is cut off, and of this the share
-    `1 / sqrt(entries * high)`. It is passed on divided by `begin`: so plain gradient
-    descent moves the step as in the paper, while an optimizer that divides gradients by
-    their size, such as Adam, moves steps of every size by the same share of themselves.
+    The gradient of `x` is the upstream gradient, or 0 for clipped codes. The gradient
+    of a step sums `upstream * (code - x / step)` over its entries, or `upstream * code`
+    for clipped codes. The sum is scaled by `1 / sqrt(entries * high)` as in the paper
+    and divided by `begin`. Gradient descent then moves the step as in the paper.
+    Optimizers that normalize gradients, such as Adam, move all steps by the same
+    relative amount.
 
     Args:
-        x: float32.
-        relative: steps as shares of `begin`, float32, of its shape.
-        begin: steps as they were at first, above 0, of as many axes as `x` or none.
-        low: lowest code, at most 0; a number or a scalar.
-        high: highest code, likewise at least 0; the larger of both counts.
-        entries: number of entries that share a step, those of one sample where `x` is
-            a batch.
+        x: Float32 tensor.
+        relative: Steps relative to `begin`, float32, in its shape.
+        begin: Positive initial steps, scalar or with the rank of `x`.
+        low: Lowest code, at most 0.
+        high: Highest code, at least 0. The larger magnitude of both ends counts.
+        entries: Number of entries per step, in one sample if `x` is a batch.
     """
     ops = keras.ops
 
@@ -240,11 +213,11 @@ def round_by_steps(
         codes = ops.clip(ops.round(ratios), low, high)
 
         def gradient(*values: Any, upstream: Any = None) -> Any:
-            # Torch names what comes from above, the other backends give it alone.
+            # Torch passes the upstream gradient by keyword, others by position.
             upstream = values[0] if upstream is None else upstream
             inside = ops.logical_and(ratios >= low * _END, ratios <= high * _END)
             of_steps = upstream * ops.where(inside, codes - ratios, codes)
-            # There is no code but that of zero where all was zero so far.
+            # While all inputs have been zero, the only code is 0.
             highest = ops.maximum(ops.maximum(high, -low), 1.0)
             share = 1.0 / ops.sqrt(entries * highest)
             step_gradient = _summed_like(begin, of_steps) * share / begin

@@ -1,4 +1,4 @@
-"""Weights that stay float, train, and are read as they will be stored.
+"""Float weights in training that are read as quantized weights.
 
 Source of learned scales: Esser et al., "Learned Step Size Quantization", 2020.
 """
@@ -28,13 +28,13 @@ from kerasmem.graph.values import represents, to_numpy
 from kerasmem.types import Tensor, Tensors
 
 _SMALLEST = 1e-30
-"""A scale below that is of zeros, or as good as that."""
+"""Groups with a smaller scale count as all zero."""
 
 
 class _Read(threading.local):
-    """What weights are read as in a call of this thread, by the ids of stand-ins.
+    """Values of stand-ins in the current call, by their id.
 
-    Replicas of a model run their calls in threads of their own, turn by turn.
+    Thread-local, because replicas of a model run their calls in separate threads.
     """
 
     def __init__(self) -> None:
@@ -45,23 +45,22 @@ _READ = _Read()
 
 
 class FakeQuantizedVariable(StandIn):
-    """Holds the float weight, and is read as `coding` will store it.
+    """A float weight that is rounded to `coding` when read.
 
-    Gradients pass the rounding as if it were not there (the straight-through
-    estimator). The float weight stays among those of its layer: an optimizer trains it,
-    a file has it.
+    Gradients ignore the rounding (straight-through estimator). Optimizers and files use
+    the float weight.
 
     Args:
-        coding: how the weight is to be stored.
-        origin: the float weight.
-        path: its name for the user.
-        learned: whether its scales are trained too.
+        coding: Future storage format.
+        origin: Float weight.
+        path: Name of the weight in messages.
+        learned: Whether scales are trained too.
 
     Attributes:
-        first: the scales as they were at first, float32, shape `(scales,)`, not
-            trained; None if they are not learned.
-        change: what is trained: each is `first * (1 + change)`. So weight decay draws
-            it to where it began.
+        first: Initial scales, float32, shape `(scales,)`, or None without learned
+            scales.
+        change: Trained change, for scales `first * (1 + change)`. Weight decay
+            therefore pulls scales to their initial values.
     """
 
     def __init__(
@@ -87,12 +86,12 @@ class FakeQuantizedVariable(StandIn):
 
     @property
     def parts(self) -> Sequence[Any]:
-        """The float weight and, where they are learned, the two of its scales."""
+        """Float weight and, with learned scales, `first` and `change`."""
         return [v for v in (self.origin, self.first, self.change) if v is not None]
 
     @property
     def value(self) -> Any:
-        """The weight, rounded, in the dtype that its reader computes in."""
+        """Rounded weight in the autocast dtype."""
         hoisted_value = _READ.values.get(id(self))
         return self.origin._maybe_autocast(
             self._rounded() if hoisted_value is None else hoisted_value
@@ -100,7 +99,7 @@ class FakeQuantizedVariable(StandIn):
 
     @property
     def scales(self) -> np.ndarray | None:
-        """The scales by now, float32, as they are stored; None if not learned."""
+        """Current scales in stored shape, float32, or None without learned scales."""
         if self.change is None:
             return None
         relative = np.maximum(np.float32(1) + to_numpy(self.change), np.float32(LEAST))
@@ -114,20 +113,20 @@ class FakeQuantizedVariable(StandIn):
         """Replace the float weight.
 
         Raises:
-            ModelError: in a call of its layer: what replaces it was made of the rounded
-                one.
+            ModelError: If the layer assigns in its own call, because it computed the
+                value from the rounded weight.
         """
         if id(self) in _READ.values:
             raise ModelError(
-                "A weight that training reads rounded stays float. Received: a layer "
-                f"that assigns {self._user_path!r} in its forward pass. Next: "
-                f"exclude it, with Quantize(..., exclude={self._user_path!r})."
+                "A fake-quantized weight cannot be assigned in a forward pass. "
+                f"Received: a layer that assigns {self._user_path!r}. Next: exclude "
+                f"the weight with Quantize(..., exclude={self._user_path!r})."
             )
         return self.origin.assign(value)
 
     @contextmanager
     def read_once(self, inputs: Tensors) -> Iterator[None]:
-        """Return a scope in which the weight is rounded once, at its begin."""
+        """Return a scope that rounds the weight once, on entry."""
         del inputs
         with self._read_as(_READ.values.get(id(self))):
             yield
@@ -136,7 +135,7 @@ class FakeQuantizedVariable(StandIn):
 
     @contextmanager
     def floating(self) -> Iterator[None]:
-        """Return a scope in which the weight is read as it is."""
+        """Return a scope in which the weight is read without rounding."""
         with self._read_as(keras.ops.convert_to_tensor(self._uncast())):
             yield
 
@@ -205,13 +204,9 @@ class FakeQuantizedVariable(StandIn):
 
 
 def first_scales(coding: Coding, values: np.ndarray) -> np.ndarray | None:
-    """Return the scales that a weight is stored with, float32; None if it is all zero.
+    """Return the initial float32 scales of a weight. None if the weight is all zero.
 
-    What is all zero beside others has no scale of its own: it gets the mean of theirs.
-
-    Args:
-        coding: symmetric codes.
-        values: the weight.
+    Groups that are all zero get the mean scale of the others.
     """
     laid_out, scales = coding.laid_out(values, np), coding.encode(values).scales
     group_axes = tuple(axis for axis, length in enumerate(scales.shape) if length == 1)

@@ -1,1 +1,1 @@
-"""Rounding weights as suits what layers make of samples, and what it costs them."""
+"""Quantization on samples: rounding, input scales, output errors and sensitivity."""

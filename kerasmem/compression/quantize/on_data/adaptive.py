@@ -1,9 +1,9 @@
-"""Adaptive rounding: each weight up or down, for least error in what comes out.
+"""Adaptive rounding: round each weight up or down to minimize the output error.
 
-A layer that multiplies inputs x by weights w gives w'x. Rounding to nearest makes each
-entry's error small; here the error of the sum counts, which second moments of x tell.
-An activation that follows is not looked at, which the paper does: moments do not tell
-of it, and without them every step would go through all samples.
+Rounding to nearest minimizes the error of each entry. Adaptive rounding minimizes the
+error of the sum `w'x`, computed from second moments of the inputs x. The paper also
+includes the following activation. Second moments do not contain enough information for
+that, and every step would need all samples.
 
 Source: Nagel, Amjad, van Baalen, Louizos and Blankevoort, "Up or Down? Adaptive
 Rounding for Post-Training Quantization", 2020.
@@ -16,7 +16,7 @@ import numpy as np
 from kerasmem.compression.quantize.on_data.moments import Moments
 
 _LOW, _HIGH = -0.1, 1.1
-"""Ends of the sigmoid before it is cut off at 0 and 1, so that it reaches both."""
+"""Ends of the stretched sigmoid, which is clipped to [0, 1] and reaches both ends."""
 
 _STEPS, _RATE, _WARM_UP = 1000, 0.02, 0.2
 _WEIGHT, _FIRST_POWER, _LAST_POWER = 0.3, 20.0, 2.0
@@ -25,16 +25,11 @@ _WEIGHT, _FIRST_POWER, _LAST_POWER = 0.3, 20.0, 2.0
 def adapted_codes(
     moments: Moments, weights: np.ndarray, steps: np.ndarray, limit: int
 ) -> np.ndarray:
-    """Return codes, each the next below or above its weight, of a kernel as matrices.
+    """Return adaptively rounded codes of a kernel in matrix form.
 
-    No output has a larger squared error than with codes to nearest. Zeros stay, and so
-    do the largest codes, which the scale hangs on.
-
-    Args:
-        moments: of the inputs.
-        weights: float64, (groups, K, outputs).
-        steps: what the codes are multiplied with, of the same shape.
-        limit: the largest code.
+    No output has a larger squared error than with rounding to nearest. Zeros and the
+    largest codes stay, because the largest codes determine the scale. `weights` are
+    float64, and `steps` are the steps of their codes, both (groups, K, outputs).
     """
     moments = moments.settled
     exact = weights / steps
@@ -57,11 +52,9 @@ def adapted_codes(
 def _relaxed(
     begin: np.ndarray, slope: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Return parts in [0, 1] with least error, driven to 0 or 1 as time goes on.
+    """Minimize the error over fractions in [0, 1] that are driven towards 0 or 1.
 
-    Args:
-        begin: the first ones.
-        slope: returns the derivative of the error by each part.
+    `slope` returns the gradient of the error.
     """
     inside = (np.clip(begin, 1e-4, 1 - 1e-4) - _LOW) / (_HIGH - _LOW)
     x = np.log(inside / (1 - inside))

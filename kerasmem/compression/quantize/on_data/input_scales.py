@@ -1,8 +1,8 @@
-"""Activation-aware scales: weights of large inputs get finer steps.
+"""Activation-aware scales (AWQ): smaller steps for weights of large inputs.
 
-Before rounding, the weights of an input are multiplied by a power of how large the
-input is, and divided by it when they are read: so little is lost of those that matter
-most. The power is the one that leaves the least error in what the layer makes.
+Before rounding, the weights of an input are multiplied by a power of its magnitude.
+Reading divides by the same factor, so important weights lose little. The power
+minimizes the output error of the layer.
 
 Source: Lin, Tang, Tang, Yang, Chen, Wang, Xiao, Dang, Gan and Han, "AWQ:
 Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
@@ -16,31 +16,21 @@ from kerasmem.types import Layer
 
 _POWERS = np.arange(11) / 10
 _LEAST = 1e-4
-"""So small an input counts at least, of the largest one."""
+"""Minimum input magnitude relative to the largest one."""
 
 
 def input_scales(
     layer: Layer, kernel: np.ndarray, coding: Coding, moments: Moments
 ) -> np.ndarray | None:
-    """Return what weights are multiplied with once their codes are read.
+    """Return the input scales of a kernel, positive float32.
 
-    No other power of the inputs' size leaves less error; None if 0, for all alike, is
-    the best.
-
-    Args:
-        layer: a layer of `is_product_of_matrices`.
-        kernel: its float weights.
-        coding: how they are stored, with scales of inputs.
-        moments: of what the layer is given.
-
-    Returns:
-        float32, positive, of the rank of the kernel and 1 long along all axes that an
-        output channel does not sum over.
+    Shape of the kernel, with 1 for axes that an output channel does not sum over. None
+    if equal scales have the smallest error.
     """
     moments = moments.settled
     weights = matrices(layer, kernel).astype(np.float32)
     input_moments = moments.rounded.astype(np.float32)
-    # What the float model makes of its own inputs and the weights not of these.
+    # Difference between the outputs for inputs of the float and the rounded model.
     missing = (moments.mixed - moments.rounded).astype(np.float32) @ weights
 
     def error(scales: np.ndarray) -> float:

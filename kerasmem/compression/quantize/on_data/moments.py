@@ -1,6 +1,6 @@
-"""Second moments of what a layer multiplies with its kernel, on samples that stream by.
+"""Second moments of layer inputs on a stream of samples.
 
-Products are those of matrices, by group: (groups, rows, K) times (groups, K, outputs).
+Products are batched by group: (groups, rows, K) times (groups, K, outputs).
 """
 
 import math
@@ -21,12 +21,12 @@ from kerasmem.types import Layer, Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Second moments of what a layer multiplies with its kernel, by group.
+    """Second moments of the inputs of a kernel, by group.
 
     Args:
-        rounded: of the inputs that rounded layers before it give, (groups, K, K).
-        mixed: of these with those of the float model, which stand behind.
-        rows: how many they were taken of.
+        rounded: Moments of inputs from rounded layers, (groups, K, K).
+        mixed: Moments of these inputs with the inputs in the float model.
+        rows: Number of rows.
     """
 
     rounded: np.ndarray
@@ -35,9 +35,9 @@ class Moments:
 
     @cached_property
     def settled(self) -> "Moments":
-        """They with less of what inputs have in common, where rows are few.
+        """Moments with off-diagonal entries shrunk for small numbers of rows.
 
-        Few rows leave many sums free that new ones will not.
+        Few rows do not determine all correlations.
         """
         size = self.rounded.shape[-1]
         doubt = size / (size + self.rows)
@@ -50,13 +50,9 @@ class Moments:
         return Moments(input_moments, mixed_moments, self.rows)
 
     def error(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return the squared error of each output, (groups, 1, outputs).
+        """Return the squared error per output up to a constant, (groups, 1, outputs).
 
-        What is the same for all values is left out.
-
-        Args:
-            values: rounded weights, (groups, K, outputs).
-            weights: the float ones.
+        `values` are rounded weights and `weights` float weights, (groups, K, outputs).
         """
         return self._error(values, self.mixed @ weights)
 
@@ -66,12 +62,9 @@ class Moments:
     def better(
         self, codes: np.ndarray, others: np.ndarray, parts: tuple[np.ndarray, ...]
     ) -> np.ndarray:
-        """Return, for each output, those codes that have the smaller error.
+        """Return the codes with the smaller error for each output, `others` for ties.
 
-        Args:
-            codes: (groups, K, outputs).
-            others: likewise; they are taken where both are as good.
-            parts: the float weights, and what codes are multiplied with.
+        `parts` are the float weights and the steps of the codes.
         """
         weights, steps = parts
         target = self.mixed @ weights
@@ -84,13 +77,13 @@ def _diagonal(matrices: np.ndarray) -> np.ndarray:
 
 
 def is_product_of_matrices(layer: Layer) -> bool:
-    """Return True for a layer that `columns` knows, one of Keras's own."""
+    """Return whether `columns` supports a layer."""
     entry = entry_of(layer)
     if getattr(layer, "lora_enabled", False):
         return False
     if entry.kernel == "einsum":
         return _axes(layer).is_product
-    # TensorFlow has no depthwise product with strides of several lengths everywhere.
+    # TensorFlow does not support depthwise products with unequal strides everywhere.
     is_even = len({*getattr(layer, "strides", (1,))}) == 1
     is_one = entry.kernel in ("dense", "convolution", "depthwise")
     return is_one and is_even and entry.integer is not None
@@ -98,13 +91,7 @@ def is_product_of_matrices(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class _Axes:
-    """The letters of an EinsumDense, by what becomes of them.
-
-    Args:
-        given: of the inputs.
-        kernel: of the kernel.
-        output: of the output.
-    """
+    """Letters of an EinsumDense equation by their role."""
 
     given: str
     kernel: str
@@ -112,30 +99,30 @@ class _Axes:
 
     @property
     def shared(self) -> str:
-        """Those of inputs, kernel and output: there is a matrix for each."""
+        """Letters of inputs, kernel and output: batch axes of the product."""
         return "".join(x for x in self.kernel if x in self.given and x in self.output)
 
     @property
     def summed(self) -> str:
-        """Those of inputs and kernel alone."""
+        """Letters of inputs and kernel only."""
         return "".join(
             x for x in self.kernel if x in self.given and x not in self.output
         )
 
     @property
     def free(self) -> str:
-        """Those of the kernel that the inputs have not."""
+        """Letters of the kernel that the inputs lack."""
         return "".join(x for x in self.kernel if x not in self.given)
 
     @property
     def is_product(self) -> bool:
-        """Whether all that is not summed comes out, and something is summed."""
+        """Whether some letters are summed and all others are in the output."""
         letters = set(self.given) - set(self.summed) | set(self.free)
         return bool(self.summed) and letters == set(self.output)
 
     @property
     def order(self) -> list[int]:
-        """Return where the axes of the kernel as matrices lie in the kernel."""
+        """Kernel axes in the order of the matrix form."""
         return [self.kernel.index(x) for x in self.shared + self.summed + self.free]
 
 
@@ -144,12 +131,7 @@ def _axes(layer: Layer) -> _Axes:
 
 
 def columns(layer: Layer, x: Tensor) -> np.ndarray:
-    """Return what a layer multiplies with its kernel, float32 (groups, rows, K).
-
-    Args:
-        layer: one of `is_product_of_matrices`.
-        x: a tensor that goes in.
-    """
+    """Return the inputs of a layer in matrix form, float32 (groups, rows, K)."""
     ops = keras.ops
     x = ops.cast(x, "float32")
     kind = entry_of(layer).kernel
@@ -163,7 +145,7 @@ def columns(layer: Layer, x: Tensor) -> np.ndarray:
     if padding == "causal":
         before = layer.dilation_rate[0] * (window[0] - 1)
         x, padding = ops.pad(x, [(0, 0), (before, 0), (0, 0)]), "valid"
-    # One filter for each place in the window, which gives what stands there.
+    # One filter per window position returns the value at that position.
     count, channels = math.prod(window), x.shape[-1]
     places = np.eye(count, dtype="float32").reshape(*window, 1, count)
     windows = to_numpy(
@@ -198,7 +180,7 @@ def _einsum_columns(layer: Layer, x: np.ndarray) -> np.ndarray:
 
 
 def matrices(layer: Layer, kernel: np.ndarray) -> np.ndarray:
-    """Return the kernel of a layer as matrices, (groups, K, outputs)."""
+    """Return the kernel of a layer in matrix form, (groups, K, outputs)."""
     kind = entry_of(layer).kernel
     if kind == "depthwise":
         return np.moveaxis(kernel.reshape(-1, *kernel.shape[-2:]), 1, 0)
@@ -213,7 +195,7 @@ def matrices(layer: Layer, kernel: np.ndarray) -> np.ndarray:
 
 
 def of_matrices(layer: Layer, as_matrices: np.ndarray) -> np.ndarray:
-    """Return the kernel that `matrices` made `as_matrices` of."""
+    """Return a kernel from its matrix form. Inverse of `matrices`."""
     shape = tuple(layer.kernel.shape)
     if entry_of(layer).kernel == "einsum":
         axes = _axes(layer)
@@ -229,27 +211,21 @@ def _groups(layer: Layer) -> int:
 
 
 _MOST_ROWS = 64
-"""So many places of a sample are looked at, of a convolution's output."""
+"""Maximum number of output positions per sample of a convolution."""
 
 
 class Sums:
-    """Moments of layers so far.
-
-    Args:
-        layers: the layers.
-    """
+    """Accumulated moments of layers."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers, self._random = layers, np.random.default_rng(0)
         self._sums: dict[int, tuple[Any, Any, int]] = {}
 
     def add(self, number: int, behind: Any, before: Any) -> None:
-        """Add what a layer is given in a call.
+        """Add the inputs of a call of the layer `number`.
 
-        Args:
-            number: of the layer.
-            behind: the tensor that the float model gives it.
-            before: what the rounded model gives it, maybe the same.
+        `behind` is the input in the float model, `before` the input in the rounded
+        model.
         """
         layer = self._layers[number]
         tensors = (behind,) if before is behind else (behind, before)
@@ -269,19 +245,19 @@ class Sums:
         self._sums[number] = parts
 
     def pop(self, number: int) -> Moments:
-        """Return the moments of a layer, and forget them.
+        """Return and remove the moments of a layer.
 
         Raises:
-            DataError: if they are not finite.
+            DataError: If the moments are not finite.
         """
         moments = Moments(*self._sums.pop(number))
         if not (
             np.isfinite(moments.rounded).all() and np.isfinite(moments.mixed).all()
         ):
             raise DataError(
-                f"The layer {self._layers[number].name!r} is given NaN or infinity. "
-                "Next: look at the data first, then at the weights of the layers "
-                "before it."
+                f"The inputs of layer {self._layers[number].name!r} contain NaN or "
+                "infinity. Next: check the data first, then the weights of earlier "
+                "layers."
             )
         return moments
 
@@ -289,10 +265,10 @@ class Sums:
 def _rows(
     layer: Layer, tensors: Sequence[Any], random: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return rows of what `columns` returns of tensors, at the same places.
+    """Return the rows of `columns` for several tensors at the same positions.
 
-    A convolution reads each number many times: all rows of a batch may take gigabytes,
-    so only some of those of one sample are there at once.
+    A convolution reads each value many times. Rows are sampled per input sample to save
+    memory.
     """
     arrays = [to_numpy(x).astype(np.float32) for x in tensors]
     if entry_of(layer).kernel in ("dense", "einsum"):

@@ -1,4 +1,4 @@
-"""What quantized layers lose in what they make, each given what the float one gets."""
+"""Output errors of quantized layers on the inputs of the float layers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from kerasmem.records import WeightChange
 from kerasmem.types import Dataset, Layer, Model, Tensors
 
 SAMPLES, BATCH_SIZE = 128, 32
-"""Most samples to look at, and how many go through the model at a time at most."""
+"""Maximum number of samples, and maximum batch size."""
 
 _ENOUGH = 1 << 18
-"""So many numbers that a layer makes tell how large its error is."""
+"""Number of output values that suffices to measure the error of a layer."""
 
 
 def with_output_error(
@@ -35,20 +35,14 @@ def with_output_error(
     quantized: Model,
     data: Dataset,
 ) -> list[WeightChange]:
-    """Return changes that tell what quantized layers lose in what they make.
+    """Return the changes with the output errors of quantized layers.
 
-    Each layer is given what the float model gives it, and layers within it that are
-    measured themselves are float, so that the figure tells of this layer alone.
-
-    Args:
-        changes: one for every weight of `original`, in order.
-        all_weights: these weights.
-        original: a model.
-        quantized: a copy of it with quantized weights.
-        data: samples; of the first 128 as many are taken as it takes, batch by batch.
+    Each layer runs on the inputs of the float layer. Inner layers that are measured
+    separately stay float, so the error is caused by this layer only. At most 128
+    samples are used.
 
     Raises:
-        DataError: if what comes out of a layer is not finite.
+        DataError: If the output of a layer is not finite.
     """
     pairs = list(zip(all_weights, changes, strict=True))
     homes = _homes([weight for weight, change in pairs if change.changed])
@@ -66,10 +60,10 @@ def with_output_error(
 
 
 def _homes(changed: Sequence[Weight]) -> dict[int, list[Any]]:
-    """Return the layers whose outputs tell of a weight, by its id, the smallest first.
+    """Return the layers to measure for each weight, by its id, smallest first.
 
-    These are its own layer and those around it, but no model around it: that one tells
-    of all its layers. A cell, called at every step, is a part of its loop.
+    These are the owner of the weight and its outer layers, but no outer models. A
+    recurrent cell is measured with its loop, because it is called at every step.
     """
     inner = cache(sublayers)
     ids = cache(lambda layer: set(map(id, inner(layer))))
@@ -87,12 +81,9 @@ def _homes(changed: Sequence[Weight]) -> dict[int, list[Any]]:
 
 
 class _Losses:
-    """What layers lose in what they make, added up over their calls.
+    """Output errors of layers, accumulated over calls.
 
-    Args:
-        original: a model.
-        quantized: a copy of it with quantized weights.
-        homes: for every weight the layers that tell of it, the smallest first.
+    `homes` contains the layers to measure for each weight, smallest first.
     """
 
     def __init__(
@@ -105,16 +96,16 @@ class _Losses:
         self._comparing = False
 
     def lack(self, _: Any) -> bool:
-        """Return whether more has to be seen of some layer that tells of a weight."""
+        """Return whether a layer needs more samples."""
         first = [self._first(each) for each in self._homes]
         return not first or any(self._counts[id(x)] < _ENOUGH for x in first)
 
     def see(self, call: LayerCall) -> None:
-        """Add what is lost in a call, if a smaller layer does not tell it."""
+        """Add the error of a call, unless a smaller layer is measured."""
         layer = call.layer
         if self._comparing or self._counts[id(layer)] >= _ENOUGH:
             return
-        # Layers within this one were seen before, if they are called at all.
+        # Inner layers are measured first, if they are called at all.
         if not any(self._first(h, layer) is layer for h in self._homes):
             return
         exact = arrays_of(layer, call.outputs)
@@ -134,9 +125,10 @@ class _Losses:
                 sums[place] += np.square(exactly).sum(), noise
 
     def ratio(self, homes: Sequence[Any]) -> float | None:
-        """Return the ratio in dB of the smallest layer that was seen, None without.
+        """Return the ratio of the smallest measured layer in dB, or None.
 
-        It is that of the worst output: another may be large, such as a filled mask.
+        For several outputs, it is the worst ratio. Another output, such as a filled
+        mask, may be large.
         """
         sums = self._sums.get(id(self._first(homes)), {})
         ratios = (decibels(*both.tolist()) for both in sums.values())
@@ -155,7 +147,7 @@ class _Losses:
 
 
 def twin_layers(original: Model, quantized: Model) -> list[tuple[Any, Any]]:
-    """Return every layer of a model, at any depth, with that of its quantized copy."""
+    """Return pairs of a layer and its quantized copy, at any depth."""
     return [
         twins
         for pair in zip(blocks(original), blocks(quantized), strict=True)
@@ -164,10 +156,10 @@ def twin_layers(original: Model, quantized: Model) -> list[tuple[Any, Any]]:
 
 
 def arrays_of(layer: Layer, outputs: Tensors) -> list[np.ndarray] | None:
-    """Return tensors as arrays, None for symbols, as a traced loop hands them on."""
+    """Return tensors as arrays. None for symbolic tensors of a traced loop."""
     try:
         arrays = [to_numpy(y) for y in keras.tree.flatten(outputs) if y is not None]
-    except Exception:  # noqa: BLE001 - each framework raises another one for symbols
+    except Exception:  # noqa: BLE001 - symbolic tensors raise backend-specific errors
         return None
     if not all(np.isfinite(array).all() for array in arrays):
         raise not_finite(layer)

@@ -1,7 +1,7 @@
-"""A model and a copy of it, run part by part on the same samples.
+"""Runs of a model and its copy on the same samples, part by part.
 
-Behind a part its activations are held, where that takes little memory: what lies before
-is not run again then. A model without a graph is run from its beginning every time.
+The activations after a part are kept if they fit in memory, so that earlier parts do
+not run again. A model without a graph always runs from the start.
 """
 
 from collections import deque
@@ -27,29 +27,26 @@ from kerasmem.types import Dataset, Layer, Model, Operation, Tensor
 _SAMPLES, _BATCH_SIZE = 512, 16
 
 _HELD_BYTES = 1 << 28
-"""At most so many bytes are held of a model."""
+"""Maximum bytes of activations to keep per model."""
 
 _BATCH_BYTES = 1 << 28
-"""So many bytes may layers put out for a batch."""
+"""Maximum bytes of layer outputs per batch."""
 
 _TURNS = 8
-"""So often layers are looked at where nothing can be held."""
+"""Maximum number of runs if no activations can be kept."""
 
 Values = dict[int, Any]
-"""Tensors by their numbers."""
+"""Tensors by number."""
 
 See = Callable[[int, Any, Any], None]
-"""Takes the number of a layer, what it is given in the model and what in the copy."""
+"""Function of a layer number and its inputs in the model and in the copy."""
 
 
 @dataclass(frozen=True)
 class _LayerGroup:
-    """Layers that are looked at together.
+    """Numbers of layers to process together, up to the call `end`.
 
-    Args:
-        layers: their numbers.
-        end: the number of the call behind which their part ends.
-        is_held: whether the next part begins there.
+    `is_held` is true if the activations after `end` are kept.
     """
 
     layers: tuple[int, ...]
@@ -58,12 +55,13 @@ class _LayerGroup:
 
 
 class Passes:
-    """A model and a copy of it on the same samples.
+    """A model and its copy on the same samples.
 
     Args:
-        models: the two; or one model twice, to see what changed layers make alone.
-        layers: each in one and in the other.
-        data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
+        models: Model and copy, or the same model twice to change layers separately.
+        layers: Pairs of a layer in the model and in the copy.
+        data: Samples in any form listed in `kerasmem.files.data`. The first 512 are
+            used.
     """
 
     def __init__(
@@ -76,13 +74,10 @@ class Passes:
         self._exact = self._copy if self._is_one else Pass(models[0], data, size)
 
     def turns(self, see: See) -> Iterator[tuple[int, ...]]:
-        """Yield the numbers of layers once all that they are given was seen.
+        """Yield groups of layer numbers after `see` has received all their inputs.
 
-        Whoever takes them may change their weights in the copy: layers behind them are
-        given what comes of that. Those that no call reaches are in no part.
-
-        Args:
-            see: takes what a layer is given in a call, in the model and in the copy.
+        The caller may change the weights of yielded layers in the copy. Later layers
+        then receive the new outputs. Layers that no call reaches are omitted.
         """
         for part in self._plan():
             self._run(part, see)
@@ -100,7 +95,7 @@ class Passes:
         for place, number in enumerate(order):
             numbers.append(number)
             end, behind = last[number], order[place + 1 :]
-            # A layer that is called again later has other weights by then.
+            # A layer that is called again later may have new weights by then.
             is_cut = all(first[n] > end for n in behind)
             is_held = is_cut and bool(behind) and sizes[end] <= _HELD_BYTES
             if is_held or len(numbers) >= most or not behind:
@@ -109,17 +104,14 @@ class Passes:
         return plan
 
     def _reached(self) -> tuple[dict[int, int], dict[int, int], list[float]]:
-        """Return by which call each layer is reached first and last, one batch run.
-
-        And how many bytes have to be held behind each call, of all samples.
-        """
+        """Run one batch. Return first and last call of layers, and bytes per call."""
         numbers = {id(before): n for n, (before, _) in enumerate(self._layers)}
         first, last, sizes = dict[int, int](), dict[int, int](), list[float]()
 
         def see(call: LayerCall) -> None:
             number = numbers[id(call.layer)]
             first.setdefault(number, len(sizes))
-            last.pop(number, None)  # it goes behind the others
+            last.pop(number, None)  # keep `last` sorted by call
             last[number] = len(sizes)
 
         layers, exact = [before for before, _ in self._layers], self._exact
@@ -133,7 +125,7 @@ class Passes:
 
     def _run(self, part: _LayerGroup, see: See) -> None:
         exact, copy, is_one = self._exact, self._copy, self._is_one
-        is_held = part.is_held and not is_one  # of one model behind the change
+        is_held = part.is_held and not is_one  # one model runs again after changes
         pairs = [self._layers[n] for n in part.layers]
         numbers = {id(x): n for n in part.layers for x in self._layers[n]}
         waiting = {n: deque[Any]() for n in part.layers}
@@ -168,32 +160,26 @@ class Passes:
 
 
 class Pass:
-    """The calls of one model, from where its activations are held.
-
-    Args:
-        model: the model.
-        data: samples.
-        batch_size: so many of them go through it at a time.
-    """
+    """Calls of one model, starting from the kept activations."""
 
     def __init__(self, model: Model, data: Dataset, batch_size: int) -> None:
         self._model, self._data, self._batch_size = model, data, batch_size
         self._calls = flatten(model) if _takes_numbers(model, data) else None
         calls = self._calls.calls if self._calls else ()
         self._uses = {x: n for n, call in enumerate(calls) for x in call.inputs}
-        if self._calls:  # none of them is ever let go
+        if self._calls:  # outputs are never freed
             self._uses |= dict.fromkeys(self._calls.outputs, len(calls))
         self._held: list[Values] | None = None
         self.begin = 0
 
     def first_of(self, layer: Layer) -> int:
-        """Return the number of the first call that may reach a layer."""
+        """Return the number of the first call that may run a layer."""
         calls = self._calls.calls if self._calls else ()
         numbers = (n for n, call in enumerate(calls) if _holds(call.operation, layer))
         return next(numbers, 0)
 
     def outputs(self, values: Values) -> list[Any]:
-        """Return what the model gives, run from where values are held."""
+        """Return the outputs of the model, computed from kept values."""
         if self._calls is None:
             return keras.tree.flatten(self._model(values[0], training=False))
         tensors = values
@@ -202,7 +188,7 @@ class Pass:
         return [tensors[number] for number in self._calls.outputs]
 
     def last_of(self, layers: Sequence[Any]) -> int:
-        """Return the number of the last call that may reach one of some layers."""
+        """Return the number of the last call that may run any of the layers."""
         if self._calls is None:
             return 0
         layer_ids = set(map(id, layers))
@@ -214,7 +200,7 @@ class Pass:
         )
 
     def batches(self) -> Iterator[Values]:
-        """Yield what is held of each batch, or the samples themselves."""
+        """Yield the kept values of each batch, or the samples."""
         if self._held is not None:
             yield from self._held
             return
@@ -227,16 +213,16 @@ class Pass:
         return dict(zip(calls.inputs, tensors, strict=True))
 
     def hold(self, values: Iterator[Values], begin: int) -> None:
-        """Hold values of before a call in the place of what was held."""
+        """Keep `values`, which exist before the call `begin`."""
         self._held = list(values)
         self.begin = begin
 
     def go_on(self, begin: int) -> None:
-        """Hold what the model gives before a call."""
+        """Run up to a call and keep the values before it."""
         self.hold(map(self.to(begin - 1), self.batches()), begin)
 
     def to(self, end: int) -> Callable[[Values], Values]:
-        """Return what runs a batch from where values are held to behind a call."""
+        """Return a function that runs a batch from its kept values through a call."""
 
         def run(values: Values) -> Values:
             *_, last = self.steps(values, end)
@@ -245,7 +231,7 @@ class Pass:
         return run
 
     def steps(self, values: Values, end: int) -> Iterator[Values]:
-        """Yield behind each call what those behind it take."""
+        """Yield the values that later calls need, after each call."""
         if self._calls is None:
             self._model(values[0], training=False)
             yield {}
@@ -268,12 +254,9 @@ def _holds(operation: Operation, layer: Layer) -> bool:
 
 
 def batch_within(model: Model, data: Dataset, most: int) -> int:
-    """Return how many samples may go through a model at a time, from 1.
+    """Return a batch size of at least 1 that fits in memory.
 
-    Args:
-        model: a built model.
-        data: samples.
-        most: that many where they take little memory, or nothing tells how much.
+    `most` is the maximum, and the result if the memory is unknown.
     """
     if not _takes_numbers(model, data):
         return most
@@ -294,30 +277,24 @@ def _takes_numbers(model: Model, data: Dataset) -> bool:
 
 
 class _End:
-    """Ends runs with the last call of some layers.
-
-    How many calls there are the first run tells, which goes on.
-
-    Args:
-        stops: whether runs are ended.
-    """
+    """Stops runs after the last call of some layers, counted in the first run."""
 
     def __init__(self, *, stops: bool) -> None:
         self._last, self._seen, self._stops = 0, 0, stops
 
     def count(self) -> None:
-        """Count a call; the last one ends the run."""
+        """Count a call and stop the run after the last one."""
         self._seen += 1
         if self._stops and self._seen == self._last:
             raise _SeenEnough
 
     def run(self, run: Callable[[Values], Values], values: Values) -> Values:
-        """Return what a run gives, nothing if it was ended."""
+        """Return the result of a run, empty if it was stopped."""
         self._seen = 0
         try:
             return run(values)
         except Exception:
-            # Keras may have made another exception of it.
+            # Keras may wrap `_SeenEnough` in another exception.
             if not self._stops or not self._last or self._seen < self._last:
                 raise
             return {}
@@ -325,5 +302,5 @@ class _End:
             self._last = self._seen
 
 
-class _SeenEnough(Exception):  # noqa: N818 - it is no error
-    """What is looked for has been seen."""
+class _SeenEnough(Exception):  # noqa: N818 - not an error
+    """Stops a run."""

@@ -1,4 +1,4 @@
-"""Rounding kernels as suits what their layers make of data."""
+"""Rounding of kernels to minimize output errors on data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
 _LARGEST = 4608
-"""So many products may a sum have: its moments are a matrix of that size."""
+"""Maximum number of products per sum, which is the size of the moment matrix."""
 
 _MOST_BITS = 8
-"""What has more is no code."""
+"""Maximum number of bits of a code."""
 
 Codes = Callable[[Moments, np.ndarray, np.ndarray, int], np.ndarray]
 
@@ -57,18 +57,18 @@ _CODES: dict[str, Codes] = {
     NEAREST: _nearest_codes,
     ADAPTIVE: adapted_codes,
     SECOND_ORDER: second_order_codes,
-    AUTO: second_order_codes,  # no output has more error than with codes to nearest
+    AUTO: second_order_codes,  # never worse than rounding to nearest
 }
 ROUNDED = {
     ADAPTIVE: "rounded adaptively",
     SECOND_ORDER: "rounded by GPTQ",
     AUTO: "rounded by GPTQ",
 }
-"""What is said of a weight that was rounded so."""
+"""Description of a rounded weight by rounding method."""
 
 
 def what_is_done(config: "Quantize") -> str:
-    """Return what a config does to weights on data."""
+    """Return a description of the rounding and scaling on data."""
     scaling = "scaled by AWQ" if config.scales == ACTIVATION_AWARE else None
     return " and ".join(filter(None, (scaling, ROUNDED.get(config.rounding))))
 
@@ -76,29 +76,28 @@ def what_is_done(config: "Quantize") -> str:
 def round_on_data(
     models: tuple[Any, Any], config: "Quantize", plan: WeightPlan, data: Dataset
 ) -> tuple[dict[int, float | None], WeightPlan]:
-    """Round kernels of a copy in place, to values that storing leaves as they are.
+    """Round the kernels of a copy in place to values that encoding leaves unchanged.
 
-    Layers are given what the rounded ones before them make, those of an earlier call.
-    In adaptive rounding they are to make what the float model makes there; GPTQ, which
-    may move a weight by much, would fit the noise of few samples.
-
-    Dense, EinsumDense, convolutions and depthwise ones are rounded so, of at most 4,608
-    products in a sum; the others are not touched.
+    Layers receive the outputs of rounded layers before them. Adaptive rounding fits the
+    outputs of the float model. GPTQ does not, because it may move weights far and would
+    fit the noise of few samples. Dense, EinsumDense and (depthwise) convolutions with
+    at most 4,608 products per sum are rounded. Other layers are unchanged.
 
     Args:
-        models: a model, and a copy of it.
-        config: how its weights are to be stored, symmetric and in 4 or 8 bits.
-        plan: for the weights of the copy.
-        data: samples in any form that `kerasmem.files.data` lists; the first 512 count.
+        models: Model and copy.
+        config: Scheme with symmetric integer codes.
+        plan: Plan of the copy's weights.
+        data: Samples in any form listed in `kerasmem.files.data`. The first 512 are
+            used.
 
     Returns:
-        What is left of the weights that were rounded, in dB, by the ids of the
-        variables of the model; and the plan with their scales.
+        Signal-to-noise ratios of rounded weights in dB, by the id of the variable in
+        the model; and the plan with their scales.
 
     Raises:
-        DataError: if what goes into a layer is not finite.
-        ModelError: if there is nothing to round so, but for the scheme `"mixed"`, or a
-            weight is not finite.
+        DataError: If the input of a layer is not finite.
+        ModelError: If a weight is not finite, or no weight can be rounded and the
+            scheme is not `"mixed"`.
     """
     original, model = models
     places: dict[int, WeightPlace] = {}
@@ -112,7 +111,7 @@ def round_on_data(
         if id(after.variable) in places and _is_rounded_so(after)
     ]
     if config.scheme == MIXED and not pairs:
-        return {}, plan  # a budget may leave floats alone
+        return {}, plan  # a large budget may keep all weights float
     ratios: dict[int, float | None] = {}
     layers = [(before.owner, after.owner) for before, after in pairs]
     if config.rounding != ADAPTIVE:
@@ -127,9 +126,9 @@ def round_on_data(
     if not ratios:
         raise ModelError(
             f"The model {model.name!r} has no weight that can be "
-            f"{what_is_done(config)}. Expected: a Dense, an EinsumDense, a "
-            "convolution of one or two dimensions or a depthwise one, not excluded. "
-            "Next: rounding='nearest', scales='max'."
+            f"{what_is_done(config)}. Expected: a Dense, EinsumDense, Conv1D, Conv2D "
+            "or depthwise convolution that is not excluded. "
+            "Next: use rounding='nearest' and scales='max'."
         )
     return ratios, [(w, places.get(id(w.variable), place)) for w, place in plan]
 
@@ -178,7 +177,7 @@ def _places(
         scales = input_scales(layer, exact, coding, moments)
         if scales is not None:
             scaled_place = replace(place, coding=coding, input_scales=scales)
-            # What suits the nearest codes need not suit others.
+            # Input scales may increase the error of methods other than nearest.
             places = (
                 [scaled_place]
                 if config.rounding == NEAREST

@@ -1,8 +1,8 @@
-"""Second-order rounding: what one weight loses, the weights after it make up for.
+"""Second-order rounding (GPTQ): later weights compensate for the error of earlier ones.
 
-The rows of a kernel are rounded one by one, those of the largest inputs first. What is
-lost of a row goes to the rows that are not rounded yet, by the inverse of the second
-moments of the inputs, so that what comes out changes least.
+The rows of a kernel are rounded one by one, largest inputs first. The error of a row is
+distributed over the remaining rows by the inverse second moments of the inputs. This
+reduces the output error.
 
 Source: Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ: Accurate Post-Training
 Quantization for Generative Pre-trained Transformers", 2022.
@@ -13,24 +13,20 @@ import numpy as np
 from kerasmem.compression.quantize.on_data.moments import Moments
 
 _DAMPING = 0.01
-"""Share of the mean diagonal that is added to it, so that the inverse is sound."""
+"""Fraction of the mean diagonal to add to the diagonal before inversion."""
 
 _BLOCK = 64
-"""So many rows are rounded before those behind them hear of it."""
+"""Number of rows to round before the update of later rows."""
 
 
 def second_order_codes(
     moments: Moments, weights: np.ndarray, steps: np.ndarray, limit: int
 ) -> np.ndarray:
-    """Return codes of a kernel as matrices.
+    """Return the codes of a kernel in matrix form.
 
-    No output has a larger squared error than with codes to nearest. Zeros stay.
-
-    Args:
-        moments: of the inputs, whatever the float model gives.
-        weights: float64, (groups, K, outputs).
-        steps: what the codes are multiplied with, of the same shape.
-        limit: the largest code.
+    No output has a larger squared error than with rounding to nearest. Zeros stay.
+    `weights` are float64 and `steps` are the steps of their codes, both (groups, K,
+    outputs).
     """
     input_moments = moments.settled.rounded
     nearest = np.clip(np.rint(weights / steps), -limit, limit)
@@ -47,12 +43,12 @@ def _codes(
     rounded: np.ndarray, weights: np.ndarray, steps: np.ndarray, limit: int
 ) -> np.ndarray:
     size, diagonal = len(rounded), np.diagonal(rounded)
-    # An input that is always zero says nothing: its weights are rounded to nearest.
+    # Weights of an input that is always zero are rounded to nearest.
     damped_moments = rounded + np.diag(
         _DAMPING * diagonal.mean() + np.where(diagonal > 0, 0.0, 1.0)
     )
     order = np.argsort(-diagonal, kind="stable")
-    # From the last row up Cholesky gives an upper root, whose inverse is the one.
+    # Reversed rows make the Cholesky factor upper triangular.
     moments_in_order = damped_moments[np.ix_(order[::-1], order[::-1])]
     upper = _inverse(np.linalg.cholesky(moments_in_order)[::-1, ::-1])
     remaining_weights, steps = weights[order], steps[order]

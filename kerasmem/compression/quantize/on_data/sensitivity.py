@@ -1,11 +1,12 @@
-"""Sensitivity: how far a model's outputs go when one layer is rounded.
+"""Sensitivity: change of a model's outputs when one layer is rounded.
 
-Each layer is changed alone, and the divergence of the outputs from those of the float
-model is taken; what lies before the layer is not run again. The divergence grows with
-the square of small changes, and with another power of large ones.
+The change is the divergence from the outputs of the float model. Layers before the
+changed layer do not run again. The divergence grows with the square of small changes
+and with another power of large ones.
 
 Source: Dong, Yao, Gholami, Mahoney and Keutzer, "HAWQ: Hessian AWare Quantization of
-Neural Networks with Mixed-Precision", 2019, of the second order; here it is measured.
+Neural Networks with Mixed-Precision", 2019. The paper uses second-order information;
+here the change is measured.
 """
 
 import math
@@ -27,12 +28,12 @@ from kerasmem.stages import stage
 from kerasmem.types import Dataset, Model
 
 _SAMPLES, _PLACES = 64, 512
-"""So many samples tell of a layer, and so many places of outputs, at most."""
+"""Maximum number of samples and of output positions per layer."""
 
 _BATCH_SIZE = 16
 
 _LEAST_SHARE = 1e-6
-"""Of the mean square: the least that counts for a variance."""
+"""Minimum variance as a fraction of the mean square."""
 
 
 def sensitivities(
@@ -41,17 +42,16 @@ def sensitivities(
     changed: Callable[[int], AbstractContextManager[None]],
     data: Dataset,
 ) -> np.ndarray:
-    """Return for each layer how far the outputs go when it alone is changed, in nats.
+    """Return the mean divergence of the outputs for each changed layer, in nats.
 
-    It is the mean over places of outputs, those of weight 0 left out, where the data
-    has weights of places, such as those of padding.
+    Output positions with sample weight 0, such as padding, do not count. The model is
+    unchanged afterwards. At most 64 samples or 512 output distributions are used.
 
     Args:
-        model: a built model; it is as before when this returns.
-        layers: layers anywhere in it, each as often as it is changed; or the model.
-        changed: returns a scope in which the layer of a number is changed.
-        data: samples in any form that `kerasmem.files.data` lists; the first 64 count,
-            or as many as give 512 distributions of outputs.
+        model: Built model.
+        layers: Layers to change, with repetitions, or the model.
+        changed: Returns a scope in which the layer of an index is changed.
+        data: Samples in any form listed in `kerasmem.files.data`.
     """
     outputs = keras.tree.flatten(outputs_on(model, few_inputs(model, data)))
     places = max(math.prod(y.shape[1:-1]) for y in outputs)
@@ -93,7 +93,7 @@ def _variance(batches: Sequence[Any]) -> float:
     arrays = [to_numpy(keras.ops.cast(y, "float32")).reshape(-1) for y in batches]
     values = np.concatenate(arrays).astype(np.float64)
     power = float(np.mean(values**2))
-    # Of what is always the same, an error counts beside the value.
+    # The error of a constant output is relative to its value.
     return max(float(values.var()), _LEAST_SHARE * power) or 1.0
 
 

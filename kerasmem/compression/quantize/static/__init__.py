@@ -1,1 +1,1 @@
-"""Weights and activations in int8, computed with integers as LiteRT does."""
+"""Static int8 quantization of weights and activations, as in LiteRT."""

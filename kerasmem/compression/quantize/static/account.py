@@ -1,4 +1,4 @@
-"""The account of int8-static: weights, calls that stay float, the noise of outputs."""
+"""Weight changes of static int8 quantization: weights, float calls, output errors."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -27,13 +27,9 @@ def account(
     stored: Sequence[WeightChange],
     ratios: Mapping[int, float | None],
 ) -> list[WeightChange]:
-    """Return a change for every weight, and for calls without any that stay float.
+    """Return the changes of all weights, and of calls without weights that stay float.
 
-    Args:
-        plan: of the calls of the float model.
-        blocks: The layer of the float model that each weight belongs to.
-        stored: how each weight is stored.
-        ratios: what `output_sqnr_db` returns.
+    `blocks` are the float layers of the weights. `ratios` come from `output_sqnr_db`.
     """
     calls: dict[int, list[Call]] = defaultdict(list)
     for call in plan.calls.calls:
@@ -50,7 +46,7 @@ def account(
 def _kinds(plan: StaticPlan, calls: Sequence[Call]) -> tuple[bool, str | None]:
     if not calls:
         return False, "is not used"
-    # Of a layer that is taken apart those that have its weights.
+    # For a split layer, only the parts with weights count.
     parts = [c for c in calls if c.operation is c.layer or c.operation.weights]
     reasons = [plan.reasons.get(call.name) for call in parts]
     why = next((reason for reason in reasons if reason is not None), None)
@@ -69,7 +65,7 @@ def _of_weight(
     if not is_coded:
         detail = f"{detail}, computed with floats: {why}"
     elif not detail.endswith("all zero"):
-        detail += ", times int8"
+        detail += ", int8 inputs"
     if is_coded and why is not None:
         detail += f"; in some calls computed with floats: {why}"
     return replace(change, detail=detail, output_sqnr_db=ratio)
@@ -91,25 +87,16 @@ def _rounded_outputs(plan: StaticPlan, call: Call) -> list[str]:
 
 
 SAMPLES = Calibration(samples=128)
-"""The samples that the noise of outputs is measured on, and the batch size."""
+"""Number of samples and batch size for output errors."""
 
 
 def output_sqnr_db(
     plan: StaticPlan, model: Model, rounded: Any, layers: Container[int], data: Dataset
 ) -> dict[int, float | None]:
-    """Return the signal-to-noise ratio of outputs of layers, by the layer's id.
+    """Return the signal-to-noise ratio of the outputs of `layers`, by their id, in dB.
 
-    Both models are given the samples, so that the figure, a ratio in dB, contains the
-    noise of the layers before. The output of a layer with a ReLU behind it is that of
-    the ReLU.
-
-    Args:
-        plan: of the calls of the float model.
-        model: the float model.
-        rounded: the model with codes and fake quantization.
-        layers: ids of the layers of the float model to measure.
-        data: samples in any form that `kerasmem.files.data` lists; the first 128 are
-            taken, batch by batch.
+    Both models run on the first 128 samples, so the noise includes that from earlier
+    layers. For a layer with a fused ReLU, the output of the ReLU is measured.
     """
     calls, rounded_calls = flatten(model), flatten(rounded)
     layer_of_name = {
@@ -118,7 +105,7 @@ def output_sqnr_db(
         if id(call.layer) in layers
         for name in _rounded_outputs(plan, call)
     }
-    names = {name: name for name in layer_of_name}  # by those of the tensors behind
+    names = {name: name for name in layer_of_name}  # keys: names after rounding
     for call in rounded_calls.calls:
         before = [rounded_calls.names[number] for number in call.inputs]
         if isinstance(call.operation, FakeQuantize) and before[0] in names:
@@ -130,7 +117,7 @@ def output_sqnr_db(
             outputs: dict[str, np.ndarray] = {}
 
             def keep(name: str, value: Any, outputs: Tensors = outputs) -> None:
-                if name in names:  # rounded ones in the place of others
+                if name in names:  # a rounded tensor replaces the one before it
                     outputs[names[name]] = to_numpy(value)
 
             def compare(name: str, value: Any, outputs: Tensors = outputs) -> None:

@@ -1,4 +1,4 @@
-"""Weights and activations in int8: codes of kernels, fixed ranges of activations."""
+"""Static int8 quantization of a model: kernels and activation ranges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,28 +30,21 @@ _NO_RANGES: Ranges = MappingProxyType({})
 def quantize_static(
     model: Model, config: Quantize, data: Dataset, known: Ranges = _NO_RANGES
 ) -> tuple[Any, list[WeightChange]]:
-    """Return a model with kernels in int8 and rounded activations, and its account.
+    """Return a copy with int8 kernels and rounded activations, and its weight changes.
 
-    BatchNormalization is folded first, biases are corrected if that is asked for, then
-    the ranges are taken from samples. Every tensor with a form in int8 is rounded to
-    the 256 codes of its range by a `FakeQuantize`.
-
-    Args:
-        model: a built model with a graph; it is not touched.
-        config: the scheme, and how to calibrate.
-        data: samples in any of the forms that `kerasmem.files.data` lists; None if
-            all ranges are known.
-        known: ranges that a training has found; a calibration finds what they lack.
+    The steps are batch normalization folding, optional bias correction, calibration and
+    insertion of a `FakeQuantize` after every tensor that LiteRT supports in int8. A
+    calibration adds the ranges that `known` lacks.
 
     Raises:
-        ConfigError: if there is neither data nor all ranges, or a regular expression
-            means no weight.
-        DataError: if the data does not fit the model, or holds NaN or infinity.
-        ModelError: if the model has no graph, nothing to quantize, or NaN or infinity
+        ConfigError: If a range is missing and there is no data, or a regular expression
+            matches no weight.
+        DataError: If the data does not fit the model, or contains NaN or infinity.
+        ModelError: If the model has no graph, nothing to quantize, or NaN or infinity
             in its weights.
 
     Warns:
-        KerasMemWarning: before the calibration, if less than half of the
+        KerasMemWarning: Before the calibration, if less than half of the
             multiplications would have int8 inputs.
     """
     _check_graph(model)
@@ -67,10 +60,10 @@ def quantize_static(
         w for w in weights(folded_model) if w.place in excluded_places
     )
     plan = plan_of(folded_model, stays)
-    if not known:  # else the training of `km.quantization_aware` has warned
+    if not known:  # otherwise `km.quantization_aware` has warned already
         warn_if_mostly_float(plan)
     ranges = _ranges(folded_model, plan, config, data, known)
-    if not known:  # else the training has rounded what this plan rounds
+    if not known:  # otherwise keep the plan used in training
         plan = plan_of(folded_model, stays, ranges)
     rewrite = Rounding(folded_model, _fixed(places(folded_model, plan), plan, ranges))
     rounded_model, pairs = rewrite.run(folded_model)
@@ -98,10 +91,9 @@ def quantize_static(
 def _fixed(
     points: Mapping[str, RoundingPoint], plan: StaticPlan, ranges: Ranges
 ) -> dict[str, RoundingPoint]:
-    """Return the places with their ranges, and the names of all tensors in one.
+    """Return the positions with their ranges and with all tensors that share them.
 
-    Tensors that have the range of others without being rounded themselves, such as
-    maxima, belong to the first place with that range.
+    A tensor that shares a range without being rounded belongs to the first position.
     """
     ends, point_names = plan.ranges(ranges), {each.tensor for each in points.values()}
     others = {
@@ -130,7 +122,7 @@ def _ranges(
 
 
 def check_has_ranges(config: Quantize, data: Dataset, known: Ranges) -> None:
-    """Raise if there are neither samples nor ranges that a training has found."""
+    """Raise `ConfigError` if there are neither samples nor ranges from training."""
     if data is None and (config.bias_correction or not known):
         raise _no_data(config)
 
@@ -138,17 +130,18 @@ def check_has_ranges(config: Quantize, data: Dataset, known: Ranges) -> None:
 def _no_data(config: Quantize, missing: Sequence[str] = ()) -> ConfigError:
     lacking = f", ranges without {', '.join(map(repr, missing[:3]))}" if missing else ""
     return ConfigError(
-        f"The scheme {config.scheme!r} takes the ranges of activations from samples: "
-        "give data=x (--data on the command line). Received: data=None"
-        f"{lacking}{', bias_correction=True' * config.bias_correction}."
+        f"The scheme {config.scheme!r} needs samples to calibrate activation ranges. "
+        f"Received: data=None{lacking}"
+        f"{', bias_correction=True' * config.bias_correction}. "
+        "Next: pass data=x (--data on the command line)."
     )
 
 
 def _check_graph(model: Model) -> None:
     if listed_graph(model) is None:
         raise ModelError(
-            "Activations are rounded between the layers of a model. Expected: a "
-            "Sequential or Functional model whose config lists its layers. Received: "
-            f"model={model.name!r}, of class {type(model).__name__}, whose config "
-            "does not. Next: Quantize('int8-dynamic')."
+            "Activations can only be rounded between the layers of a graph. Expected: "
+            "a Sequential or Functional model whose config lists its layers. Received: "
+            f"model={model.name!r}, of class {type(model).__name__}, without layers in "
+            "its config. Next: use Quantize('int8-dynamic')."
         )

@@ -1,7 +1,7 @@
-"""Static ranges for products inside of layers, where a model's graph cannot be opened.
+"""Static ranges for products inside layers, for models without a graph of layers.
 
-Each product rounds its inputs to the codes of a range from samples, and multiplies
-integers; what comes out is float again.
+Each product rounds its inputs to a calibrated range and multiplies integers. Its
+outputs are float.
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", 2018.
@@ -24,16 +24,11 @@ from kerasmem.types import Dataset, Model
 def activation_scales(
     model: Model, config: Quantize, data: Dataset
 ) -> ActivationScales:
-    """Return the scale of the inputs of each product that the samples reach.
-
-    Args:
-        model: a built model.
-        config: of the scheme `"int8-static"`, and how to calibrate.
-        data: samples in any form that `kerasmem.files.data` lists.
+    """Return the input scale of each product that the samples reach.
 
     Raises:
-        ConfigError: if there are no samples.
-        DataError: if they do not fit the model, or something is not finite.
+        ConfigError: If there are no samples.
+        DataError: If the samples do not fit the model, or a value is not finite.
     """
     check_has_ranges(config, data, {})
     check_data(model, data)

@@ -1,7 +1,7 @@
-"""The operations of Keras that have a form in int8.
+"""Keras operations that LiteRT supports in int8.
 
-Every `unsupported_` function takes an operation and its input tensors, and returns why
-this call has no form in int8, or None.
+Every `unsupported_` function receives an operation and its input tensors. It returns
+why int8 does not support this call, or None.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from kerasmem.graph.values import to_numpy
 from kerasmem.types import Layer, Operation
 
 MOST_AXES = 5
-"""Of a tensor that LiteRT pads."""
+"""Maximum number of axes of a tensor to pad in LiteRT."""
 
 
 def unsupported_product(layer: Layer, tensors: Sequence[Any]) -> str | None:
-    """Tell of a layer with a kernel."""
+    """Check a layer with a kernel."""
     if getattr(layer, "lora_enabled", False):
         return "has LoRA weights"
     if keras.backend.standardize_dtype(layer.kernel.dtype) == "int8":
@@ -31,16 +31,16 @@ def unsupported_product(layer: Layer, tensors: Sequence[Any]) -> str | None:
 
 
 def unsupported_spatial(layer: Layer, tensors: Sequence[Any]) -> str | None:
-    """Tell of a layer that takes pictures or sequences."""
+    """Check a layer for images or sequences."""
     if getattr(layer, "data_format", None) == "channels_first":
-        return "has channels first"
+        return "uses channels_first"
     if None in tensors[0].shape[1:]:
-        return "takes tensors of an open size"
+        return "has inputs of unknown size"
     return None
 
 
 def unsupported_convolution(layer: Layer, tensors: Sequence[Any]) -> str | None:
-    """Tell of a convolution."""
+    """Check a convolution."""
     if layer.padding not in ("same", "valid", "causal"):
         return f"has padding {layer.padding!r}"
     if getattr(layer, "groups", 1) > 1:
@@ -49,16 +49,16 @@ def unsupported_convolution(layer: Layer, tensors: Sequence[Any]) -> str | None:
 
 
 def unsupported_pair(_: Any, tensors: Sequence[Any]) -> str | None:
-    """Tell of an operation on two tensors."""
+    """Check an operation on two tensors."""
     if len(tensors) != 2:
         count = len(tensors)
-        return f"takes {count} tensor{'s' * (count != 1)}, that of LiteRT takes two"
+        return f"has {count} input{'s' * (count != 1)}, but LiteRT supports two"
     one, two = (tensor.shape for tensor in tensors)
-    return None if len(one) == len(two) else "takes tensors of two ranks"
+    return None if len(one) == len(two) else "has inputs of different ranks"
 
 
 def unsupported_padding(operation: Operation, tensors: Sequence[Any]) -> str | None:
-    """Tell of a padding, in whatever it pads with."""
+    """Check a padding, except for the padding value."""
     if len(tensors) != 1:
         return "pads with a tensor"
     rank = len(tensors[0].shape)
@@ -72,39 +72,35 @@ def unsupported_padding(operation: Operation, tensors: Sequence[Any]) -> str | N
 
 
 def unsupported_affine(layer: Layer, tensors: Sequence[Any]) -> str | None:
-    """Tell of a normalization."""
+    """Check a normalization."""
     rank = len(tensors[0].shape)
     axis = getattr(layer, "axis", -1)
     if axis not in (-1, rank - 1, (-1,), (rank - 1,)):
-        return "scales along another axis than the last"
+        return "scales an axis other than the last"
     if None in tensors[0].shape[1:]:
-        return "takes tensors of an open size"
+        return "has inputs of unknown size"
     if affine_factors(layer, tensors[0].shape) is None:
-        return "does not multiply by finite numbers, one for each of the last axis"
+        return "does not have one finite factor per entry of the last axis"
     return None
 
 
 def unsupported_move(layer: Layer, tensors: Sequence[Any]) -> str | None:
-    """Tell of a Flatten or Reshape."""
+    """Check a Flatten or Reshape."""
     shape = tensors[0].shape
     if getattr(layer, "data_format", None) == "channels_first" and len(shape) > 2:
-        return "has channels first"
-    # A tensor in LiteRT has one open length at most, and the batch is one.
+        return "uses channels_first"
+    # A LiteRT tensor has at most one unknown length, which is the batch size.
     if None in layer.compute_output_shape(shape)[1:]:
-        return "gives tensors of an open size"
+        return "has outputs of unknown size"
     return None
 
 
 def affine_factors(
     layer: Layer, shape: Sequence[int | None]
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return factors and offsets of a layer in inference, float64, one per channel.
+    """Return scale and shift of a normalization in inference, float64, per channel.
 
-    None if they are not finite, or not one per channel.
-
-    Args:
-        layer: a BatchNormalization, Normalization or Rescaling.
-        shape: of what it takes, its last axis that of the channels.
+    None if they are not finite or not per channel. `shape` is the input shape.
     """
     if isinstance(layer, keras.layers.BatchNormalization):
         return factors(layer) if is_sound(layer) else None
@@ -136,16 +132,16 @@ def _per_channel(value: Any, shape: Sequence[int | None]) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """The form of an operation in int8.
+    """Int8 support of an operation.
 
     Args:
-        unsupported: returns why an operation of this kind has no form; None if it has.
-        starts_int8: whether inputs are rounded for its sake; others take rounded inputs
-            where there are some.
-        keeps_scale: whether its output has the range of its inputs.
-        fuses_relu: whether a ReLU behind it is computed as a part of it.
-        ends: The range of its output, where it can have no other.
-        unsupported_call: like `unsupported`, of the arguments of a call.
+        unsupported: Returns why an operation of this kind is not supported, or None.
+        starts_int8: Whether inputs are rounded for this operation. Other operations
+            only use inputs that are rounded already.
+        keeps_scale: Whether the output has the range of the inputs.
+        fuses_relu: Whether a following ReLU is fused with the operation.
+        ends: Fixed range of the output, or None.
+        unsupported_call: Like `unsupported`, for the arguments of a call.
     """
 
     unsupported: Callable[[Any, Sequence[Any]], str | None] = lambda *_: None
@@ -157,7 +153,7 @@ class OpSpec:
 
 
 def kind_of(operation: Operation) -> OpSpec | None:
-    """Return the form of an operation in int8, None if it has none."""
+    """Return the int8 support of an operation, or None."""
     form = entry_of(operation).integer or ""
     if form == "activation":
         return _ACTIVATIONS.get(activation_of(operation) or "", _RELU)
@@ -167,22 +163,19 @@ def kind_of(operation: Operation) -> OpSpec | None:
 def unsupported_call_of(
     operation: Operation, tensors: Sequence[Any], call: Any
 ) -> str | None:
-    """Return why one call cannot be computed with codes, None if it can.
+    """Return why a call is not supported in int8, or None.
 
-    Args:
-        operation: what is called.
-        tensors: the `KerasTensor`s that it takes.
-        call: its positional and its keyword arguments.
+    `call` contains the positional and keyword arguments.
     """
     kind, (args, kwargs) = kind_of(operation), call
     if kind is None:
-        return f"{type(operation).__name__} has no form in int8"
+        return f"{type(operation).__name__} has no int8 support"
     reason = kind.unsupported(operation, tensors)
     return reason or kind.unsupported_call(*args, **kwargs)
 
 
 def is_identity(operation: Operation) -> bool:
-    """Return True for what hands on its input in inference."""
+    """Return whether an operation returns its input in inference."""
     entry = entry_of(operation)
     if entry.channels == "activation":
         return activation_of(operation) is None
@@ -191,13 +184,13 @@ def is_identity(operation: Operation) -> bool:
 
 def _slope(operation: Operation) -> float:
     own = getattr(operation, "negative_slope", None)
-    # Keras names the slope that its function has of itself nowhere else.
+    # Keras has no constant for the default slope of its function.
     return float(-keras.activations.leaky_relu(-1.0)) if own is None else float(own)
 
 
 def _unsupported_padding_value(_: Any, constant_values: Any = None) -> str | None:
     is_zero = constant_values is None or not np.any(constant_values)
-    return None if is_zero else "pads with other numbers than zeros"
+    return None if is_zero else "pads with nonzero values"
 
 
 def _pads_batch(operation: Operation) -> bool:
@@ -209,7 +202,7 @@ def _product(unsupported: Any) -> OpSpec:
 
 
 _AFFINE = OpSpec(unsupported_affine, fuses_relu=True)
-_RELU = OpSpec(lambda x, _: None if activation_of(x) in RELU else "has no form in int8")
+_RELU = OpSpec(lambda x, _: None if activation_of(x) in RELU else "has no int8 support")
 _LEAKY = OpSpec(
     lambda operation, _: "has a negative slope" if _slope(operation) < 0 else None
 )
@@ -217,7 +210,7 @@ _ACTIVATIONS = {
     "leaky_relu": _LEAKY,
     "hard_silu": OpSpec(),
     "silu": OpSpec(),
-    # LiteRT has no other ranges for them.
+    # LiteRT fixes the ranges of these two.
     "sigmoid": OpSpec(ends=(0.0, 255 / 256)),
     "tanh": OpSpec(ends=(-1.0, 127 / 128)),
 }
@@ -243,14 +236,14 @@ KINDS = {
     "leaky_rectifier": _LEAKY,
     "rectifier": _RELU,
 }
-"""By the word in the column `integer` of the layer table."""
+"""Int8 support by the column `integer` of the layer table."""
 
 
 def is_relu(operation: Operation) -> bool:
-    """Return True for a ReLU or ReLU6 that is a layer or operation of its own."""
+    """Return whether an operation is a separate ReLU or ReLU6."""
     return kind_of(operation) is _RELU and activation_of(operation) in RELU
 
 
 def is_affine(operation: Operation) -> bool:
-    """Return True for a normalization, which multiplies each channel and adds to it."""
+    """Return whether an operation is a normalization with factors per channel."""
     return kind_of(operation) is _AFFINE

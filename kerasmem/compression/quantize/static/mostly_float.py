@@ -1,4 +1,4 @@
-"""Warns before a calibration that hardly any multiplication would get int8 inputs."""
+"""Warning before calibration if few multiplications would have int8 inputs."""
 
 import math
 import warnings
@@ -15,10 +15,9 @@ _MOST_NAMED = 3
 
 
 def warn_if_mostly_float(plan: StaticPlan) -> None:
-    """Warns if less than half of the multiplications with kernels have int8 inputs.
+    """Warn if less than half of the multiplications have int8 inputs.
 
-    Args:
-        plan: of all calls of a model. Excluded layers do not count.
+    Excluded layers do not count.
     """
     counts = Counter[str]()
     for call in plan.calls.calls:
@@ -40,10 +39,10 @@ def warn_if_mostly_float(plan: StaticPlan) -> None:
 
 
 def _multiplications(plan: StaticPlan, call: Call) -> int:
-    """Returns the multiplications of a call with kernels, for one sample.
+    """Return the number of kernel multiplications of a call for one sample.
 
-    Open axes count as one position. A layer of an unknown kind counts its kernels at
-    each position of the longer of its inputs and outputs, as a recurrent layer does.
+    Unknown axes count as one position. A layer of unknown kind, such as a recurrent
+    layer, counts its kernels at each position of its longer inputs or outputs.
     """
     entry = entry_of(call.operation)
     if entry.kernel == "embedding":

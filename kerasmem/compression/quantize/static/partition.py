@@ -1,4 +1,4 @@
-"""The partition of a model: rounded where kernels read it, float elsewhere."""
+"""Partition of a model into int8 and float calls."""
 
 from collections.abc import Mapping
 
@@ -19,27 +19,22 @@ from kerasmem.graph.flat_calls import flatten
 from kerasmem.types import Model
 
 _COARSE = 4
-"""So many of its own steps a normalization may make of one step of what it takes."""
+"""Maximum rounding step of a normalization's scaled input, in steps of its output."""
 
 
 def plan_of(
     model: Model, stays: Stays = lambda _: None, ranges: Ranges | None = None
 ) -> StaticPlan:
-    """Return what becomes of every call of a model.
+    """Return the plan of every call of a model.
 
-    Nothing is rounded where only layers that stay float read it, and layers without a
-    kernel stay float there. Inputs of the model stay float up to the first layer with a
-    kernel, where layers that stay float or a normalization of values that are too
-    unlike for one scale come before it.
-
-    Args:
-        model: a built model with a graph.
-        stays: tells why a layer is to stay float, None if it need not.
-        ranges: of its tensors; None where they are not known yet.
+    Tensors that only float layers read are not rounded, and layers without a kernel
+    stay float there. The first layers of the model stay float up to the first kernel in
+    two cases: float layers come first, or values are too different for one scale before
+    a normalization. `stays` returns why a layer stays float, or None.
 
     Raises:
-        ConfigError: if a range is none.
-        ModelError: if nothing has a form in int8.
+        ConfigError: If a range is invalid.
+        ModelError: If no layer supports int8.
     """
     float_calls: dict[str, str] = {}
     while True:
@@ -60,8 +55,8 @@ def plan_of(
 
 def _nothing(model: Model, reasons: Mapping[str, str]) -> ModelError:
     causes = [f"{name!r} {reason}" for name, reason in reasons.items()]
-    is_open = any("open size" in cause for cause in causes)
-    advice = " Next: give the Input a fixed shape, such as (224, 224, 3)."
+    is_open = any("unknown size" in cause for cause in causes)
+    advice = " Next: pass a fixed shape to the Input, such as (224, 224, 3)."
     return ModelError(
         f"The model {model.name!r} has nothing to quantize to int8-static. "
         f"Received: {'; '.join(causes[:3])}.{advice * is_open}"
@@ -87,7 +82,7 @@ def _apart_in_vain(plan: StaticPlan) -> dict[str, str]:
 
 def _coded_in_vain(plan: StaticPlan, wanted: set[int]) -> dict[str, str]:
     return {
-        call.whole: "leads to layers that stay float"
+        call.whole: "only precedes layers that stay float"
         for call in plan.calls.calls
         if call.name in plan.steps
         and not _takes_codes(call, plan.steps[call.name], wanted)
@@ -95,18 +90,18 @@ def _coded_in_vain(plan: StaticPlan, wanted: set[int]) -> dict[str, str]:
 
 
 def _takes_codes(call: Call, step: Int8Call, wanted: set[int]) -> bool:
-    # What was one layer with a kernel has codes in all of its parts.
+    # Keep all parts of a split layer with a kernel in int8.
     is_part = call.operation is not call.layer
     stays_whole = is_part and bool(getattr(call.layer, "weights", ()))
     return step.kind.starts_int8 or stays_whole or step.output in wanted
 
 
 def _wanted(plan: StaticPlan) -> set[int]:
-    """Return the numbers of tensors that are wanted in codes.
+    """Return the numbers of tensors to round because of their readers.
 
-    They are taken by what gains by codes or makes some that are wanted. What the model
-    gives is wanted in codes too, and so is what its last layer takes: files of integers
-    have both.
+    Readers are layers that benefit from int8 and layers whose own output is wanted.
+    Outputs of the model and inputs of its last layer are wanted too, because int8 files
+    contain both.
     """
     ends = set(map(plan.number, plan.calls.outputs))
     numbers = set(ends)
@@ -131,7 +126,7 @@ def _too_coarse(plan: StaticPlan, ranges: Ranges) -> dict[str, str]:
         factors, _ = affine_factors(call.operation, shape) or (np.zeros(1), None)
         before, after = (plan.calls.names[n] for n in (step.inputs[0], step.output))
         if widths[before] * np.abs(factors).max() > _COARSE * widths[after]:
-            reasons[call.whole] = "takes values that are too unlike for one scale"
+            reasons[call.whole] = "has inputs that are too different for one scale"
     return reasons
 
 

@@ -1,4 +1,4 @@
-"""The plan of int8-static: the tensors that are rounded, and which share a range."""
+"""Plan of static int8 quantization: rounded tensors, and tensors that share a range."""
 
 import math
 from collections import defaultdict
@@ -25,23 +25,20 @@ from kerasmem.graph.layers import Weight, own_graph
 from kerasmem.types import Model
 
 _NARROWEST = 255 * float(np.finfo(np.float32).tiny)
-"""The width of the narrowest range whose step float32 holds exactly."""
+"""Width of the narrowest range with a step that is exact in float32."""
 
 Ends = tuple[float, float]
-"""The lower and the upper end of a range."""
+"""Lower and upper end of a range."""
 
 Ranges = Mapping[str, Ends]
-"""Pairs of ends by the name of a tensor."""
+"""Pairs of lower and upper end by tensor name."""
 
 
 @dataclass(frozen=True)
 class Int8Call:
-    """One call with a form in int8.
+    """A call that is computed in int8.
 
-    Args:
-        kind: its form.
-        inputs: numbers of its input tensors.
-        output: number of its output tensor, after a ReLU that is a part of it.
+    `inputs` and `output` are tensor numbers. The output follows a fused ReLU.
     """
 
     kind: OpSpec
@@ -51,18 +48,18 @@ class Int8Call:
 
 @dataclass
 class StaticPlan:
-    """The calls of a model with and without a form in int8.
+    """Int8 and float calls of a model.
 
     Args:
-        calls: all of them.
-        same: numbers of tensors by those of their equals.
-        steps: the calls with a form in int8, by name.
-        gone: names of those that are computed as a part of others.
-        reasons: why the others stay float, by name.
-        shared: numbers of tensors by those of tensors that have the same range.
-        fixed: ranges of tensors that can have no others, by their numbers.
-        floats: numbers of outputs of products that are not rounded, for only layers
-            that stay float read them.
+        calls: All calls.
+        same: Tensor numbers by the number of an identical tensor.
+        steps: Int8 calls by name.
+        gone: Names of calls that are fused with others.
+        reasons: Reasons of float calls by name.
+        shared: Tensor numbers by the number of a tensor with the same range.
+        fixed: Fixed ranges by tensor number.
+        floats: Numbers of product outputs that stay float, because only float layers
+            read them.
     """
 
     calls: Calls
@@ -75,33 +72,30 @@ class StaticPlan:
     floats: set[int] = field(default_factory=set)
 
     def number(self, tensor: int) -> int:
-        """Return the number of a tensor, or of the one that it is."""
+        """Return the number of a tensor, or of an identical earlier tensor."""
         return _root(self.same, tensor)
 
     def ends_in(self, tensor: int) -> bool:
-        """Return True for a tensor that the model returns."""
+        """Return whether a tensor is an output of the model."""
         return tensor in map(self.number, self.calls.outputs)
 
     @property
     def coded(self) -> set[str]:
-        """The names of the tensors that are rounded."""
+        """Names of rounded tensors."""
         return {name for group in self.groups() for name in group}
 
     def has_fixed_range(self, tensor: int) -> bool:
-        """Return True for a tensor that shares its range with one of `fixed`."""
+        """Return whether a tensor shares its range with a tensor in `fixed`."""
         root = _root(self.shared, tensor)
         return any(_root(self.shared, number) == root for number in self.fixed)
 
     def ranges(self, known: Ranges) -> Ranges:
-        """Return the ranges of the rounded tensors, equal where they share one.
+        """Return the ranges of rounded tensors, equal where tensors share a range.
 
-        Tensors of which `known` has none that decides are left out.
-
-        Args:
-            known: the range of the values of each tensor, by its name.
+        Tensors without a known range are omitted.
 
         Raises:
-            ConfigError: if one of them is none.
+            ConfigError: If a range is invalid.
         """
         ranges = {}
         for group, members in self.groups().items():
@@ -115,11 +109,7 @@ class StaticPlan:
         return ranges
 
     def needed(self, rounded: Container[str]) -> list[str]:
-        """Return the names of the tensors whose values decide on the ranges of some.
-
-        Args:
-            rounded: names of the tensors whose ranges are wanted.
-        """
+        """Return the names of tensors whose values determine the `rounded` ranges."""
         return [
             name
             for group, members in self.groups().items()
@@ -162,7 +152,7 @@ def _root(links: Mapping[int, int], number: int) -> int:
 def _ends(ranges: Ranges, name: str) -> Ends:
     if not is_range(ranges[name]):
         raise ConfigError(
-            "A range has a lower and an upper end, both finite. "
+            "Expected a range with a lower and an upper end, both finite. "
             f"Received: ranges[{name!r}]={ranges[name]!r}."
         )
     low, high = map(float, ranges[name])
@@ -170,7 +160,7 @@ def _ends(ranges: Ranges, name: str) -> Ends:
 
 
 def is_range(ends: Any) -> bool:
-    """Return whether something is a lower and an upper end, both finite."""
+    """Return whether a value is a finite lower and upper end."""
     is_pair = isinstance(ends, tuple | list) and len(ends) == 2
     if not is_pair or not all(isinstance(end, Real) for end in ends):
         return False
@@ -178,9 +168,9 @@ def is_range(ends: Any) -> bool:
 
 
 def named_as_in(copy: Any, model: Model, ranges: Ranges) -> Ranges:
-    """Return ranges with those of inputs under the names that a copy has for them.
+    """Return ranges with the input names of a copy.
 
-    An input that was given no name has another one in a copy.
+    Inputs without a name get new names in a copy.
     """
     pairs = zip(own_graph(model).inputs, own_graph(copy).inputs, strict=True)
     names = {old.name: new.name for old, new in pairs}
@@ -188,13 +178,13 @@ def named_as_in(copy: Any, model: Model, ranges: Ranges) -> Ranges:
 
 
 Stays = Callable[[Any], str | None]
-"""Returns why a layer has to stay float, None if it need not."""
+"""Returns why a layer stays float, or None."""
 
 EXCLUDED = "is excluded"
 
 
 def staying_float(excluded: Iterable[Weight]) -> Stays:
-    """Return what tells of the layers that have these weights."""
+    """Return a function that returns why a layer with excluded weights stays float."""
     layers = {id(weight.block) for weight in excluded}
     return lambda layer: EXCLUDED if id(layer) in layers else None
 
@@ -204,15 +194,11 @@ def make_plan(
     stays: Stays = lambda _: None,
     float_calls: Mapping[str, str] | None = None,
 ) -> StaticPlan:
-    """Return which calls of a model have a form in int8.
+    """Return the plan of all calls of a model.
 
-    A layer with a kernel has one wherever it stands; others only behind one, or at the
-    beginning: nothing is rounded for their sake.
-
-    Args:
-        calls: those of the model.
-        stays: tells of layers that are to stay float.
-        float_calls: why more calls are to, by their names in the model.
+    Layers with a kernel are computed in int8 wherever they occur. Other layers are
+    computed in int8 only after such a layer or at the inputs of the model.
+    `float_calls` contains reasons for more calls to stay float.
     """
     plan = StaticPlan(calls)
     takers = _takers(plan)
@@ -255,25 +241,25 @@ def _takers(plan: StaticPlan) -> dict[int, list[Call]]:
 def _why_float(plan: StaticPlan, call: Call, coded: set[int]) -> str | None:
     kind = kind_of(call.operation)
     if kind is None:
-        return f"{type(call.operation).__name__} has no form in int8"
+        return f"{type(call.operation).__name__} has no int8 support"
     if call.is_trained:
         return "is called with training=True"
     numbers = [plan.number(number) for number in call.inputs]
     if not all(map(plan.calls.is_float, numbers)):
-        return "takes what are no floats"
+        return "has inputs that are not float"
     tensors = [plan.calls.tensors[number] for number in numbers]
     arguments = call.arguments({n: plan.calls.tensors[n] for n in call.inputs})
     reason = unsupported_call_of(call.operation, tensors, arguments)
     if reason is None and not kind.starts_int8 and not coded & set(numbers):
-        return "stands behind layers that stay float"
+        return "follows layers that stay float"
     if kind.ends is not None and plan.ends_in(call.outputs[0]):
-        return "is the end of the model"
+        return "is an output of the model"
     if (
         kind.keeps_scale
         and len(numbers) > 1
         and any(map(plan.has_fixed_range, numbers))
     ):
-        return "joins what can have only a range of its own"
+        return "joins a tensor with a fixed range"
     return reason
 
 
@@ -291,10 +277,7 @@ def _with_relu(
 
 
 def _join_calls_of_one(plan: StaticPlan) -> None:
-    """Make the tensors share a range that are one in the graph, called several times.
-
-    Such are those of a model that is called twice, and those within a shared layer.
-    """
+    """Make the outputs of repeated calls of a model or layer share a range."""
     first: dict[tuple[int, str], int] = {}
     for call in plan.calls.calls:
         within = call.name.removeprefix(call.whole)

@@ -1,4 +1,4 @@
-"""Layers that do several things, taken apart into layers that do one each."""
+"""Splitting of layers with several operations into one layer per operation."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from kerasmem.types import Layer
 L = keras.layers
 
 RELU = ("relu", "relu6")
-"""The activations that are computed as a part of the layer before them."""
+"""Activations that are fused with the layer before them."""
 
 _SEPARABLE = {1: (L.DepthwiseConv1D, L.Conv1D), 2: (L.DepthwiseConv2D, L.Conv2D)}
 _OPERATIONS = {
@@ -34,11 +34,10 @@ _FUNCTIONS = {
 
 
 def split(layer: Layer) -> list[Part] | None:
-    """Return the layers that compute what one does, None for one that stays whole.
+    """Return the layers that compute the same as one layer. None if it stays whole.
 
-    A convolution or Dense with an activation other than ReLU becomes one without and
-    the activation; a separable convolution its two convolutions. New layers have copies
-    of the weights.
+    An activation other than ReLU becomes a layer after its convolution or Dense. A
+    separable convolution becomes two convolutions. Weights are copied.
     """
     entry = entry_of(layer)
     if entry.kernel == "separable":
@@ -52,9 +51,9 @@ def split(layer: Layer) -> list[Part] | None:
 
 
 def activation_of(layer: Layer) -> str | None:
-    """Return the name of the activation of a layer or operation, None for a linear one.
+    """Return the activation name of a layer or operation. None if it is linear.
 
-    `"other"` is one that has no name that matters here.
+    Returns `"other"` for activations without int8 support.
     """
     function = getattr(layer, "activation", None)
     if isinstance(layer, L.ReLU):

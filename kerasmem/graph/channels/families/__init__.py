@@ -1,1 +1,1 @@
-"""What is known of each family of operations."""
+"""Channel labelling rules for families of operations."""

@@ -1,4 +1,4 @@
-"""Attention: heads, and the dimensions within all of them, go one by one."""
+"""Attention layers, with removable heads and head dimensions."""
 
 import math
 from typing import Any
@@ -20,20 +20,20 @@ from kerasmem.types import Layer
 
 
 def multi_head(call: LabelledCall) -> list[np.ndarray]:
-    """Label MultiHeadAttention."""
+    """Labels MultiHeadAttention."""
     parts = _parts(call.operation)
     heads, dims = parts["query"].kernel.shape[1:]
     return _attended(call, parts, (heads, heads), dims)
 
 
 def grouped_query(call: LabelledCall) -> list[np.ndarray]:
-    """Label GroupQueryAttention: a head of keys goes with all that ask it."""
+    """Labels GroupedQueryAttention. A key head is removed with all its query heads."""
     parts = _parts(call.operation)
     heads, dims = parts["query"].kernel.shape[1:]
     key_heads = parts["key"].kernel.shape[1]
     output = parts["attention_output"].kernel
     output_labels = call.labels.from_weight(output, output.shape[-1])
-    # What comes out has as many channels as the query, always, and so has the value.
+    # Keras requires that output, query and value have the same number of channels.
     query, value, _ = _arguments(call)
     for other in (output_labels, call.labels.only_along(value, -1)):
         call.labels.unite(other, call.labels.only_along(query, -1))
@@ -51,12 +51,12 @@ def _attended(
     output = parts["attention_output"]
     rank = len(query.shape)
     if rank != 3 or "gate" in parts or len(output.kernel.shape) != 3:
-        return call.frozen(f"{layer.name!r} is attention of an unknown form")
+        return call.frozen(f"{layer.name!r} is an unsupported form of attention")
     of_keys = labels.from_weight(parts["key"].kernel, heads[1])
     of_heads = np.repeat(of_keys, heads[0] // heads[1])
     key_dims = labels.from_weight(parts["query"].kernel, dims)
     size = parts["value"].kernel.shape[2]
-    # Fused attention wants dimensions of one number, where they are now.
+    # Fused attention requires equal dimensions of keys and values.
     value_dims = (
         key_dims if size == dims else labels.from_weight(parts["value"].kernel, size)
     )
@@ -75,7 +75,7 @@ def _attended(
 
 
 def biased_heads(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
-    """Return the additions of the biases of queries, values and keys."""
+    """Returns the additions of the biases of queries, values and keys."""
     parts = _parts(call.operation)
     additions = []
     for name, x in zip(("query", "value", "key"), _arguments(call), strict=True):
@@ -96,7 +96,7 @@ def _project(
 ) -> None:
     labels.weigh_axis(dense.kernel, IN, 0, labels.only_along(x, -1))
     for axis, vector in enumerate(channels):
-        # Without its query a dimension has no effect on the scores.
+        # A dimension without a query has no effect on the scores.
         quiet = silenced and axis == 1
         labels.weigh_axis(dense.kernel, OUT, axis + 1, vector, silenced=quiet)
         if dense.bias is not None:
@@ -104,7 +104,7 @@ def _project(
 
 
 def multi_head_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new numbers of heads and dimensions."""
+    """Returns the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
     _, heads, dims = subset.weight_shape(parts["query"].kernel)
     config: dict[str, Any] = {
@@ -122,7 +122,7 @@ def multi_head_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, An
 
 
 def grouped_query_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new numbers of heads and dimensions."""
+    """Returns the new numbers of heads and dimensions."""
     parts = _parts(call.operation)
     _, heads, dims = subset.weight_shape(parts["query"].kernel)
     key_heads = subset.weight_shape(parts["key"].kernel)[1]
@@ -134,7 +134,7 @@ def grouped_query_config(call: LabelledCall, subset: ChannelSubset) -> dict[str,
 
 
 def rescaled_query(call: LabelledCall, subset: ChannelSubset) -> dict[int, float]:
-    """Return the factor that keeps scores as they were, for the query's weights.
+    """Returns a factor for the query's weights that preserves the attention scores.
 
     Keras divides scores by the square root of the number of dimensions.
     """
@@ -144,10 +144,10 @@ def rescaled_query(call: LabelledCall, subset: ChannelSubset) -> dict[int, float
 
 
 def attention(call: LabelledCall) -> list[np.ndarray]:
-    """Label the layer Attention, without weights for its channels."""
+    """Labels the layer Attention, which has no weights per channel."""
     query, value, *key = call.inputs
     if len(call.shapes) > 1 or call.operation.score_mode != "dot":
-        return call.frozen(f"{call.operation.name!r} is attention of an unknown form")
+        return call.frozen(f"{call.operation.name!r} has an unsupported form")
     keys = key[0] if key else value
     scores = contracted(call.labels, [query, keys], ["bqc", "bkc"], "bqk")
     weights = LabelledTensor(scores, (query.shape[0], query.shape[1], keys.shape[1]))

@@ -1,4 +1,4 @@
-"""Convolutions: plain, grouped, depthwise, separable, transposed; in 1, 2, 3 axes."""
+"""Plain, grouped, depthwise, separable and transposed convolutions, 1D to 3D."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from kerasmem.types import Layer
 
 
 def channel_axis(layer: Layer, rank: int) -> int:
-    """Return the axis of channels of what goes into a layer."""
+    """Returns the channel axis of a layer's input."""
     return 1 if layer.data_format == "channels_first" else rank - 1
 
 
 def convolved(call: LabelledCall) -> list[np.ndarray]:
-    """Label a convolution; one with a filter or more per channel is depthwise."""
+    """Labels a convolution. One group per input channel is a depthwise convolution."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
     inputs = labels.only_along(call.x, channel_axis(layer, rank))
@@ -28,8 +28,8 @@ def convolved(call: LabelledCall) -> list[np.ndarray]:
         outputs = np.repeat(inputs, layer.filters // layer.groups)
         labels.weigh_axis(layer.kernel, CHANNEL, rank - 1, outputs)
     else:
-        # Groups stay equal if each of them loses the same places.
-        why = f"{layer.name!r} has groups of one size"
+        # Groups stay equal if each group loses the same indices.
+        why = f"{layer.name!r} needs groups of equal size"
         inputs = labels.join(inputs.reshape(layer.groups, -1), [0], why).ravel()
         labels.weigh_axis(layer.kernel, IN, rank - 2, inputs)
         outputs = labels.from_weight(
@@ -42,7 +42,7 @@ def convolved(call: LabelledCall) -> list[np.ndarray]:
 
 
 def convolution_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of filters and groups."""
+    """Returns the new number of filters and groups."""
     layer = call.operation
     filters = subset.weight_shape(layer.kernel)[-1]
     groups = layer.groups
@@ -52,7 +52,7 @@ def convolution_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, A
 
 
 def transposed(call: LabelledCall) -> list[np.ndarray]:
-    """Label a transposed convolution, whose kernel ends with out, in."""
+    """Labels a transposed convolution. The last kernel axes are outputs, inputs."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
     inputs = labels.only_along(call.x, channel_axis(layer, rank))
@@ -63,7 +63,7 @@ def transposed(call: LabelledCall) -> list[np.ndarray]:
 
 
 def depthwise(call: LabelledCall) -> list[np.ndarray]:
-    """Label a depthwise convolution: kernel axes end with channels, multiplier."""
+    """Labels a depthwise convolution. The last kernel axes are channels, multiplier."""
     layer, labels = call.operation, call.labels
     rank = len(layer.kernel.shape)
     inputs = labels.only_along(call.x, channel_axis(layer, rank))
@@ -72,7 +72,7 @@ def depthwise(call: LabelledCall) -> list[np.ndarray]:
 
 
 def separable(call: LabelledCall) -> list[np.ndarray]:
-    """Label a depthwise convolution with a pointwise one behind it."""
+    """Labels a depthwise convolution followed by a pointwise convolution."""
     layer, labels = call.operation, call.labels
     rank = len(layer.depthwise_kernel.shape)
     inputs = labels.only_along(call.x, channel_axis(layer, rank))
@@ -85,7 +85,7 @@ def separable(call: LabelledCall) -> list[np.ndarray]:
 
 
 def biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
-    """Return the addition of a bias; along the last axis it is always right."""
+    """Returns the addition of a bias, which is always correct along the last axis."""
     layer = call.operation
     if not layer.use_bias or layer.data_format != "channels_first":
         return []

@@ -20,7 +20,7 @@ from kerasmem.types import Layer
 
 
 def dense(call: LabelledCall) -> list[np.ndarray]:
-    """Label a Dense layer, on the last axis of a tensor of any rank."""
+    """Labels a Dense layer, along the last axis of a tensor of any rank."""
     layer, labels = call.operation, call.labels
     inputs = labels.only_along(call.x, -1)
     labels.weigh_axis(layer.kernel, IN, 0, inputs)
@@ -33,9 +33,9 @@ def dense(call: LabelledCall) -> list[np.ndarray]:
 
 
 def embedding(call: LabelledCall) -> list[np.ndarray]:
-    """Label an embedding: what it looks up has the channels of its table.
+    """Labels an embedding. Outputs have the channels of the table.
 
-    Channels that are its indices stay: each has a whole row of the table behind it.
+    Freezes channels used as indices, because each index selects a row of the table.
     """
     layer, labels = call.operation, call.labels
     labels.freeze(call.x.array, f"is an index into the table of {layer.name!r}")
@@ -45,17 +45,19 @@ def embedding(call: LabelledCall) -> list[np.ndarray]:
 
 
 def einsum_dense(call: LabelledCall) -> list[np.ndarray]:
-    """Label an EinsumDense by the letters of its equation."""
+    """Labels an EinsumDense by the letters of its equation."""
     layer = call.operation
     letters = einsum_letters(layer.equation)
     if letters is None:
-        return call.frozen(f"the equation {layer.equation!r} of {layer.name!r}")
+        return call.frozen(
+            f"{layer.name!r} has the unsupported equation {layer.equation!r}"
+        )
     array = projected(call.labels, layer, call.x, letters)
     return [activated(call.labels, array, layer.activation, layer.name)]
 
 
 def einsum_dense_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new shape of the output."""
+    """Returns the new output shape."""
     layer = call.operation
     letters = einsum_letters(layer.equation)
     if letters is None:
@@ -72,7 +74,7 @@ def einsum_dense_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, 
 
 
 def einsum_biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
-    """Return the addition of the bias of an EinsumDense."""
+    """Returns the addition of the bias of an EinsumDense."""
     bias = call.operation.bias
     if bias is None:
         return []
@@ -80,7 +82,7 @@ def einsum_biased(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
 
 
 def einsum_letters(equation: str) -> tuple[str, str, str] | None:
-    """Return the letters of input, kernel, output; None where they are not plain.
+    """Returns the letters of input, kernel and output, or None if not supported.
 
     Example:
         >>> einsum_letters("...d,dh->...h") is None, einsum_letters("ab, bc -> ac")
@@ -99,10 +101,10 @@ def einsum_letters(equation: str) -> tuple[str, str, str] | None:
 def projected(
     labels: Labels, layer: Layer, x: LabelledTensor, letters: tuple[str, str, str]
 ) -> np.ndarray:
-    """Label an EinsumDense, and return the labels of its output.
+    """Labels an EinsumDense and returns its output labels.
 
-    Letters of the kernel are consumed (not in the output), made (not in the input) or
-    kept (in both: a matrix of its own for every place).
+    A kernel letter is an input (not in the output), an output (not in the input) or a
+    batch axis (in both).
     """
     inputs, kernel, output = letters
     shape = dict(zip(kernel, layer.kernel.shape, strict=True))
@@ -111,7 +113,7 @@ def projected(
     common_labels = labels.join(x.array, others)
     common_labels = common_labels.reshape([common_labels.shape[a] for a in common])
     order = [inputs[a] for a in common]
-    # At full length: what one call must keep, all calls of the kernel keep.
+    # At full length, because all calls of the kernel keep the same channels.
     common_labels = np.broadcast_to(common_labels, [shape[c] for c in order])
     kernel_inputs = _placed(common_labels, order, kernel)
     labels.weigh(layer.kernel, IN, kernel_inputs)

@@ -1,4 +1,4 @@
-"""Operations that treat every entry on its own, of one tensor or of several."""
+"""Elementwise operations on one or several tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,29 +28,29 @@ _OVER_CHANNELS = frozenset({"softmax", "log_softmax", "sparsemax"})
 
 
 def passed(call: LabelledCall) -> list[np.ndarray]:
-    """Label what treats every entry of one tensor on its own."""
+    """Labels an elementwise operation on one tensor."""
     return [call.x.array for _ in call.shapes]
 
 
 def combined(call: LabelledCall) -> list[np.ndarray]:
-    """Label what combines entries at the same place of several tensors."""
+    """Labels an elementwise operation on several tensors."""
     for constant in constants(call.args, call.kwargs):
         if np.prod(constant.shape) > 1:
             return call.frozen(
-                f"{call.operation.name!r} combines it with an array of numbers"
+                f"{call.operation.name!r} combines it with a constant array"
             )
     return [meet(call.labels, call.inputs, call.rank)]
 
 
 def merged(call: LabelledCall) -> list[np.ndarray]:
-    """Label a layer such as Add, which adds axes behind the first, not in front."""
+    """Labels a merging layer such as Add, which broadcasts from the first axis."""
     if len({len(x.shape) for x in call.inputs}) > 1:
-        return call.frozen(f"{call.operation.name!r} merges tensors of several ranks")
+        return call.frozen(f"{call.operation.name!r} merges tensors of different ranks")
     return combined(call)
 
 
 def terms(call: LabelledCall, subset: ChannelSubset) -> list[Addition]:
-    """Return the additions of several tensors, one after the other."""
+    """Returns the successive additions of several tensors."""
     sum_, *others = (subset.shape(x) for x in call.inputs)
     additions = []
     for other in others:
@@ -66,7 +66,7 @@ def _broadcast(first: Shape, second: Shape) -> Shape:
 
 
 def constants(args: Any, kwargs: Any) -> list[Any]:
-    """Return the arrays and variables among the arguments of a call."""
+    """Returns the arrays and variables among the arguments of a call."""
     values = keras.tree.flatten((args, kwargs))
     return [
         x for x in values if hasattr(x, "shape") and not isinstance(x, LabelledTensor)
@@ -74,10 +74,10 @@ def constants(args: Any, kwargs: Any) -> list[Any]:
 
 
 def meet(labels: Labels, tensors: Sequence[LabelledTensor], rank: int) -> np.ndarray:
-    """Unite labels of tensors that are broadcast against each other; return theirs.
+    """Unites labels of tensors that are broadcast together. Returns the output labels.
 
-    A tensor that is stretched along all axes on which others have channels is not
-    united with them: it has one entry for all of them, which stays.
+    A tensor with size 1 along all channel axes of the other tensors is not united. Its
+    single entry applies to all channels and is kept.
     """
     pairs = [
         (of_rank(x.array, rank), (1,) * (rank - len(x.shape)) + x.shape)
@@ -112,15 +112,15 @@ def _stretched(
 def activated(
     labels: Labels, array: np.ndarray, activation: Any, name: str
 ) -> np.ndarray:
-    """Return labels behind the activation of a layer."""
+    """Returns the labels after the activation of a layer."""
     if activation is None or _pointwise(activation):
         return array
     function_name = getattr(activation, "__name__", "")
     if _is_keras(activation) and function_name in _OVER_CHANNELS:
         return labels.join(
-            array, [-1], f"{function_name} of {name!r} is over all channels"
+            array, [-1], f"{function_name} of {name!r} combines all channels"
         )
-    return labels.freeze(array, f"the activation of {name!r} is not known")
+    return labels.freeze(array, f"the activation of {name!r} is not supported")
 
 
 def _pointwise(activation: Any) -> bool:
@@ -135,13 +135,13 @@ def _is_keras(function: Any) -> bool:
 
 
 def activation_layer(call: LabelledCall) -> list[np.ndarray]:
-    """Label the layer Activation."""
+    """Labels the layer Activation."""
     name = call.operation.name
     return [activated(call.labels, call.x.array, call.operation.activation, name)]
 
 
 def slopes(call: LabelledCall) -> list[np.ndarray]:
-    """Label the layer PReLU, which has a slope for every entry."""
+    """Labels the layer PReLU, which has one slope per entry."""
     alpha = call.operation.alpha
     per_entry = call.x.array.reshape(call.x.array.shape[1:])
     broadcast_axes = [a for a, size in enumerate(alpha.shape) if size == 1]
@@ -156,15 +156,15 @@ def slopes(call: LabelledCall) -> list[np.ndarray]:
 
 
 def scaled_by_weight(call: LabelledCall) -> list[np.ndarray]:
-    """Label the LayerScale of ConvNeXt: a weight per channel of the last axis."""
+    """Labels the LayerScale of ConvNeXt, with one weight per channel (last axis)."""
     vector = call.labels.only_along(call.x, -1)
     call.labels.weigh_axis(call.operation.gamma, CHANNEL, 0, vector)
     return [call.x.array]
 
 
 def rescaled(call: LabelledCall) -> list[np.ndarray]:
-    """Label the layer Rescaling."""
+    """Labels the layer Rescaling."""
     layer = call.operation
     if np.size(layer.scale) + np.size(layer.offset) > 2:
-        return call.frozen(f"{layer.name!r} has a number for each channel")
+        return call.frozen(f"{layer.name!r} has one number per channel")
     return passed(call)

@@ -1,4 +1,4 @@
-"""Operations that move entries or take some: carried out on the labels themselves."""
+"""Operations that move or select entries. Their rules apply them to the labels."""
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -16,16 +16,16 @@ from kerasmem.graph.channels.labels import (
 )
 
 Move = Callable[[Any, np.ndarray], Any]
-"""Does to an array what an operation does to a tensor."""
+"""Applies an operation to an array of labels."""
 
 
 def moved(move: Move) -> Callable[[LabelledCall], list[np.ndarray]]:
-    """Return a rule that does to the labels what the operation does to its input."""
+    """Returns a rule that applies an operation to the labels of its input."""
 
     def label(call: LabelledCall) -> list[np.ndarray]:
         full = written_out(call.x)
         if full is None:
-            return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
+            return call.frozen(f"{call.operation.name!r} moves axes of unknown size")
         results = move(call.operation, full)
         results = results if isinstance(results, list | tuple) else [results]
         for result, shape in zip(results, call.shapes, strict=True):
@@ -37,12 +37,12 @@ def moved(move: Move) -> Callable[[LabelledCall], list[np.ndarray]]:
 
 
 def reshaped(call: LabelledCall) -> list[np.ndarray]:
-    """Label Reshape and Flatten."""
+    """Labels Reshape and Flatten."""
     if call.x.array.size == 1:
         return [call.x.array.reshape((1,) * call.rank)]
     full = written_out(call.x)
     if full is None:
-        return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
+        return call.frozen(f"{call.operation.name!r} moves axes of unknown size")
     if getattr(call.operation, "data_format", None) == "channels_first":
         full = np.moveaxis(full, 1, -1)
     target = list(standing_in(call.shape))
@@ -52,16 +52,16 @@ def reshaped(call: LabelledCall) -> list[np.ndarray]:
     try:
         return [full.reshape(target)]
     except ValueError:
-        return call.frozen(f"{call.operation.name!r} moves what has no fixed place")
+        return call.frozen(f"{call.operation.name!r} moves axes of unknown size")
 
 
 def reshape_layer_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new target of the layer Reshape."""
+    """Returns the new target shape of the layer Reshape."""
     return {"target_shape": _target(call, subset, call.operation.target_shape, 1)}
 
 
 def reshape_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new target of `ops.reshape`."""
+    """Returns the new target shape of `ops.reshape`."""
     return {"newshape": _target(call, subset, call.operation.newshape, 0)}
 
 
@@ -77,12 +77,12 @@ def _target(
 
 
 def concatenated(call: LabelledCall) -> list[np.ndarray]:
-    """Label Concatenate: labels side by side along its axis."""
+    """Labels Concatenate. Concatenates the labels along the same axis."""
     axis = call.operation.axis % call.rank
     arrays = [x.array for x in call.inputs]
     changing = [a for array in arrays for a in varying(array)]
     if axis not in changing and changing:
-        # Along an axis without channels: those of the other axes must agree.
+        # Along an axis without channels, the labels of the other axes must agree.
         call.labels.unite(*sorted(arrays, key=lambda array: -array.size))
         return [max(arrays, key=lambda array: array.size)]
     lengths = [standing_in(x.shape)[axis] for x in call.inputs]
@@ -95,7 +95,7 @@ def concatenated(call: LabelledCall) -> list[np.ndarray]:
 
 
 def stacked(call: LabelledCall) -> list[np.ndarray]:
-    """Label `ops.stack`."""
+    """Labels `ops.stack`."""
     axis = call.operation.axis % call.rank
     rank = call.rank - 1
     wide = np.broadcast_arrays(*(of_rank(x.array, rank) for x in call.inputs))
@@ -103,7 +103,7 @@ def stacked(call: LabelledCall) -> list[np.ndarray]:
 
 
 def padded(call: LabelledCall) -> list[np.ndarray]:
-    """Label `ops.pad`: what is added along the axis of channels stays."""
+    """Labels `ops.pad`. Padding along the channel axis cannot be removed."""
     op, array = call.operation, call.x.array
     widths = np.broadcast_to(np.asarray(op.pad_width), (array.ndim, 2))
     if widths[0].any():
@@ -119,11 +119,11 @@ def padded(call: LabelledCall) -> list[np.ndarray]:
 
 
 Key = list[tuple[Any, int | None]]
-"""The parts of an index, each with the axis that it takes from; None for a new axis."""
+"""Parts of an index, each with its axis, or None for a new axis."""
 
 
 def split_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new places at which `ops.split` cuts."""
+    """Returns the new indices at which `ops.split` splits."""
     axis = call.operation.axis
     sizes = [subset.shape(output)[axis] for output in call.outputs]
     sections = call.operation.indices_or_sections
@@ -135,7 +135,7 @@ def split_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
 
 
 def split(op: Any, full: np.ndarray) -> list[np.ndarray]:
-    """Return the parts of an array."""
+    """Splits an array as `ops.split`."""
     sections = op.indices_or_sections
     return np.split(
         full, sections if isinstance(sections, int) else list(sections), op.axis
@@ -143,16 +143,16 @@ def split(op: Any, full: np.ndarray) -> list[np.ndarray]:
 
 
 def item(call: LabelledCall) -> list[np.ndarray]:
-    """Label `x[...]` with slices, numbers, an ellipsis and new axes."""
+    """Labels `x[...]` with slices, numbers, an ellipsis and new axes."""
     key = _key(call)
     if key is None:
-        return call.frozen(f"the index of {call.operation.name!r} is not plain")
+        return call.frozen(f"{call.operation.name!r} has an unsupported index")
     changing = varying(call.x.array)
     for part, axis in key:
         has_step = isinstance(part, slice) and part.step not in (None, 1)
         if axis in changing and has_step:
             return call.frozen(f"{call.operation.name!r} takes every n-th channel")
-    # Along an axis of one label for all places, any place has it.
+    # Along an axis with constant labels, any index is equivalent.
     places = [p if a is None or a in changing else _any_place(p) for p, a in key]
     return [call.x.array[tuple(places)]]
 
@@ -162,7 +162,7 @@ def _any_place(part: Any) -> Any:
 
 
 def item_arguments(call: LabelledCall, subset: ChannelSubset) -> tuple[Any, ...] | None:
-    """Return the index for the channels that stay, None where it stays as it is."""
+    """Returns the index for the remaining channels, or None if unchanged."""
     key = _key(call)
     if key is None:
         return None
@@ -183,7 +183,7 @@ def _part(part: Any, mask: np.ndarray) -> Any:
 
 def _key(call: LabelledCall) -> Key | None:
     key = call.args[1]
-    # The config of a model gives tuples back as lists.
+    # A config contains lists instead of tuples.
     parts = list(key) if isinstance(key, list | tuple) else [key]
     if not all(p is None or p is Ellipsis or _plain(p) for p in parts):
         return None
@@ -203,11 +203,11 @@ def _plain(part: Any) -> bool:
 
 
 def taken(call: LabelledCall) -> list[np.ndarray]:
-    """Label `ops.take` with a number or with an array of numbers of any rank."""
+    """Labels `ops.take` with a number or an array of numbers."""
     places, axis = _places(call), call.operation.axis
     rank = len(call.x.shape)
     if places is None or axis is None or axis % rank == 0:
-        return call.frozen(f"the places of {call.operation.name!r} are not plain")
+        return call.frozen(f"{call.operation.name!r} has unsupported indices")
     if axis % rank not in varying(call.x.array):
         places = np.zeros_like(places)
     return [call.x.array.take(places, axis)]
@@ -216,7 +216,7 @@ def taken(call: LabelledCall) -> list[np.ndarray]:
 def taken_arguments(
     call: LabelledCall, subset: ChannelSubset
 ) -> tuple[Any, ...] | None:
-    """Return the places of the channels that stay, None where all of them do."""
+    """Returns the indices of the remaining channels, or None if unchanged."""
     places, axis = _places(call), call.operation.axis
     if places is None or axis is None or subset.mask(call.x, axis).all():
         return None

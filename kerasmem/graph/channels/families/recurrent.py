@@ -1,4 +1,4 @@
-"""Layers that run over time: SimpleRNN, GRU, LSTM, both ways, and TimeDistributed."""
+"""Recurrent layers, Bidirectional and TimeDistributed."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from kerasmem.types import Layer
 
 
 def recurrent(call: LabelledCall) -> list[np.ndarray]:
-    """Label a recurrent layer: outputs and states have the channels of its units."""
+    """Labels a recurrent layer. Outputs and states have one channel per unit."""
     layer = call.operation
     if layer.stateful:
         return call.frozen(f"{layer.name!r} is stateful")
@@ -58,7 +58,7 @@ def _units(labels: Labels, layer: Layer, x: LabelledTensor) -> np.ndarray:
 
 
 def recurrent_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of units."""
+    """Returns the new number of units."""
     return {"units": _unit_count(call.operation, subset)}
 
 
@@ -67,16 +67,16 @@ def _unit_count(layer: Layer, subset: ChannelSubset) -> int:
 
 
 def both_ways(call: LabelledCall) -> list[np.ndarray]:
-    """Label Bidirectional, whose two layers have units of their own."""
+    """Labels Bidirectional, whose two layers have separate units."""
     layer = call.operation
     parts = (layer.forward_layer, layer.backward_layer)
     if any(getattr(part, "stateful", False) for part in parts):
         return call.frozen(f"{layer.name!r} is stateful")
     plain = all(map(_is_recurrent, parts))
     if not plain or _states(call) or layer.return_state:
-        return call.frozen(f"{layer.name!r} wraps a layer of an unknown kind")
+        return call.frozen(f"{layer.name!r} wraps an unsupported layer")
     ways = [_units(call.labels, part, call.x) for part in parts]
-    # Keras makes both layers of one config.
+    # Keras creates both layers from one config.
     call.labels.tie(*ways)
     if layer.merge_mode is None:
         return [axis_of(way, -1, call.rank) for way in ways]
@@ -91,7 +91,7 @@ def _is_recurrent(layer: Layer) -> bool:
 
 
 def both_ways_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the configs of both layers with the new numbers of units."""
+    """Returns the configs of both layers with the new numbers of units."""
     layer = call.operation
     config = layer.get_config()
     for name, part in (
@@ -105,7 +105,7 @@ def both_ways_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any
 
 
 def at_every_step(inner: dict[str, Family]) -> Family:
-    """Return what is known of TimeDistributed around the kinds of layers in `inner`."""
+    """Returns the TimeDistributed family for the layer families in `inner`."""
 
     def family(call: LabelledCall) -> Family | None:
         return inner.get(entry_of(call.operation.layer).channels or "")
@@ -113,7 +113,7 @@ def at_every_step(inner: dict[str, Family]) -> Family:
     def label(call: LabelledCall) -> list[np.ndarray]:
         inner_family = family(call)
         if inner_family is None:
-            why = f"{call.operation.name!r} wraps a layer of an unknown kind"
+            why = f"{call.operation.name!r} wraps an unsupported layer"
             return call.frozen(why)
         return [array[:, None] for array in inner_family.label(_step(call))]
 

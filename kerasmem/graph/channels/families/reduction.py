@@ -1,4 +1,4 @@
-"""Operations over whole axes: pooling, sums, normalization, products of two tensors."""
+"""Operations over whole axes: pooling, sums, normalization, tensor products."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +13,20 @@ from kerasmem.types import Layer
 
 
 def spatial(call: LabelledCall) -> list[np.ndarray]:
-    """Label what works on spatial axes, each channel alone: pooling, padding, ..."""
+    """Labels operations on the spatial axes, such as pooling and padding."""
     rank = len(call.x.shape)
     axis = channel_axis(call.operation, rank)
     return [call.labels.join(call.x.array, _others(rank, axis))]
 
 
 def spatial_last(call: LabelledCall) -> list[np.ndarray]:
-    """Label what works on the middle axis: UpSampling1D and Cropping1D."""
+    """Labels operations on the middle axis: UpSampling1D and Cropping1D."""
     rank = len(call.x.shape)
     return [call.labels.join(call.x.array, _others(rank, rank - 1))]
 
 
 def pooled(call: LabelledCall) -> list[np.ndarray]:
-    """Label global pooling."""
+    """Labels global pooling."""
     rank = len(call.x.shape)
     axis = channel_axis(call.operation, rank)
     array = call.labels.join(call.x.array, _others(rank, axis))
@@ -34,11 +34,11 @@ def pooled(call: LabelledCall) -> list[np.ndarray]:
 
 
 def reduced(call: LabelledCall) -> list[np.ndarray]:
-    """Label a sum, mean, maximum, ... along some axes."""
+    """Labels reductions along some axes, such as sum, mean and maximum."""
     rank = len(call.x.shape)
     axis = call.operation.axis
     axes = _axes(axis, rank)
-    why = f"{call.operation.name!r} is over all channels"
+    why = f"{call.operation.name!r} reduces all channels"
     array = call.labels.join(call.x.array, axes, why)
     if call.rank != rank:
         array = array.reshape([s for a, s in enumerate(array.shape) if a not in axes])
@@ -46,42 +46,42 @@ def reduced(call: LabelledCall) -> list[np.ndarray]:
 
 
 def over_axis(call: LabelledCall) -> list[np.ndarray]:
-    """Label softmax and the like: entries along its axes stay together."""
+    """Labels softmax and similar operations. Unites entries along their axes."""
     axes = _axes(call.operation.axis, len(call.x.shape))
-    why = f"{call.operation.name!r} is over all channels"
+    why = f"{call.operation.name!r} combines all channels"
     return [call.labels.join(call.x.array, axes, why)]
 
 
 def matmul(call: LabelledCall) -> list[np.ndarray]:
-    """Label the product of two tensors of two axes or more."""
+    """Labels the product of two tensors with two or more axes."""
     if constants(call.args, call.kwargs) or len(call.inputs) < 2:
-        return call.frozen(f"{call.operation.name!r} multiplies it with a constant")
+        return call.frozen(f"{call.operation.name!r} multiplies it by a constant")
     x, y = call.inputs
     if len(x.shape) < 2 or len(x.shape) != len(y.shape):
-        return call.frozen(f"{call.operation.name!r} has operands of several ranks")
+        return call.frozen(f"{call.operation.name!r} has operands of different ranks")
     batch = "abcdefgh"[: len(x.shape) - 2]
     return [contracted(call.labels, [x, y], [batch + "xz", batch + "zy"], batch + "xy")]
 
 
 def einsum(call: LabelledCall) -> list[np.ndarray]:
-    """Label an einsum of tensors."""
+    """Labels an einsum of tensors."""
     op = call.operation
     inputs, _, output = op.subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")
     plain = all(t.isalpha() and len(set(t)) == len(t) for t in [*terms, output])
     if constants(call.args, call.kwargs) or not plain or len(terms) > len(call.inputs):
-        return call.frozen(f"the einsum {op.subscripts!r} of {op.name!r}")
+        return call.frozen(f"{op.name!r} has the unsupported einsum {op.subscripts!r}")
     return [contracted(call.labels, call.inputs, terms, output)]
 
 
 def contracted(
     labels: Labels, tensors: Sequence[LabelledTensor], terms: Sequence[str], output: str
 ) -> np.ndarray:
-    """Label a sum of products; entries that are summed over stay together."""
+    """Labels a sum of products. Unites entries along summed axes."""
     operands = []
     for x, term in zip(tensors, terms, strict=True):
         sum_axes = [axis for axis, letter in enumerate(term) if letter not in output]
-        array = labels.join(x.array, sum_axes, "a product of two tensors sums over it")
+        array = labels.join(x.array, sum_axes, "is summed over in a product of tensors")
         sizes = dict(zip(term, x.shape, strict=True))
         letters = [letter for letter in term if letter in output]
         array = array.reshape([array.shape[term.index(letter)] for letter in letters])
@@ -99,7 +99,7 @@ def contracted(
 
 
 def dotted(call: LabelledCall) -> list[np.ndarray]:
-    """Label the layer Dot."""
+    """Labels the layer Dot."""
     layer = call.operation
     x, y = call.inputs
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else list(layer.axes)
@@ -127,7 +127,7 @@ def _others(rank: int, axis: int) -> list[int]:
 
 
 def per_channel(call: LabelledCall) -> list[np.ndarray]:
-    """Label BatchNormalization: statistics, scale and offset for every channel."""
+    """Labels BatchNormalization, with statistics, scale and offset per channel."""
     layer = call.operation
     vector = call.labels.only_along(call.x, layer.axis)
     for variable in _own(layer):
@@ -136,7 +136,7 @@ def per_channel(call: LabelledCall) -> list[np.ndarray]:
 
 
 def over_axes(call: LabelledCall) -> list[np.ndarray]:
-    """Label LayerNormalization and the like: entries along its axes stay together."""
+    """Labels LayerNormalization and similar layers. Unites entries along their axes."""
     axis = call.operation.axis
     axes = [axis] if isinstance(axis, int) else list(axis)
     why = f"{call.operation.name!r} normalizes all of its channels together"
@@ -144,7 +144,7 @@ def over_axes(call: LabelledCall) -> list[np.ndarray]:
 
 
 def over_groups(call: LabelledCall) -> list[np.ndarray]:
-    """Label GroupNormalization: whole groups go, so that statistics stay."""
+    """Labels GroupNormalization. Removes whole groups, so statistics do not change."""
     layer, labels = call.operation, call.labels
     vector = labels.only_along(call.x, layer.axis)
     groups = len(vector) if layer.groups == -1 else layer.groups
@@ -156,7 +156,7 @@ def over_groups(call: LabelledCall) -> list[np.ndarray]:
 
 
 def group_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
-    """Return the new number of groups."""
+    """Returns the new number of groups."""
     layer = call.operation
     before = call.x.shape[layer.axis]
     after = subset.shape(call.x)[layer.axis]
@@ -166,9 +166,9 @@ def group_config(call: LabelledCall, subset: ChannelSubset) -> dict[str, Any]:
 
 
 def with_statistics(call: LabelledCall) -> list[np.ndarray]:
-    """Label the layer Normalization, which knows the mean of each input channel."""
+    """Labels the layer Normalization, which stores the mean of each input channel."""
     if varying(call.x.array):
-        return call.frozen(f"{call.operation.name!r} knows the mean of each channel")
+        return call.frozen(f"{call.operation.name!r} stores the mean of each channel")
     return [call.x.array]
 
 

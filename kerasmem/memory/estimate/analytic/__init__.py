@@ -1,4 +1,4 @@
-"""The analytic method: a model's graph, written out as operations and allocated."""
+"""Method "analytic": converts the graph of a model to operations and allocations."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,34 +32,34 @@ from kerasmem.records import MemoryEstimate
 from kerasmem.units import GIB
 
 _WIDTH = {"tensorflow": 0.52, "jax": 1.14, "torch": 0.084}
-"""The split-conformal factor of the 70 cases of an H200: so many times as wide the
-interval of a later step holds nine of ten (Vovk, Gammerman and Shafer, "Algorithmic
-Learning in a Random World", 2005). `tests/benchmarks/bench_estimate.py` finds it, and
-tells how many cases of models left out it holds."""
+"""Split-conformal factors from the 70 cases of an H200. With this factor, the interval
+of a later step covers 90 % of the cases. See Vovk, Gammerman and Shafer, "Algorithmic
+Learning in a Random World", 2005. `tests/benchmarks/bench_estimate.py` computes the
+factors and their coverage of held-out models."""
 _UNKNOWN_LAYER = 0.4
-"""Added upward where a layer is in no table: what it keeps inside is not seen."""
+"""Fraction added to the upper bound for layers without a handler."""
 _UNKNOWN_INSIDE = 10
-"""Multiple of the inputs, weights and outputs of such layers, added upward as well."""
+"""Multiple of the inputs, weights and outputs of such layers, added as well."""
 _CELL_LOOP = (0.8, 0.6)
-"""Loops over other cells: it varies how many time steps run ahead of one another."""
+"""Relative error of loops over other cells: the number of concurrent steps varies."""
 _RECURRENCE = (0.3, 0.5)
-"""Where cuDNN runs a recurrent layer: it does not say what it reserves."""
+"""Relative error of recurrent layers in cuDNN, whose reserved memory is unknown."""
 _WHOLE_CHUNKS = 0.1
-"""Of the variables: TensorFlow's allocator may give their chunks whole as well."""
+"""Fraction of the variables: TensorFlow's allocator may not split their chunks."""
 _WHOLE_BLOCK = 0.97
-"""Of the largest tensor: TensorFlow's allocator gives a block whole that is less than
-twice as large. On a CPU it took 26 MiB more for one of 27 MiB in some runs."""
+"""Fraction of the largest tensor: TensorFlow's allocator may return a block of up to
+twice the size. On a CPU, a request of 27 MiB took 26 MiB more in some runs."""
 _WIDEST = 1.6
-"""Times the lower end: a whole block widens an interval no further."""
+"""Maximum upper bound relative to the lower bound after adding an unsplit block."""
 _UPDATE_COPIES = 2
-"""Copies of the largest variable that XLA makes where it cannot update in place."""
+"""Copies of the largest variable that XLA creates if it cannot update in place."""
 
 
 def estimate(request: Request) -> MemoryEstimate:
-    """Return the estimate of a model with a graph; nothing is run.
+    """Estimate the memory of a model with a graph, without running anything.
 
     Raises:
-        ModelError: if the model has no graph.
+        ModelError: If the model has no graph.
     """
     how = framework(request.backend, request.device, compiled=request.jit_compile)
     write = record
@@ -68,12 +68,12 @@ def estimate(request: Request) -> MemoryEstimate:
     step_record = write(request, how)
     if step_record is None:
         raise ModelError(
-            "The analytic method reads a model's graph. Expected: a Sequential or "
+            "The analytic method needs a model with a graph. Expected: a Sequential or "
             f"Functional model. Received: model={request.model.name!r}, of class "
-            f"{type(request.model).__name__}, which has none. Next: pass "
+            f"{type(request.model).__name__}, without a graph. Next: pass "
             "method='traced'."
         )
-    # Before rematerialization, which writes such a layer down twice.
+    # Counted before rematerialization, which records such a layer twice.
     ends = sum(
         x.nbytes
         for op in step_record.step.ops
@@ -85,9 +85,9 @@ def estimate(request: Request) -> MemoryEstimate:
     first, later = step_record.steps(segments)
     if first.unknown:
         warnings.warn(
-            "Layers in no table of the analytic method count as if they kept their "
-            f"inputs and outputs and nothing else: {', '.join(sorted(first.unknown))}. "
-            "The interval is much wider, and they may need more than its upper end. "
+            "The analytic method assumes that unsupported layers save only their "
+            f"inputs and outputs: {', '.join(sorted(first.unknown))}. "
+            "The interval is much wider, and the peak may exceed its upper bound. "
             "Next: pass method='traced' or 'measured'.",
             KerasMemWarning,
             stacklevel=3,
@@ -132,11 +132,11 @@ def estimate(request: Request) -> MemoryEstimate:
         if op.trial
     ]
     if how.one_block:
-        # Algorithms are tried out while compiling, before anything of a step is there.
+        # Autotuning happens during compilation, before the step allocates memory.
         first_bytes = max(first_bytes, persistent_bytes + max(trials, default=0))
     else:
         _, pool = live(plans, how.allocator())
-    # Where a model is split, so may be all that it makes: XLA decides.
+    # XLA may shard the activations of a sharded model.
     shares = request.sharding.devices // request.sharding.replicas
     below = (requested_bytes - sum(sizes)) * (1 - 1 / shares) + below / shares
     unseen = _UNKNOWN_LAYER * (requested_bytes - sum(sizes)) + _UNKNOWN_INSIDE * ends
@@ -147,7 +147,7 @@ def estimate(request: Request) -> MemoryEstimate:
     first_low = min(requested_bytes - round(below), first_bytes)
     first_high = max(requested_bytes + as_allocated(round(above + unseen)), first_bytes)
     if trials:
-        # Another algorithm may take a GiB more, or as much again as the largest known.
+        # Another algorithm may need up to 1 GiB more, or double the known maximum.
         first_high += max(GIB, first_bytes - peak)
     return request.answer(
         "analytic",
@@ -159,7 +159,7 @@ def estimate(request: Request) -> MemoryEstimate:
             rounding=peak - persistent_bytes - peaks[1].requested_bytes,
             pool=max(0, pool - peak),
         ),
-        # Without training every batch of a new length is a first one.
+        # Without training, every batch with a new length is a first step.
         (
             requested_bytes - round(width * below),
             peak,
@@ -172,15 +172,10 @@ def estimate(request: Request) -> MemoryEstimate:
 def _as_allocated(
     request: Request, how: Framework, step: Program, moving: int
 ) -> Callable[[int], int]:
-    """Return what tells how many bytes are given beyond what is expected, if more is.
+    """Return a function from additional expected bytes to additional allocated bytes.
 
-    On a GPU what XLA asks for at once is a block of its own, which may come whole.
-
-    Args:
-        request: the question.
-        how: how the backend runs a step.
-        step: the operations of the step.
-        moving: bytes that are expected to come and go, batch and results among them.
+    On a GPU, XLA allocates one block per step, which may not be split. `moving` is the
+    expected memory without variables.
     """
     if not how.one_block or request.device != "gpu":
         return lambda more: more
@@ -192,15 +187,7 @@ def _as_allocated(
 def _doubt(
     how: Framework, step: Program, stored: Sequence[int], peak: int, device: str
 ) -> tuple[float, float]:
-    """Return how far a peak may be off, downward and upward, in bytes.
-
-    Args:
-        how: how the backend runs a step.
-        step: the operations of the step.
-        stored: bytes of the variables.
-        peak: the estimated peak.
-        device: `"cpu"` or `"gpu"`.
-    """
+    """Return the downward and upward errors of a peak in bytes."""
     down, up = how.doubt
     if how.fused_recurrence and any(op.name == "recurrence" for op in step.ops):
         down, up = max(down, _RECURRENCE[0]), max(up, _RECURRENCE[1])

@@ -1,9 +1,9 @@
-"""How each backend runs the operations of a step, and what its convolutions take.
+"""Execution rules of each backend, and scratch space of convolutions.
 
-cuDNN has several algorithms for one convolution, and a framework tries them out in the
-first step and keeps the fastest. What that one takes nobody knows before, but it lies
-between two figures: the operands turned round for the tensor cores, and both of them in
-the frequency domain.
+cuDNN has several algorithms for a convolution. A framework times them in the first step
+and keeps the fastest, whose scratch space is unknown in advance. The lower bound is the
+transposed operands for tensor cores. The upper bound is both operands in the frequency
+domain.
 """
 
 import math
@@ -24,26 +24,26 @@ from kerasmem.memory.program import (
 from kerasmem.units import MIB
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
-"""From this width on (float32) frameworks run convolutions with the channels first, and
-the kernels of tensor cores want them last."""
+"""From this width (float32), frameworks run convolutions with channels first, whereas
+tensor core kernels need channels last."""
 _LARGEST_TRANSFORM = 256
 _TILE = 32
 _TORCH_WORKSPACE = 32 * MIB
-"""cuBLAS's scratch space on GPUs with compute capability 9, as torch asks for it."""
+"""cuBLAS workspace that torch requests on GPUs with compute capability 9."""
 _PRODUCT_WORKSPACE = 4 * MIB
-"""What each call of cuBLAS has in XLA's plans, however large its matrices; and the
-block of a whole step has room for one at its fullest."""
+"""Workspace of each cuBLAS call in XLA plans, for any matrix size. The block of a step
+contains one workspace at its peak."""
 
 
 class Scratch(NamedTuple):
     """Scratch space of a convolution, in bytes.
 
     Args:
-        forward: of the convolution itself.
-        to_kernel: of the gradient of its kernel.
-        to_input: of the gradient of its input.
-        trial: the most that is tried out in the first step.
-        at_once: whether both gradients are made at the same time.
+        forward: Scratch space of the forward pass.
+        to_kernel: Scratch space of the kernel gradient.
+        to_input: Scratch space of the input gradient.
+        trial: Maximum scratch space of autotuning in the first step.
+        at_once: Whether both gradients are computed at the same time.
     """
 
     forward: int = 0
@@ -55,34 +55,32 @@ class Scratch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """How a backend runs a step.
+    """Execution rules of a backend.
 
     Args:
-        kernels: whose operations layers are made of: `"tensorflow"`, `"xla"` or
-            `"torch"`.
-        ordered: puts operations into the order in which they run, given the tensors
-            that outlive them, and merges them if the backend does.
-        updates: how variables are updated: `"each"` as soon as its gradient is there,
-            `"merged"` likewise in one operation, `"lists"` all at once at the end.
-        in_place: whether a result may take the memory of an operand that ends.
-        keeps_outputs: whether every layer's output lives until the forward pass ends,
+        kernels: `"tensorflow"`, `"xla"` or `"torch"`. Selects the layer handlers.
+        ordered: Sorts operations into execution order, given the tensors needed
+            afterwards, and fuses them if the backend does.
+        updates: `"each"` to update a variable once its gradient exists, `"merged"` for
+            the same in one operation, or `"lists"` for all variables at the end.
+        in_place: Whether an output may reuse the memory of an input after its last use.
+        keeps_outputs: Whether layer outputs are kept until the end of the forward pass,
             as in Keras's own loop over the layers.
-        keeps_gradients: whether gradients live on until the next step.
-        one_block: whether the whole step is one allocation.
-        allocator: makes the allocator, without a limit.
-        rounding: bytes to whose multiple it rounds a block.
-        waste: what it gives beyond that on average, as a share.
-        scratch: scratch space of a convolution.
-        product_scratch: scratch space of matrix products, one for all of a step.
-        held_scratch: bytes that the backend keeps for matrix products, per thread: one
-            goes forward, another backward.
-        fused_recurrence: whether an LSTM is one operation.
-        sparse: whether the gradient of an embedding is of the rows that were read.
-        keeps_scores: whether the gradient of attention reads its scores, too.
-        keeps_floats: whether floats of all codes are there from the begin to the end,
-            those for gradients too.
-        doubt: how far the bytes of a step may be off, as a share of them: downward
-            and upward.
+        keeps_gradients: Whether gradients are kept until the next step.
+        one_block: Whether the whole step is one allocation.
+        allocator: Creates an allocator without a limit.
+        rounding: Block sizes are multiples of this number of bytes.
+        waste: Average fraction of memory allocated beyond the rounded size.
+        scratch: Returns the scratch space of a convolution.
+        product_scratch: Scratch space of matrix products, shared by a whole step.
+        held_scratch: Bytes that the backend keeps for matrix products per thread. There
+            is one thread each for the forward and the backward pass.
+        fused_recurrence: Whether an LSTM is one operation.
+        sparse: Whether the gradient of an embedding contains only the rows read.
+        keeps_scores: Whether the gradient of attention also reads the scores.
+        keeps_floats: Whether dequantized kernels, including those for gradients, exist
+            during the whole step.
+        doubt: Downward and upward relative error of the bytes of a step.
     """
 
     kernels: str = "tensorflow"
@@ -110,9 +108,9 @@ class Framework:
 def unrolled_images(
     x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor
 ) -> Scratch:
-    """Return the space that TensorFlow's convolutions take on this machine's CPU.
+    """Return the scratch space of TensorFlow's convolutions on the CPU.
 
-    Both gradients are ready at once, and two space.threads run both.
+    Both gradients are ready at once and run in two threads.
     """
     image = y.shape[1:]
     to_kernel, to_input = space.unrolled_bytes(image, kernel.shape, x.shape[0], x.width)
@@ -122,10 +120,10 @@ def unrolled_images(
 def turned_operands(
     x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor
 ) -> Scratch:
-    """Return the space that TensorFlow's convolutions take in later steps.
+    """Return the scratch space of TensorFlow's convolutions in later steps.
 
-    Seen in the allocations of a GPU: the input turned round going forward; both sides,
-    and the result of the gradient before it is turned back, going backward.
+    From the allocations on a GPU: the transposed input in the forward pass. In the
+    backward pass, both operands and the result before it is transposed.
     """
     trial = transformed(x, y, kernel)
     if x.width < _TENSOR_CORE_LAYOUT_IS_LAST:
@@ -136,7 +134,7 @@ def turned_operands(
 
 
 def searched(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> Scratch:
-    """Return the space that XLA's choice takes: the mean of both figures, in powers."""
+    """Return the scratch space for XLA: the geometric mean of both bounds."""
     least = turned_operands(x, y, kernel)
     most = transformed(x, y, kernel)
 
@@ -148,7 +146,7 @@ def searched(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> Scrat
 
 
 def transformed(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> int:
-    """Return the space of a convolution by Fourier transform, 0 if there is none."""
+    """Return the scratch space of a convolution by Fourier transform, 0 if none."""
     axes, reach = x.shape[1:-1], kernel.shape[:-2]
     if len(axes) != 2 or y.shape[1:-1] != axes or max(reach) == 1:
         return 0
@@ -163,7 +161,7 @@ def transformed(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> in
     valid = [_TILE - k + 1 for k in reach]
     tile_bytes = 0
     if min(valid) > 0:
-        # Tiles of 32 by 32, each side once.
+        # Tiles of 32 by 32, with one transform per operand.
         sizes = zip(axes, valid, strict=True)
         tiles = math.prod(-(-n // side) for n, side in sizes)
         images = samples * (into + out) * tiles + into * out
@@ -172,17 +170,12 @@ def transformed(x: ProgramTensor, y: ProgramTensor, kernel: ProgramTensor) -> in
 
 
 def fused(ops: Sequence[Op], results: Sequence[ProgramTensor]) -> list[Op]:
-    """Return what is left of operations when XLA has merged them.
+    """Return the operations that remain after XLA's fusion.
 
-    What works entry by entry is computed where it is read, as often as that is, and
-    not written; a reduction reads what its operands are made of. In memory remain the
-    results of matrix products, convolutions and reductions, and what those read; and
-    what is read several times, where it costs less to write it than to read again all
-    that it is made of, such as the sum of many blocks.
-
-    Args:
-        ops: the operations of a step, in order.
-        results: tensors that outlive the step.
+    Element-wise operations are recomputed in each consumer, and reductions read the
+    sources of their operands. Stored tensors are the operands and results of matrix
+    products, convolutions and reductions. A value with several consumers is also stored
+    if that costs less than reading its sources again, as for a sum of many blocks.
     """
     results_and_operands = {x.root for x in results}
     for op in ops:
@@ -207,13 +200,13 @@ def fused(ops: Sequence[Op], results: Sequence[ProgramTensor]) -> list[Op]:
 
 
 _WHOLE_CHUNKS = 0.08
-"""What TensorFlow's allocator wastes by giving chunks whole: 7 to 9 % in replayed
-traces. The figure of one step hangs on all steps before it, and a larger batch may even
-waste less, so the mean stands here and not a simulation."""
+"""Fraction wasted by unsplit chunks of TensorFlow's allocator: 7 to 9 % in replayed
+traces. The waste of one step depends on all earlier steps, and may be smaller for a
+larger batch. The mean is therefore used instead of a simulation."""
 
 _THREADS = (0.15, 0.36)
-"""Doubt where several threads run operations as soon as their inputs are ready: the
-order varies, and updates overlap with the backward pass. Chosen on the eight cases of
+"""Relative error if several threads run operations once their inputs are ready. The
+order varies, and updates overlap with the backward pass. Fitted to the eight cases of
 `tests/benchmarks/bench_transfer.py`."""
 
 _COMPILED = Framework(
@@ -252,16 +245,16 @@ _FRAMEWORKS = {
         doubt=(0.35, 0.5),
     ),
 }
-"""By backend, and whether the step is compiled."""
+"""Execution rules by backend and compilation."""
 
 
 def framework(backend: str, device: str, *, compiled: bool) -> Framework:
-    """Return how a backend runs a step on a device."""
+    """Return the execution rules of a backend on a device."""
     base = _FRAMEWORKS[backend, compiled]
     is_eager = backend == "tensorflow" and not compiled
     if device == "cpu":
         cpu = replace(base, scratch=unrolled_images, doubt=_THREADS)
-        # XLA keeps to no order of TensorFlow's there.
+        # On a CPU, XLA does not follow TensorFlow's order.
         keeps_floats = compiled and backend == "tensorflow"
         return cpu if is_eager else replace(base, keeps_floats=keeps_floats)
     if backend == "torch":

@@ -1,8 +1,8 @@
-"""Generation on a tape: the forward pass over prompts, then rounds with a cache.
+"""Records generation on a tape: a forward pass over prompts, then a loop with a cache.
 
-Keys and values of every layer wait while prompts go through, and are stacked to the
-cache. A round makes a cache of the one before, and probabilities of the next token. How
-much there is at once was read from XLA's plans, and else from KerasHub's code.
+Keys and values of every layer are kept during the forward pass and stacked into the
+cache. An iteration computes a new cache and the probabilities of the next token. The
+amount of simultaneous memory was determined from XLA plans and KerasHub's code.
 """
 
 from collections.abc import Sequence
@@ -17,31 +17,31 @@ from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.program import Op, ProgramTensor
 
 _WRITTEN_OUT = (0.35, 1.1)
-"""Doubt where no compiler sees all of it: the peaks of Python's loop over layers."""
+"""Relative error without a compiler, caused by Python's loop over layers."""
 
 
 def of_generation(how: Framework) -> Framework:
-    """Return how a backend generates: KerasHub calls the layers, and drops outputs."""
+    """Return the framework for generation: KerasHub calls layers and drops outputs."""
     doubt = how.doubt if how.one_block else _WRITTEN_OUT
     return replace(how, keeps_outputs=False, doubt=doubt)
 
 
 def record_generation(request: Request, how: Framework) -> Record | None:
-    """Return what generates a batch of sequences, None for a model without a graph.
+    """Record the generation of a batch. Returns `None` for a model without a graph.
 
     Raises:
-        ConfigError: if TensorFlow runs it without a compiler.
-        ModelError: if its cache is not known.
+        ConfigError: If TensorFlow does not compile the generation.
+        ModelError: If the cache is not supported.
     """
     model = request.model
     if request.backend == "tensorflow" and not request.jit_compile:
         raise ConfigError(
-            "What TensorFlow holds in a loop that it does not compile is not known: "
-            "five measured ones took up to four times what is in the graph. Expected: "
-            "jit_compile=True (--jit on), as on a GPU. Received: jit_compile="
-            f"{request.jit_compile} on {request.device!r}. Next: pass it."
+            "The memory of generation on TensorFlow without compilation is unknown. "
+            "Five measured models used up to four times the memory of the graph. "
+            "Expected: jit_compile=True (--jit on), as on a GPU. Received: jit_compile="
+            f"{request.jit_compile} on {request.device!r}. Next: pass jit_compile=True."
         )
-    # Nobody reads the logits of prompts: they are made only where all runs as written.
+    # A compiler removes the unused logits of prompts.
     source = model.backbone if how.one_block else model
     forward = record(replace(request, model=source), how)
     if forward is None:
@@ -61,7 +61,7 @@ def _prefill(
     waiting = round(cache.nbytes * (cache.merged if how.one_block else 1))
     early = _cache(waiting - waiting // cache.layers)
     last, cache_tensor = _cache(waiting // cache.layers), _cache(cache.nbytes)
-    # A compiler sees that nobody reads the empty cache.
+    # A compiler removes the empty cache, which has no reader.
     empty = _cache(0 if how.one_block else cache.nbytes)
     before = [_op("empty cache", (), empty), _op("keys and values", (), early)]
     after = [
@@ -77,7 +77,7 @@ def _rounds(
     size = cache.nbytes * cache.beams
     old, new = _cache(size), _cache(size)
     by_layer = _cache(0 if how.one_block else size)
-    # A compiler goes on with the first cache; Python's frames hold it to the end.
+    # A compiler reuses the first cache. Python's frames keep it until the end.
     first_cache = () if how.one_block else (stacked,)
     over = (stacked,) if cache.beams == 1 else ()
     ops = [

@@ -1,7 +1,7 @@
-"""The operations that layers are made of, each with its gradient.
+"""Operations of layers with their gradients.
 
-Each function records one operation of the forward pass on a tape and says what its
-gradient reads: that is what the framework keeps for the backward pass.
+Each function records one operation of the forward pass on a tape, and the tensors that
+its gradient reads. The framework saves these tensors for the backward pass.
 """
 
 import math
@@ -21,17 +21,17 @@ def pointwise(
     free: bool = False,
     fusible: bool = True,
 ) -> ProgramTensor:
-    """Return the result of an operation that works entry by entry, with broadcasting.
+    """Record an element-wise operation with broadcasting.
 
     Args:
-        t: the tape.
-        name: what it does.
-        *xs: its operands.
-        needs: for each operand the tensors that its gradient reads beside that of the
-            output, or None if the gradient is that of the output itself.
-        needs_output: whether every gradient reads the output too.
-        free: whether the result may not be written over an operand.
-        fusible: whether a compiler computes it where it is read.
+        t: The tape.
+        name: Name of the operation.
+        *xs: Operands.
+        needs: For each operand, the additional tensors that its gradient reads. `None`
+            if the gradient equals the output gradient.
+        needs_output: Whether every gradient also reads the output.
+        free: Whether the output must not overwrite an operand.
+        fusible: Whether a compiler fuses the operation into its consumers.
     """
     shape = broadcast(*(x.shape for x in xs))
     largest = max(xs, key=lambda x: x.nbytes)
@@ -59,14 +59,14 @@ def pointwise(
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """Return the shape that the shapes broadcast to."""
+    """Return the broadcast shape."""
     rank = max(map(len, shapes))
     full_shapes = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(max(sizes) for sizes in zip(*full_shapes, strict=True))
 
 
 def cast(t: Tape, x: ProgramTensor, width: int) -> ProgramTensor:
-    """Return `x` in another type, itself if it has it; its gradient converts back."""
+    """Convert `x` to another width if necessary. The gradient is converted back."""
     if x.width == width:
         return x
     y = t.new(x.shape, width, layout=x.layout)
@@ -78,7 +78,7 @@ def cast(t: Tape, x: ProgramTensor, width: int) -> ProgramTensor:
 def reduce(
     t: Tape, x: ProgramTensor, shape: Sequence[int], name: str = "sum"
 ) -> ProgramTensor:
-    """Return a sum or mean; its gradient is spread over the shape of `x` again."""
+    """Record a sum or mean. The gradient is broadcast to the shape of `x`."""
     y = t.new(shape, x.width)
     t.op(name, (x,), y, reduces=True)
     t.pull((x,), y, lambda dy: [broadcast_to(t, dy, x)])
@@ -86,7 +86,7 @@ def reduce(
 
 
 def broadcast_to(t: Tape, x: ProgramTensor, like: ProgramTensor) -> ProgramTensor:
-    """Return `x` repeated to the shape of `like`, in memory of its own."""
+    """Repeat `x` to the shape of `like` in new memory."""
     y = t.new(like.shape, like.width, layout=like.layout)
     t.op("spread", (x,), y, fusible=True)
     t.pull((x,), y, lambda dy: [reduce(t, dy, x.shape)])
@@ -100,7 +100,7 @@ def copy(
     name: str,
     layout: str | None = None,
 ) -> ProgramTensor:
-    """Return entries of `x` in memory of their own, in another order or number."""
+    """Copy entries of `x` to new memory, in another order or number."""
     y = t.new(shape, x.width, layout=layout or x.layout)
     return single(t, name, (x,), y, fusible=True)
 
@@ -115,17 +115,17 @@ def single(
     space: int = 0,
     **traits: Any,
 ) -> ProgramTensor:
-    """Return the result of an operation whose gradients one other operation makes.
+    """Record an operation whose gradients are computed by one other operation.
 
     Args:
-        t: the tape.
-        name: what it does.
-        xs: operands that have gradients.
-        *outputs: the result; after it what else it writes.
-        keeps: what the gradient reads beside that of the result.
-        constants: operands without a gradient.
-        space: bytes of scratch space of the gradient.
-        **traits: more fields of `Op`; of the gradient too, if it is fusible.
+        t: The tape.
+        name: Name of the operation.
+        xs: Operands with gradients.
+        *outputs: The result, followed by other outputs.
+        keeps: Additional tensors that the gradient reads.
+        constants: Operands without a gradient.
+        space: Bytes of scratch space of the gradient.
+        **traits: Other fields of `Op`. `fusible` also applies to the gradient.
     """
     t.op(name, (*xs, *constants), *outputs, **traits)
     fusible = bool(traits.get("fusible"))
@@ -141,7 +141,7 @@ def single(
 
 
 def gradient_of(t: Tape, x: ProgramTensor) -> ProgramTensor | None:
-    """Return a new tensor for the gradient of `x`, None if nothing needs it."""
+    """Create a tensor for the gradient of `x`, or return `None` if not needed."""
     return t.new(x.shape, x.width, layout=x.layout) if x.differentiable else None
 
 
@@ -153,7 +153,7 @@ def product(
     shape: Sequence[int],
     workspace: int = 0,
 ) -> ProgramTensor:
-    """Return a matrix product or its like, which keeps both of its operands."""
+    """Record a matrix product or similar, which saves both operands."""
     y = t.new(shape, x.width)
     t.op(name, (x, w), y, workspace=workspace)
 
@@ -172,14 +172,7 @@ def product(
 def product_of_codes(
     t: Tape, x: ProgramTensor, kernel: Shape, shape: Sequence[int]
 ) -> ProgramTensor:
-    """Return a product with floats of codes, which are made again for the gradient.
-
-    Args:
-        t: the tape.
-        x: what is multiplied.
-        kernel: shape of the floats.
-        shape: that of the product.
-    """
+    """Record a product with a dequantized kernel, which the gradient recomputes."""
     early = [t.new(kernel, x.width) for _ in "fb"] if t.how.keeps_floats else []
     if early:
         t.op("dequantize", (), *early)
@@ -197,7 +190,7 @@ def product_of_codes(
 
 
 def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> ProgramTensor:
-    """Return the concatenation of tensors; its gradient is cut into copies."""
+    """Record a concatenation. Its gradient is sliced into copies."""
     y = t.new(shape, xs[0].width, layout=xs[0].layout)
     t.op("concatenate", xs, y, fusible=True)
 
@@ -212,40 +205,34 @@ def concatenate(t: Tape, xs: Tensors, shape: Sequence[int]) -> ProgramTensor:
 
 
 def add(t: Tape, a: ProgramTensor, b: ProgramTensor) -> ProgramTensor:
-    """Return `a + b`; nothing is kept."""
+    """Record `a + b`. Nothing is saved."""
     return pointwise(t, "add", a, b, needs=(None, None))
 
 
 def multiply(t: Tape, a: ProgramTensor, b: ProgramTensor) -> ProgramTensor:
-    """Return `a * b`; each operand is kept for the gradient of the other."""
+    """Record `a * b`. Each operand is saved for the gradient of the other."""
     needs_a = (b,) if a.differentiable else ()
     needs_b = (a,) if b.differentiable else ()
     return pointwise(t, "multiply", a, b, needs=(needs_a, needs_b))
 
 
 def scale(t: Tape, x: ProgramTensor) -> ProgramTensor:
-    """Return `x` times or plus a number; nothing is kept."""
+    """Record a multiplication by, or addition of, a number. Nothing is saved."""
     return pointwise(t, "scale", x, needs=((),))
 
 
 def of_input(t: Tape, name: str, x: ProgramTensor) -> ProgramTensor:
-    """Return a function of `x` entry by entry whose gradient reads `x`."""
+    """Record an element-wise function whose gradient reads the input."""
     return pointwise(t, name, x, needs=((x,),))
 
 
 def of_output(t: Tape, name: str, x: ProgramTensor) -> ProgramTensor:
-    """Return a function of `x` entry by entry whose gradient reads the result."""
+    """Record an element-wise function whose gradient reads the output."""
     return pointwise(t, name, x, needs=((),), needs_output=True)
 
 
 def softmax(t: Tape, x: ProgramTensor, keeps: Tensors = ()) -> ProgramTensor:
-    """Return the softmax as XLA has it: one kernel, with the result beside the scores.
-
-    Args:
-        t: the tape.
-        x: the scores.
-        keeps: what the gradient reads beside the result.
-    """
+    """Record XLA's softmax: one kernel, which stores the result and the scores."""
     y = t.new(x.shape, x.width, layout=x.layout)
     t.op("softmax", (x,), y, reduces=True)
 

@@ -1,4 +1,4 @@
-"""A whole step on a tape: input, forward pass, loss, backward pass, update."""
+"""Records a step on a tape: input, forward pass, loss, backward pass and update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,13 +42,7 @@ from kerasmem.types import Layer, Optimizer, Tensor, Variable
 
 @dataclass(frozen=True)
 class Record:
-    """A step that keeps all, written down.
-
-    Args:
-        step: its operations, in the order of the model.
-        trace: the calls of the model.
-        how: how the backend runs it.
-    """
+    """A recorded step without rematerialization."""
 
     step: Program
     trace: Trace
@@ -57,13 +51,10 @@ class Record:
     def steps(
         self, segments: Sequence[ReplayedSegment] = ()
     ) -> tuple[Program, Program]:
-        """Return the first step and a later one, in the order in which they run.
+        """Return the first step and a later step in execution order.
 
-        Gradients of the step before may still be there in a later one: Keras's torch
-        trainer drops them once the loss is there.
-
-        Args:
-            segments: passes through the model that are computed again.
+        In a later step, old gradients may still exist. Keras's torch trainer frees them
+        after computing the loss.
         """
         ops = rematerialized(self.step.ops, segments) if segments else self.step.ops
         ops = tuple(self.how.ordered(ops, self.step.results))
@@ -78,7 +69,7 @@ class Record:
         return first, replace(first, ops=(hold, *ops[:at], drop, *ops[at:]))
 
     def segments_of(self, pieces: Sequence[RecomputedSegment]) -> list[ReplayedSegment]:
-        """Return what is computed again, once for each time that it runs."""
+        """Return the recomputed segments, one entry per forward pass."""
         piece_of = {id(node): piece for piece in pieces for node in piece.nodes}
         calls: dict[tuple[RecomputedSegment, tuple[int, ...]], set[int]] = {}
         for number, call in enumerate(self.trace.calls):
@@ -95,9 +86,9 @@ class Record:
 
 
 def record(request: Request, how: Framework) -> Record | None:
-    """Return the step of a request that keeps all, None for a model without a graph.
+    """Record the step of a request. Returns `None` for a model without a graph.
 
-    A layer of which no table knows is opened.
+    Layers without a handler are expanded into their operations.
     """
     part = request.of_a_replica()
     tape = Tape(request.training, how)
@@ -107,11 +98,11 @@ def record(request: Request, how: Framework) -> Record | None:
         calls = trace(request.model, part.batch_size, shapes, opens=forward.opens)
     except KerasMemError:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:  # depends on the backend
+    except (ValueError, TypeError, RuntimeError) as error:  # Depends on the backend.
         raise ModelError(
-            f"The model {request.model.name!r} does not take inputs of the shapes "
-            f"{', '.join(map(str, shapes))}: {first_reason(error)}. Next: the batch "
-            "size and lengths that it is trained with."
+            f"The model {request.model.name!r} does not accept inputs of the shapes "
+            f"{', '.join(map(str, shapes))}: {first_reason(error)}. Next: pass the "
+            "batch size and lengths used in training."
         ) from error
     if calls is None:
         return None
@@ -139,8 +130,8 @@ def _train(tape: Tape, optimizer: Optimizer, outputs: list[ProgramTensor]) -> No
         update_at_once(tape, optimizer, list(tape.gradients.values()))
         return
     update = update_by_variable(tape, optimizer, merged=updates == "merged")
-    # An optimizer that scales the loss, or clips by the norm of all gradients, updates
-    # no variable before every gradient is there.
+    # An optimizer with loss scaling or global-norm clipping needs all gradients before
+    # the first update.
     is_outer = optimizer is not inner_optimizer(optimizer)
     if not (is_outer or getattr(optimizer, "global_clipnorm", None)):
         tape.backward(seeds, update)
@@ -169,14 +160,9 @@ def _loss(tape: Tape, y: ProgramTensor) -> ProgramTensor:
 class Forward:
     """The forward pass of a model on a tape.
 
-    Args:
-        tape: the tape.
-        request: the model, the types that its layers compute with, and how several
-            devices share its variables.
-
     Attributes:
-        inputs: the model's inputs, once run.
-        unknown: layers that no table lists, once run.
+        inputs: Inputs of the model, available after `run`.
+        unknown: Layers without a handler, available after `run`.
     """
 
     def __init__(self, tape: Tape, request: Request) -> None:
@@ -187,15 +173,15 @@ class Forward:
         self._precision = Precision(request.model.dtype_policy, request.dtype_policy)
         self._parameters: dict[int, ProgramTensor] = {}
         self._known: dict[int, ProgramTensor] = {}
-        # Tensors are known by the ids of symbols, which must not be used again.
+        # Tensors are identified by the ids of symbols, which must not be reused.
         self._opened_traces: list[Any] = []
 
     def opens(self, layer: Layer) -> bool:
-        """Return whether the operations inside of a layer are recorded instead."""
+        """Return whether a layer is expanded into its operations."""
         return _rule(layer) not in HANDLERS[self._tape.how.kernels]
 
     def run(self, trace: Trace) -> list[ProgramTensor]:
-        """Record every call and return the model's outputs."""
+        """Record every call and return the outputs of the model."""
         graphs: list[tuple[tuple, list[ProgramTensor]]] = [((), [])]
         for number, call in enumerate(trace.calls):
             self._leave(graphs, call.nodes[:-1])
@@ -211,11 +197,9 @@ class Forward:
     def _leave(
         self, graphs: list[tuple[tuple, list[ProgramTensor]]], nodes: tuple
     ) -> None:
-        """Free the outputs of graphs that end before a call in other ones.
+        """Free the outputs of graphs that do not contain the next call.
 
-        Args:
-            graphs: nodes around the calls of each graph that runs, and their outputs.
-            nodes: those around the next call.
+        `graphs` contains the outer nodes and the outputs of each open graph.
         """
         while nodes[: len(graphs[-1][0])] != graphs[-1][0]:
             self._return(graphs.pop()[1])
@@ -292,13 +276,7 @@ class Forward:
     def _opened(
         self, layer: Layer, args: Sequence[Any], xs: list[ProgramTensor]
     ) -> list:
-        """Record the calls inside of a layer and return its outputs.
-
-        Args:
-            layer: the layer.
-            args: its arguments: symbols, or lists of them.
-            xs: the tensors that the symbols stand for.
-        """
+        """Record the calls inside of a layer and return its outputs."""
         trace = trace_call(layer, tuple(args), {}, self.opens)
         self._opened_traces.append((trace, args))
         specs = keras.tree.flatten(args)
@@ -309,12 +287,7 @@ class Forward:
         return [self._known[id(y)] for y in trace.outputs]
 
     def _step_bytes(self, layer: Layer, x: ProgramTensor) -> tuple[int, int]:
-        """Return the bytes that a cell saves per time step, and the bytes of a step.
-
-        Args:
-            layer: a recurrent layer with a `cell`.
-            x: its sequence.
-        """
+        """Return the bytes saved per time step, and the bytes of a step."""
         how = self._tape.how
         tape = Tape(self._tape.training, how)
         step = Forward(tape, self._request)
@@ -338,10 +311,9 @@ class Forward:
         return saved_bytes, peak_of(plan.events, how.rounding).nbytes
 
     def _parameter(self, variable: Variable, size: int) -> ProgramTensor:
-        """Return a variable in the type that a layer computes with.
+        """Return a variable in the compute dtype of a layer.
 
-        Floats that stand for codes are no variable: each call that reads them makes
-        them, and they wait for the backward pass.
+        Dequantized kernels are computed in each call and kept for the backward pass.
         """
         if isinstance(variable, ComputedVariable) and not variable.trainable:
             floats = self._tape.new(variable.shape, size)
@@ -364,7 +336,7 @@ class _FirstStates(keras.Operation):
         self._layer = layer
 
     def call(self, x: Tensor) -> Any:
-        """Return the states of a recurrent layer before the first time step."""
+        """Return the initial states of a recurrent layer."""
         return self._layer.get_initial_state(x.shape[0])
 
 

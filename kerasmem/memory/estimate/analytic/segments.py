@@ -1,9 +1,9 @@
-"""Rematerialization: the operations of a step in which segments are computed again.
+"""Records the rematerialization of segments in a step.
 
-Of what enters a segment the residuals are saved; what is made in it is there only as
-long as the forward pass is in it. Once the gradients of all that it hands on are there,
-it is computed again, as far as its own gradients read what it makes, and nothing goes
-on before all of these are there. Each backend sees to that in a way of its own.
+Only the residuals of a segment's inputs are saved. Its activations are freed after the
+forward pass and recomputed in the backward pass, as far as gradients need them. The
+recomputation starts when the output gradients exist. Other operations continue after
+all gradients of the segment exist. Each backend enforces this order differently.
 """
 
 import math
@@ -16,41 +16,31 @@ from kerasmem.memory.compress_activations.store import FEWEST, grouping, packed_
 from kerasmem.memory.program import Op, ProgramTensor, by_readiness
 
 BARRIER = "barrier"
-"""The name of an operation that does nothing, but only once others are done."""
+"""Name of an operation without effect that enforces an execution order."""
 
 _FLOAT = 4
 
 RETURN = "return"
-"""The end of Keras's own loop over the layers, which holds all of their outputs."""
+"""End of Keras's loop over the layers, which keeps all layer outputs until then."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """One operation, or a whole pass through a piece of the model.
-
-    Args:
-        is_piece: whether it is a pass through a piece.
-        ops: the operations.
-    """
+    """One operation, or a whole pass through a segment."""
 
     is_piece: bool
     ops: list[Op] = field(default_factory=list[Op])
 
     @property
     def outputs(self) -> set[ProgramTensor]:
-        """The memory that it fills."""
+        """Memory owners that the unit writes."""
         return {y.root for op in self.ops for y in op.writes}
 
 
 def units_of(
     ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]
 ) -> dict[object, Unit]:
-    """Return the units of a step; those of pieces under their number and the phase.
-
-    Args:
-        ops: the operations in order.
-        pieces: numbers of the model's calls in each piece.
-    """
+    """Return the units by segment index and phase, or by operation index."""
     units: dict[object, Unit] = {}
     places = _places(ops, pieces)
     for number, (op, piece) in enumerate(zip(ops, places, strict=True)):
@@ -61,7 +51,7 @@ def units_of(
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
-    """Return the units, each behind those that it reads from, else as they were."""
+    """Sort the units so that each follows its inputs, otherwise in original order."""
     maker = {y: number for number, unit in enumerate(units) for y in unit.outputs}
     before = [
         {maker.get(x.root, number) for op in unit.ops for x in op.reads} - {number}
@@ -82,10 +72,10 @@ def _places(ops: Sequence[Op], pieces: Sequence[AbstractSet[int]]) -> list[int |
 
 
 def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Yield the sums of gradients that a piece makes for itself, with its number.
+    """Yield the gradient sums inside of a segment, with the segment index.
 
-    They belong to no call; one is in a piece if what goes in comes from there, and what
-    comes out goes there, be it by way of other sums.
+    Sums belong to no call. A sum is in a segment if its inputs come from the segment
+    and its output is read there, possibly through other sums.
     """
     sums = [
         number
@@ -116,11 +106,9 @@ def _sums(ops: Sequence[Op], places: Sequence[int | None]) -> Iterator[tuple[int
 
 @dataclass(frozen=True, eq=False)
 class ReplayedSegment:
-    """A segment that is recomputed, in one forward pass.
+    """A segment that is recomputed in one forward pass.
 
-    Args:
-        calls: numbers of the model's calls in it.
-        residuals: what is saved of what enters.
+    `calls` contains the indices of its model calls.
     """
 
     calls: frozenset[int]
@@ -129,13 +117,9 @@ class ReplayedSegment:
 
 @dataclass(frozen=True, eq=False)
 class StoredActivation:
-    """An activation that does not wait as it is.
+    """An activation that is saved in another form.
 
-    Args:
-        tensors: what waits.
-        pack: the operations that make these.
-        unpack: the operations that make the activation of them.
-        restored: that activation.
+    `pack` computes the saved `tensors`, and `unpack` computes `restored` from them.
     """
 
     tensors: tuple[ProgramTensor, ...]
@@ -145,13 +129,7 @@ class StoredActivation:
 
 
 def rematerialized(ops: Sequence[Op], segments: Sequence[ReplayedSegment]) -> list[Op]:
-    """Return the operations of a step.
-
-    Args:
-        ops: those of a step that keeps all, in the order in which they were written
-            down.
-        segments: the pieces to compute again; no call is in two of them.
-    """
+    """Return the operations of a step with recomputed segments."""
     units = units_of(ops, [segment.calls for segment in segments])
     _return_early(units)
     readers = _readers(units)
@@ -213,7 +191,7 @@ def _behind(op: Op, signals: Mapping[ProgramTensor, ProgramTensor]) -> Op:
 
 
 class _Piece:
-    """Both passes through a piece, as they are without it."""
+    """Both passes through a segment, before rematerialization."""
 
     def __init__(self, segment: ReplayedSegment, forward: Unit, backward: Unit) -> None:
         self._forward = forward
@@ -234,11 +212,7 @@ class _Piece:
     def rewritten(
         self, handed_on: Sequence[ProgramTensor]
     ) -> dict[ProgramTensor, ProgramTensor]:
-        """Rewrite both; return what waits for which of two signals, by tensor.
-
-        Args:
-            handed_on: the gradients that others read.
-        """
+        """Rewrite both passes. Returns a signal for each tensor read outside."""
         packing, end = ProgramTensor((0,), 1), ProgramTensor((0,), 1)
         gates = {} if not self._stored else dict.fromkeys(self._outputs, packing)
         gates |= dict.fromkeys(handed_on, end)
@@ -320,7 +294,7 @@ def _tensor(
 
 
 def zeros(x: ProgramTensor) -> StoredActivation:
-    """Return how nothing waits: one number, and zeros where values are of no use."""
+    """Save a single number instead of `x`, and restore zeros if values are unused."""
     number, late = (
         ProgramTensor((1,), x.width, x.layer),
         ProgramTensor(x.shape, x.width, x.layer),
@@ -331,7 +305,7 @@ def zeros(x: ProgramTensor) -> StoredActivation:
 
 
 def packed(x: ProgramTensor) -> StoredActivation | None:
-    """Return how eight bits an entry wait, None where that is not worth it."""
+    """Save eight bits per entry, or return `None` if the tensor is not suitable."""
     if x.width > _FLOAT or grouping(x.shape).entries < FEWEST:
         return None
     codes = ProgramTensor((packed_bytes(x.shape),), 1, x.layer)

@@ -1,8 +1,8 @@
-"""Operations of one training step, written down without any of them being run.
+"""Records the operations of a training step without running them.
 
-A tape records what each operation reads and writes, and how its gradient is made. The
-backward pass is then derived in reverse, as a framework derives it: what it reads of
-the forward pass is what must be kept.
+A tape records the inputs, the outputs and the gradient of each operation. The backward
+pass is then derived in reverse order, as in a framework. The tensors of the forward
+pass that it reads are the saved activations.
 """
 
 from collections import Counter, defaultdict
@@ -23,12 +23,7 @@ Update = Callable[[ProgramTensor, ProgramTensor], None]
 
 @dataclass(eq=False)
 class Tape:
-    """The record of one step.
-
-    Args:
-        training: whether a backward pass follows, so that gradients are recorded.
-        how: how the backend runs operations.
-    """
+    """The record of one step."""
 
     training: bool
     how: Framework = field(default_factory=Framework)
@@ -43,7 +38,7 @@ class Tape:
 
     @contextmanager
     def inside(self, layer: str | None, call: int | None = None) -> Iterator[None]:
-        """Record operations as belonging to `layer`, and to that call of the model."""
+        """Assign recorded operations to `layer` and to a call of the model."""
         before = self.layer, self.call
         self.layer, self.call = layer, call
         try:
@@ -52,20 +47,20 @@ class Tape:
             self.layer, self.call = before
 
     def new(self, shape: Sequence[int], width: int, **more: Any) -> ProgramTensor:
-        """Return a new tensor of the current layer."""
+        """Create a tensor of the current layer."""
         return ProgramTensor(tuple(shape), width, self.layer, **more)
 
     def alias(
         self, x: ProgramTensor, shape: Sequence[int] | None = None
     ) -> ProgramTensor:
-        """Return a name for the memory of `x` to which no gradient flows yet."""
+        """Create a view of the memory of `x` without a gradient."""
         shape = x.shape if shape is None else tuple(shape)
         return ProgramTensor(
             shape, x.width, self.layer, x.root, x.kind, layout=x.layout
         )
 
     def view(self, x: ProgramTensor, shape: Sequence[int]) -> ProgramTensor:
-        """Return the same memory under another shape; its gradient is a view too."""
+        """Create a view of `x` in another shape, whose gradient is a view as well."""
         y = self.alias(x, shape)
         self.pull((x,), y, lambda dy: [self.alias(dy, x.shape)])
         return y
@@ -78,16 +73,16 @@ class Tape:
         over: Tensors = (),
         **more: Any,
     ) -> None:
-        """Record an operation; `more` are other fields of `Op`."""
+        """Record an operation. `more` contains other fields of `Op`."""
         sides = tuple(reads), outputs, tuple(over)
         more = {"call": self.call, **more}
         self.ops.append(Op(name, self.layer, self.phase, *sides, **more))
 
     def pull(self, inputs: Tensors, output: ProgramTensor, pullback: Pullback) -> None:
-        """Record how a gradient of `output` becomes gradients of `inputs`.
+        """Record the gradient of an operation.
 
-        `pullback` takes the gradient and returns one for every input, None for those
-        that need none. It runs only in the backward pass.
+        In the backward pass, `pullback` is called with the gradient of `output`. It
+        returns one gradient per input, or `None` for inputs without a gradient.
         """
         output.differentiable = any(x.differentiable for x in inputs)
         if self.training and self.phase == "forward" and output.differentiable:
@@ -101,10 +96,7 @@ class Tape:
     ) -> None:
         """Record the backward pass.
 
-        Args:
-            seeds: tensors with the gradients that the pass starts from.
-            update: called with a parameter and its gradient, as soon as no operation
-                adds to it any more.
+        `update` is called with each parameter and its complete gradient.
         """
         self.phase = "backward"
         pending = Counter(x for inputs, *_ in self._steps for x in inputs)
@@ -152,21 +144,18 @@ class Tape:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A layer or operation, called once.
+    """One call of a layer or operation.
 
     Args:
-        layer: the `keras.layers.Layer` or `keras.Operation`.
-        names: of its arguments, that of each tensor that goes in; empty for a layer
-            inside of another.
-        shapes: shapes of its outputs.
-        width: bytes of an entry of what it computes with.
-        parameter: returns the tensor of one of its variables, in the type that it
-            computes with.
-        inner: records a layer inside of this one: takes the layer, its inputs and the
-            shape of its output.
-        step_bytes: returns, for a recurrent layer and its sequence, the bytes that the
-            cell saves per time step for the backward pass, and the bytes of one step.
-        of_weights: whether it is called on weights alone.
+        layer: The `keras.layers.Layer` or `keras.Operation`.
+        names: Argument name of each input tensor. Empty for a layer inside of another.
+        shapes: Shapes of the outputs.
+        width: Bytes per entry of the compute dtype.
+        parameter: Returns the tensor of a variable in the compute dtype.
+        inner: Records an inner layer, given the layer, its inputs and its output shape.
+        step_bytes: For a recurrent layer and its sequence, returns the bytes saved per
+            time step for the backward pass, and the bytes of one step.
+        of_weights: Whether the call has only weights as inputs.
     """
 
     layer: Any
@@ -184,12 +173,12 @@ class Site:
         return self.shapes[0]
 
     def weight(self, variable: Variable) -> ProgramTensor | None:
-        """Return the tensor of a variable, None for None."""
+        """Return the tensor of a variable, or `None`."""
         return None if variable is None else self.parameter(variable)
 
     @property
     def channels_first(self) -> bool:
-        """Whether the layer was told that channels come before space."""
+        """Whether the data format is channels first."""
         return getattr(self.layer, "data_format", None) == "channels_first"
 
 

@@ -1,4 +1,4 @@
-"""The update of variables by an optimizer, as operations."""
+"""Records the updates of variables by an optimizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,23 +14,23 @@ _LISTS = {
     "Adadelta": 4,
     "Nadam": 5,
 }
-"""Copies of all variables at once in Keras's torch optimizers, read in their code: each
-works on lists of all variables, one operation after the other."""
+"""Simultaneous copies of all variables in Keras's torch optimizers, from their code.
+Each optimizer applies one operation at a time to lists of all variables."""
 _ONE_BY_ONE = 4
-"""Copies of one variable in an optimizer that takes them one by one."""
+"""Copies of a variable in an optimizer that updates one variable at a time."""
 
 
 def inner_optimizer(optimizer: Optimizer) -> Any:
-    """Return the optimizer that updates, inside of one that scales the loss."""
+    """Return the wrapped optimizer of a loss-scaling optimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def update_by_variable(
     tape: Tape, optimizer: Optimizer, *, merged: bool
 ) -> Callable[[ProgramTensor, ProgramTensor], None]:
-    """Return what is done with a gradient as soon as it is there.
+    """Return a function that records the update of one variable by its gradient.
 
-    XLA makes one merged operation on the variable, TensorFlow some for each moment.
+    XLA fuses the update into one operation. TensorFlow runs some per moment.
     """
     inner = inner_optimizer(optimizer)
     plain = type(inner).__name__ == "SGD" and not inner.momentum
@@ -51,7 +51,7 @@ def _with_moments(t: Tape, variable: ProgramTensor, gradient: ProgramTensor) -> 
     def new(
         name: str, x: ProgramTensor, over: Sequence[ProgramTensor] = ()
     ) -> ProgramTensor:
-        # A gradient of some rows becomes one of all of them here.
+        # The sparse gradient of an embedding becomes dense here.
         y = t.new(variable.shape, variable.width)
         t.op(name, (x,), y, over=over)
         return y
@@ -84,7 +84,7 @@ def _assigned(t: Tape, x: ProgramTensor) -> ProgramTensor:
 def update_at_once(
     tape: Tape, optimizer: Optimizer, gradients: Sequence[ProgramTensor]
 ) -> None:
-    """Record torch's update, which works on lists of all variables."""
+    """Record torch's update, which runs on lists of all variables."""
     sizes = [gradient.nbytes for gradient in gradients]
     copies = _LISTS.get(type(inner_optimizer(optimizer)).__name__)
     at_once = max(sizes, default=0) * _ONE_BY_ONE

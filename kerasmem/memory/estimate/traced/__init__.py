@@ -1,4 +1,4 @@
-"""What a step needs, from the program that the framework would run. Nothing runs."""
+"""Method "traced": memory of a step from the traced program of the framework."""
 
 import tempfile
 from dataclasses import replace
@@ -16,23 +16,22 @@ from kerasmem.records import MemoryEstimate
 
 
 def estimate(request: Request) -> MemoryEstimate:
-    """Return the estimate, made in a process of its own.
+    """Estimate the memory of a step in a child process.
 
-    The step is traced there as if a GPU were present, so that nothing of the caller's
-    process changes, and on the backend that is asked for. What XLA compiles for the CPU
-    it does compile, and the temporary memory is that of its own plan.
+    The child traces the step as if a GPU were present, on the requested backend. On a
+    CPU, XLA compiles the step, and the temporary memory is from XLA's plan.
 
     Raises:
-        ConfigError: if devices have parts of a variable.
-        ModelError: if the child cannot make the model from its config.
+        ConfigError: If variables are sharded over devices.
+        ModelError: If the child cannot restore the model from its config.
     """
     _check_generation(request)
     sharding = request.sharding
     if sharding.devices > 1:
         if sharding.devices > sharding.replicas:
             raise ConfigError(
-                "A trace is that of one device which has every variable. Expected: no "
-                "distribution, or DataParallel. Received: a model that is split over "
+                "A trace covers one device with all variables. Expected: no "
+                "distribution, or DataParallel. Received: a model sharded over "
                 f"{sharding.devices // sharding.replicas} devices. Next: pass "
                 "method='analytic' or 'plan'."
             )
@@ -51,29 +50,29 @@ def _check_generation(request: Request) -> None:
         return
     others = "'analytic' or 'plan'" if has_graph(request.model) else "'plan'"
     raise ConfigError(
-        "A trace does not tell what a loop keeps, and generation is one. Expected: a "
-        "compiled step and device='cpu', of which XLA makes its own plan. Received: "
+        "The memory of a generation loop cannot be traced. Expected: a compiled step "
+        "and device='cpu', for which XLA has a memory plan. Received: "
         f"generate={request.generate}, device={request.device!r}, jit_compile="
         f"{request.jit_compile}. Next: pass method={others}."
     )
 
 
 def estimate_in_process(request: Request) -> MemoryEstimate:
-    """Return the estimate from a trace, in this process and on its backend.
+    """Estimate the memory from a trace in this process.
 
-    The model gets an optimizer with slots, and is traced: hand in one of your own.
+    The model gets an optimizer with slots and is traced, so it must be a copy.
 
     Raises:
-        ConfigError: if another backend is asked for than the running one.
+        ConfigError: If the requested backend is not the current backend.
     """
-    how, is_compiled = "is traced on the backend that runs it", request.jit_compile
+    how, is_compiled = "is traced on the current backend", request.jit_compile
     request.check_backend(keras.backend.backend(), how)
     if is_compiled and request.backend == "tensorflow" and request.device == "gpu":
-        # A layer may forbid it: Keras says so itself, but only where the device is.
+        # Keras detects layers without XLA support only if a GPU is present.
         is_compiled = tracer().compiles_on_gpu(sublayers(request.model))
         request = replace(request, jit_compile=is_compiled)
     if request.training and not request.builds_optimizer():
-        # The first trace makes the slots of the optimizers that the step has.
+        # The first trace creates the slots of the custom optimizers.
         variables, batch = watched(request.model)[1], symbolic_batch(request)
         tracer().step_graph(variables, batch, step=request.step, on_gpu=False)
     if request.backend == "jax" or (request.backend == "tensorflow" and is_compiled):

@@ -1,7 +1,7 @@
-"""What TensorFlow's kernels do with memory: whose buffer they take, what they need.
+"""Memory use of TensorFlow kernels: buffer reuse and scratch space.
 
-The scratch memory of a GPU was read in recorded steps of a small convolution net and
-of a transformer (TensorFlow 2.21, H200).
+The scratch space on a GPU was determined from recorded steps of a small convolutional
+network and of a transformer (TensorFlow 2.21, H200).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from kerasmem.backends.trace import Operation, OperationOutput
 from kerasmem.memory.estimate import scratch
 
 NOT_ALLOCATING = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp", "_Arg"})
-"""Kinds whose outputs are there before the step, or weigh nothing."""
+"""Operation types whose outputs exist before the step or have no size."""
 
 SHARING = frozenset({
     "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
     "Snapshot", "Squeeze", "StopGradient",
 })  # fmt: skip
-"""Kinds whose outputs are their inputs."""
+"""Operation types whose outputs share the memory of their inputs."""
 
 _ONE_INPUT = (
     "Abs BiasAdd Cast Ceil Cos Elu Erf Erfc Exp Expm1 Floor Inv LeakyRelu Log Log1p "
@@ -40,16 +40,16 @@ CONVOLUTIONS = {
     "Conv2DBackpropInput": (-1, 1, (1, 2), 1),
     "Conv2DBackpropFilter": (0, -1, (0, 2), scratch.SPLITS),
 }
-"""Kinds for which cuDNN tries several algorithms in the first step. Their values: the
-places of the image, the kernel and the operands among an operation's inputs, -1
-being its result; how often that is in scratch space, where cuDNN copies the operands to
-channels last: before it is turned back, or in partial sums."""
+"""Operation types for which cuDNN autotunes in the first step. The values are the input
+indices of the image, the kernel and the operands, or -1 for the output. The last value
+is the number of output copies in scratch space. cuDNN copies the output to convert from
+channels last, or for partial sums."""
 
 
 def writes_over(operation: Operation) -> Sequence[int]:
-    """Return the numbers of the inputs that may become the first output.
+    """Return the indices of inputs whose memory the first output may reuse.
 
-    They may where nobody else needs them any more and the sizes agree.
+    Reuse requires equal sizes and no later reader of the input.
     """
     if operation.kind == "AddN":
         return range(len(operation.inputs))
@@ -59,7 +59,7 @@ def writes_over(operation: Operation) -> Sequence[int]:
 def output_bytes(
     operation: Operation, number: int, inputs: Sequence[OperationOutput]
 ) -> int:
-    """Return the bytes of an output, also of one that only its kernel can size."""
+    """Return the bytes of an output, including outputs sized by their kernel."""
     output = operation.outputs[number]
     if not operation.kind.startswith("CudnnRNN") or output.shape is not None:
         return output.nbytes
@@ -70,17 +70,11 @@ def output_bytes(
 def scratch_bytes(
     operation: Operation, inputs: Sequence[OperationOutput], device: str = "gpu"
 ) -> list[int]:
-    """Return the sizes of what the kernel takes while it runs.
-
-    Args:
-        operation: the operation.
-        inputs: the tensors that it takes.
-        device: `"gpu"` or `"cpu"`.
-    """
+    """Return the sizes of the kernel's scratch buffers."""
     if device == "cpu":
         return _unrolled(operation, inputs)
     if operation.kind.startswith("CudnnRNN"):
-        # In float32 whatever goes in; of several lengths, which Keras lets it see.
+        # cuDNN computes in float32 and supports sequences of different lengths.
         state, kind = _rnn_sequence(inputs), _rnn_kind(operation)
         inputs_size, weights = inputs[0].entries, inputs[3].entries
         return [scratch.rnn_entries(kind, state, inputs_size, weights) * _FLOAT]
@@ -111,10 +105,10 @@ def _rnn_sequence(inputs: Sequence[OperationOutput]) -> int:
 
 
 def _convolution(operation: Operation, inputs: Sequence[OperationOutput]) -> list[int]:
-    """Return the turned kernel, the turned image if it is made, and cuDNN's own space.
+    """Return the sizes of the transposed kernel and image, and cuDNN's own space.
 
-    Its tensor core kernels need channels last, and copy images with channels first;
-    those for few channels do not.
+    Tensor core kernels need channels last and copy channels-first images. Kernels for
+    few channels do not.
     """
     image_at, kernel_at, read, results = CONVOLUTIONS[operation.kind]
     result = operation.outputs[0]
@@ -128,15 +122,15 @@ def _convolution(operation: Operation, inputs: Sequence[OperationOutput]) -> lis
 
 
 def _softmax(operation: Operation, _: Sequence[OperationOutput]) -> list[int]:
-    # The largest logit and the sum, both stored once per entry, in float32.
+    # The maximum logit and the sum, each in float32 and repeated for every entry.
     return [operation.outputs[0].entries * 4] * 2
 
 
 def _einsum(operation: Operation, inputs: Sequence[OperationOutput]) -> list[int]:
-    """Return the transposed operands and the product, where it is not the output yet.
+    """Return the sizes of transposed operands and of a transposed product.
 
-    TensorFlow orders axes as batch, free, contracted (or contracted, free), each by
-    label, and multiplies matrices.
+    TensorFlow orders axes as batch, free, contracted (or contracted, free), each group
+    sorted by label, and multiplies matrices.
     """
     operands, result = operation.attributes["equation"].split("->")
     labels = operands.split(",")

@@ -1,4 +1,4 @@
-"""TensorFlow's graph of a step as a program, executed in a simulated allocator."""
+"""Converts TensorFlow's graph of a step to a program and simulates its allocations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,23 +17,22 @@ from kerasmem.units import GIB
 
 _TRIAL_FACTOR = 16
 _LARGEST_TRIAL = 3 * GIB // 2
-"""How much cuDNN takes in the first step to try algorithms, nobody tells; this is the
-largest multiple of what the chosen algorithm takes that recorded first steps showed, up
-to a limit."""
+"""Scratch space of cuDNN's autotuning relative to the chosen algorithm, and its limit.
+The factor is the maximum in recorded first steps. cuDNN does not document it."""
 
-# Nine of ten cases measured on a GPU lay between these multiples of the estimate.
+# 90 % of the cases measured on a GPU are between these multiples of the estimate.
 _LOW, _HIGH = 0.90, 1.12
 _IN_CUDNN = 0.7, 1.5
-"""The same where cuDNN runs a recurrent layer: it does not say what it takes."""
-_LOOPS = frozenset({"LoopCond", "StatelessWhile", "While"})  # lowered or not
+"""Bounds for recurrent layers in cuDNN, whose scratch space is not documented."""
+_LOOPS = frozenset({"LoopCond", "StatelessWhile", "While"})  # Lowered or not.
 _UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 
 
 def estimate_in_process(request: Request) -> MemoryEstimate:
-    """Return the estimate of a step that TensorFlow does not compile.
+    """Estimate the memory of a step that TensorFlow does not compile.
 
     Raises:
-        ModelError: if the step has a loop, whose memory no graph tells.
+        ModelError: If the step contains a loop, whose memory is not part of the graph.
     """
     model, variables = watched(request.model)
     graph = tracer().step_graph(
@@ -45,8 +44,8 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     loops = [op.name for op in graph.operations if op.kind in _LOOPS]
     if loops:
         raise ModelError(
-            f"The step of {request.model.name!r} has a loop, and how much it keeps per "
-            "round stands nowhere in its graph. Expected: a step without loops. "
+            f"The step of {request.model.name!r} contains a loop, whose memory per "
+            "iteration is not part of the graph. Expected: a step without loops. "
             f"Received: {loops[0]!r}. Next: pass method='measured'."
         )
     step = written(graph, model, request.device)
@@ -61,7 +60,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         round(above * later.nbytes),
     )
     if not request.training:
-        # Every batch of a new length is a first one.
+        # Every batch with a new length is a first step.
         high = max(high, first.nbytes)
     return request.answer(
         "traced",
@@ -79,14 +78,9 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
 def written(graph: Graph, model: Watched, device: str | None = "gpu") -> Program:
     """Return the program of a step.
 
-    The batch comes first and stays; a variable that is still read while it is updated
-    moves to a copy.
-
-    Args:
-        graph: the step.
-        model: whose variables it changes; the graph names them by number.
-        device: `"gpu"` or `"cpu"`, whose kernels' scratch memory is taken; None for
-            none.
+    The batch is allocated first and stays until the end. A variable that is updated
+    while another operation reads it moves to a copy. With `device=None`, scratch space
+    is excluded.
     """
     return _Writer(graph, model, device).written()
 
@@ -99,9 +93,8 @@ class _Writer:
         self._trained = model.trained_sizes()
         self._device = device
         self._phase = "unknown"
-        self._scratch: tuple[
-            ProgramTensor, ...
-        ] = ()  # of what another thread still runs
+        # Scratch space of an operation that still runs in another thread.
+        self._scratch: tuple[ProgramTensor, ...] = ()
         self._of: dict[tuple[int, int], ProgramTensor] = {}
         self._ops: list[Op] = []
         self._first = as_tensors(model)
@@ -115,7 +108,7 @@ class _Writer:
     def written(self) -> Program:
         constants, batch = self._outside("Const"), self._outside("Placeholder")
         self._ops.append(Op("input", None, "input", (), batch))
-        # What an operation waits for: those that make what it reads, and others.
+        # Inputs and control dependencies of each operation.
         before = [
             dict.fromkeys((*(i for i, _ in operation.inputs), *operation.after))
             for operation in self._operations
@@ -182,7 +175,7 @@ class _Writer:
             and x.root.kind == "value"
             and x.nbytes == inputs[place].nbytes
         ]
-        # Only the first output may be written over an input.
+        # Only the first output can reuse an input.
         over = over if (number, 0) in self._of else []
         op = self._note(operation, sources, outputs, over)
         if self._device is not None:
@@ -194,7 +187,7 @@ class _Writer:
     ) -> None:
         variable = self._variable(operation)
         old = self._last.get(variable)
-        if old is None:  # of nobody that the model knows
+        if old is None:  # The variable does not belong to the model.
             self._note(operation, sources)
             return
         new = self._last[variable] = ProgramTensor(
@@ -240,10 +233,10 @@ class _Writer:
         return op
 
     def _take_scratch(self, op: Op, kind: str, sizes: Sequence[int]) -> None:
-        """Let an operation read blocks that are made for it alone.
+        """Add scratch blocks that only `op` reads.
 
-        On a CPU two threads run the two gradients of a convolution at once: there the
-        blocks stay until the next operation that takes some is done.
+        On a CPU, two threads run the two gradients of a convolution at once. The blocks
+        are then freed after the next operation with scratch space.
         """
         if not sizes:
             return

@@ -1,4 +1,4 @@
-"""Torch's step with fake tensors, and what its allocator for CUDA adds."""
+"""Traces torch steps with fake tensors and adds the rounding of the CUDA allocator."""
 
 import gc
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ from kerasmem.records import MemoryEstimate
 from kerasmem.types import Model
 from kerasmem.units import MIB
 
-# Nine of ten cases measured on a GPU lay between these multiples of the estimate.
+# 90 % of the cases measured on a GPU are between these multiples of the estimate.
 _LOW, _HIGH = 0.94, 1.06
 _LIBRARY_WORKSPACE = 64 * MIB
-"""What cuBLAS and cuBLASLt take on a Hopper GPU with the first product, and keep."""
+"""Memory of cuBLAS and cuBLASLt on a Hopper GPU from the first matrix product on."""
 ROUNDING_BYTES = 512
-"""Torch's allocator for CUDA gives multiples of this."""
+"""Block sizes of torch's CUDA allocator are multiples of this."""
 
 _DEVICE = "simulated"
 
 
 def estimate_in_process(request: Request) -> MemoryEstimate:
-    """Return the estimate of a step that torch does not compile.
+    """Estimate the memory of a step that torch does not compile.
 
     Raises:
-        ModelError: if the step asks what stands in a tensor.
+        ModelError: If the step depends on the values of tensors.
     """
     try:
         peaks, _, step = _live(request, fake=True)
@@ -62,13 +62,13 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
 
 
 def later_step(request: Request) -> Sequence[MemoryEvent]:
-    """Return the events of a later step that really runs."""
+    """Run real steps and return the events of a later one."""
     _, events, _ = _live(request, fake=False)
     return events
 
 
 def library_bytes(request: Request) -> int:
-    """Return the bytes that libraries keep on the device beside torch's tensors."""
+    """Return the device memory of libraries in addition to torch's tensors."""
     return _LIBRARY_WORKSPACE if request.device == "gpu" else 0
 
 
@@ -81,11 +81,11 @@ def _live(
     with tracer().Life(fake=fake) as life:
         model = unpack(parcel, jit_compile=False)
         if request.training and other_optimizers(model):
-            # `fit` builds this one too, and the step may not use it.
+            # `fit` builds this optimizer even if the step does not use it.
             model.optimizer.build(model.trainable_variables)
         for _ in range(2):
-            # Torch frees what is in a cycle only when Python collects it, and how often
-            # that is depends on how many objects the process has: it is to see none.
+            # Torch frees reference cycles only during garbage collection. Freezing
+            # makes the collections independent of other objects in the process.
             gc.collect()
             gc.freeze()
             begin = len(life.events)
@@ -112,7 +112,7 @@ def _step(
         for one in life.storages(attachment.variables, _DEVICE)
     }
     for variable in model.trainable_variables:
-        old_gradient = variable.value.grad  # by the step before
+        old_gradient = variable.value.grad  # From the previous step.
         if old_gradient is not None:
             layer = layers.get(variable.path)
             y = ProgramTensor((nbytes(old_gradient),), 1, layer, kind="gradient")
@@ -131,12 +131,10 @@ def written(
     present: Mapping[int, ProgramTensor],
     trained: set[int],
 ) -> Program:
-    """Return the program of a step that was recorded.
+    """Return the program of a recorded step.
 
-    Args:
-        events: its allocations and frees.
-        present: what was there before, by address.
-        trained: sizes in bytes of weights that have a gradient.
+    `present` contains older tensors by address. `trained` contains the sizes of trained
+    weights in bytes.
     """
     ops: list[Op] = []
     before, alive = [*present.values()], dict(present)

@@ -1,8 +1,8 @@
-"""What a compiled step needs, from what XLA is given to compile.
+"""Memory of a compiled step, from the HLO program before compilation.
 
-XLA computes a value again wherever it is used if that costs less than storing it, and
-never stores what only a fused kernel needs in its middle. This imitates the choice by
-the bytes that are read and written; XLA itself also weighs the arithmetic.
+XLA recomputes a value at every use if that costs less than storing it. Values inside of
+a fused kernel are never stored. This module imitates the choice from the bytes read and
+written. XLA also considers the arithmetic.
 """
 
 import math
@@ -25,7 +25,7 @@ from kerasmem.memory.timeline import Watched, watched
 from kerasmem.memory.timeline.names import Names
 from kerasmem.records import EstimatePart, MemoryEstimate
 
-# Between these multiples of the estimate lay what was measured on a GPU.
+# Peaks measured on a GPU are between these multiples of the estimate.
 Sums = dict[tuple[str, str | None], int]
 _COMPILED, _NOT_COMPILED = (0.8, 1.3), (0.5, 1.75)
 
@@ -37,7 +37,7 @@ LIBRARY = frozenset(
         "triangular-solve", "while",
     }
 )  # fmt: skip
-"""What reads its operands from memory and cannot be fused with them."""
+"""Operations that read operands from memory and cannot be fused with them."""
 
 _ALWAYS = LIBRARY | {"reduce", "reduce-window"}
 _SAME = frozenset(
@@ -52,12 +52,12 @@ _TRIAL_COPIES = 3
 
 
 class StoredBuffer(NamedTuple):
-    """What is stored.
+    """The stored values of a program.
 
     Args:
-        is_stored: per value, whether it has memory of its own.
-        sources: per value, the stored values and parameters it is computed from;
-            itself if it is stored.
+        is_stored: For each value, whether it owns memory.
+        sources: For each value, the stored values and parameters from which it is
+            computed. For a stored value, the value itself.
     """
 
     is_stored: Sequence[bool]
@@ -65,10 +65,9 @@ class StoredBuffer(NamedTuple):
 
 
 def estimate_in_process(request: Request) -> MemoryEstimate:
-    """Return the estimate of a step that XLA compiles.
+    """Estimate the memory of a step that XLA compiles.
 
-    For this machine's CPU it is XLA's own plan; for a GPU from the program before XLA
-    compiles it.
+    On the CPU of this machine, XLA's own plan is used. For a GPU, the plan is imitated.
     """
     model, variables = watched(request.model)
     sums = model.bytes_by_place()
@@ -87,7 +86,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     else:
         in_use = _in_pool(model, temporary_bytes, batch_bytes)
     first = max(in_use, persistent + trial_bytes)
-    # JAX cannot set its peak back, so what it tells later is that of the first step.
+    # JAX cannot reset its peak, so later readings include the first step.
     peak = first if request.backend == "jax" else in_use
     low, high = _COMPILED if request.jit_compile else _NOT_COMPILED
     sums["workspace", None] += max(peak - in_use, 0)
@@ -120,7 +119,7 @@ def _imitated(
     step = written(flat, place, fused=request.jit_compile)
     plan = pg.AllocationPlan(step, in_place=False)
     fullest = pg.peak_of(plan.events, rounding=1)
-    # The parameters beyond the variables are the batch.
+    # Parameters that are not variables are the batch.
     parameter_bytes = sum(v.nbytes for v in flat.values if v.opcode == "parameter")
     sums["input", None] += max(
         parameter_bytes - sum(v.nbytes for v in model.variables), 0
@@ -149,16 +148,11 @@ def _in_pool(model: Watched, planned: int, batch_bytes: int) -> int:
 def written(
     flat: Flat, place: Callable = lambda _: ("value", None), *, fused: bool = True
 ) -> Program:
-    """Return the program of a step on a GPU, without its variables and its batch.
+    """Return the program of a step on a GPU, without variables and batch.
 
-    Weights are updated as soon as their gradient is there and nobody needs the old
-    ones: XLA orders a program so that it needs little memory.
-
-    Args:
-        flat: the operations before XLA merges them.
-        place: returns category and layer of a stored value.
-        fused: False if the step runs operation by operation: then all is stored, and
-            the updated weights stand beside the old ones to the end.
+    Weights are updated once their gradient exists and the old values are unused,
+    because XLA orders operations to save memory. With `fused=False`, all values are
+    stored, and old and updated weights exist together until the end.
     """
     what = stored(flat, fused=fused)
     tensors = {
@@ -197,8 +191,8 @@ def _held(flat: Flat, what: StoredBuffer) -> dict[int, list[int]]:
     sources_by_end: dict[int, list[int]] = defaultdict(list)
     for result in flat.results:
         sources = what.sources[result]
-        # A result may be computed from a source, or written over a parameter, once
-        # nobody else reads it.
+        # A result can be computed once its sources exist, and can overwrite a parameter
+        # after its last reader.
         ready = (
             last[source] if flat.values[source].opcode == "parameter" else source
             for source in sources
@@ -211,11 +205,9 @@ def _held(flat: Flat, what: StoredBuffer) -> dict[int, list[int]]:
 
 
 def stored(program: Flat, *, fused: bool = True) -> StoredBuffer:
-    """Return which values of `program` are stored.
+    """Return the values of `program` that are stored.
 
-    Args:
-        program: the program.
-        fused: False if every operation is a kernel of its own.
+    With `fused=False`, each operation is a kernel.
     """
     users = _users(program)
     is_stored: list[bool] = []
@@ -274,30 +266,25 @@ def _users(program: Flat) -> list[set[int]]:
 
 
 def workspace(program: Flat, number: int) -> int:
-    """Return the scratch bytes of a value's kernel on a GPU.
-
-    Args:
-        program: the program.
-        number: index of the value.
-    """
+    """Return the scratch bytes on a GPU of the kernel for value `number`."""
     value = program.values[number]
     operands = [program.values[operand] for operand in value.operands]
     if value.opcode == "convolution":
         return _convolution(value, operands[0], operands[1])
     if value.opcode == "select-and-scatter":
-        # XLA finds the largest of each window by their indices: one array of them per
-        # axis beside the values, and all of them together for the scatter.
+        # XLA stores the indices of each window's maximum, one array per axis, next to
+        # the values. The scatter needs all index arrays together.
         windows = operands[1]
         return (2 * len(windows.shape) + 1) * math.prod(windows.shape) * 4
     return 0
 
 
 def _convolution(value: Value, lhs: Value, rhs: Value) -> int:
-    # XLA lays channels last, as cuDNN wants them: nothing is copied for that.
+    # XLA stores channels last, as cuDNN requires, so nothing is copied.
     many = lhs.shape[-1] > scratch.FEW_CHANNELS
     if value.itemsize == 2 or not many or _is_depthwise(lhs, rhs):
         return 0
-    if value.shape[0] != lhs.shape[0]:  # of the kernel
+    if value.shape[0] != lhs.shape[0]:  # The gradient of a kernel.
         return scratch.SPLITS * value.nbytes
     is_square = len(rhs.shape) == 4 and rhs.shape[:2] == (3, 3)
     if not is_square or lhs.shape[1:3] != value.shape[1:3]:
@@ -311,10 +298,10 @@ def _is_depthwise(lhs: Value, rhs: Value) -> bool:
 
 
 def trial(program: Flat, number: int) -> int:
-    """Return what XLA takes at most to try algorithms for a value on a GPU.
+    """Return the maximum bytes for autotuning a value on a GPU.
 
-    It compiles with all operands in copies of their own. The largest algorithm for
-    convolutions works on Fourier transforms of images and kernels.
+    XLA autotunes during compilation on copies of all operands. The largest algorithm
+    for convolutions uses Fourier transforms of images and kernels.
     """
     value = program.values[number]
     if value.opcode not in {"convolution", "dot"} or len(value.operands) < 2:

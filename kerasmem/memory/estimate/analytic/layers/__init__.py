@@ -1,8 +1,8 @@
-"""What each layer runs: a table from the name of a class to a function.
+"""Maps layer class names to the functions that record their operations.
 
-Read in the Keras backends, in the allocations of real TensorFlow steps on a GPU (names
-of the operations, sizes, lifetimes), and in torch's rules of differentiation: there
-nothing is written over its input unless the code says so, and views cost nothing.
+Sources are the code of the Keras backends, recorded allocations of TensorFlow steps on
+a GPU, and torch's differentiation rules. In torch, an operation overwrites its input
+only if the code is in-place, and views are free.
 """
 
 from kerasmem.graph.layer_table import class_names
@@ -109,4 +109,4 @@ HANDLERS = {
     "xla": _HANDLERS,
     "torch": {**_HANDLERS, **_by_name(_OTHERWISE_IN_TORCH)},
 }
-"""By kernels (see `Framework`)."""
+"""Handlers by the kernels of a `Framework`."""

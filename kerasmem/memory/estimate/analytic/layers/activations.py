@@ -1,4 +1,4 @@
-"""Activations: one operation each in torch, several in TensorFlow."""
+"""Activations: one operation per activation in torch, several in TensorFlow."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ _SAME = {
 
 
 def activation_name(function: Any) -> str:
-    """Return the name of an activation: a function, a layer, or None for linear."""
+    """Return the name of an activation function or layer, or of `None` for linear."""
     if function is None:
         return "linear"
     name = getattr(function, "__name__", None)
@@ -43,7 +43,7 @@ def _of_operation(function: Any, name: str) -> str:
     x = keras.Input((1,))
     try:
         y = function(x)
-    except Exception:  # noqa: BLE001 - a user's function may raise anything on symbols
+    except Exception:  # noqa: BLE001 - custom functions may raise anything on symbols
         return name
     if not isinstance(y, keras.KerasTensor):
         return name
@@ -53,7 +53,7 @@ def _of_operation(function: Any, name: str) -> str:
 
 
 def activate(t: Tape, function: Any, x: ProgramTensor) -> ProgramTensor:
-    """Return the activation of `x` by a Keras function, a layer or a name."""
+    """Apply an activation to `x`, given as a Keras function, a layer or a name."""
     name = activation_name(function)
     if name == "linear":
         return x
@@ -65,12 +65,12 @@ def activate(t: Tape, function: Any, x: ProgramTensor) -> ProgramTensor:
 
 
 def activation(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Activation, and layers that are one, such as `ReLU`."""
+    """Activation layers, including layers such as `ReLU`."""
     return activate(t, getattr(s.layer, "activation", s.layer), xs[0])
 
 
 def activation_or_softmax(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Activation and Softmax, the latter a single operation in XLA."""
+    """Activation and Softmax. Softmax is a single operation in XLA."""
     name = activation_name(getattr(s.layer, "activation", s.layer))
     if t.how.kernels == "xla" and "softmax" in name:
         return p.softmax(t, xs[0])
@@ -78,14 +78,10 @@ def activation_or_softmax(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramT
 
 
 def softmax(t: Tape, x: ProgramTensor, *, scale_follows: bool = False) -> ProgramTensor:
-    """Return the softmax; the kernel takes twice its output as scratch space.
+    """Return the softmax of `x`, with scratch space of twice its output.
 
-    Args:
-        t: the tape.
-        x: the scores.
-        scale_follows: whether the gradient is multiplied by a constant next. Then the
-            graph optimizer multiplies the result of the forward pass with it, and
-            keeps the product as well.
+    With `scale_follows`, the gradient is multiplied by a constant, and the graph
+    optimizer also saves the scaled output.
     """
     y = t.new(x.shape, x.width)
     t.op("softmax", (x,), y, over=(x,), workspace=2 * y.nbytes)
@@ -126,19 +122,19 @@ def _apart(t: Tape, x: ProgramTensor) -> ProgramTensor:
 
 
 def _gelu(t: Tape, x: ProgramTensor) -> ProgramTensor:
-    """0.5 x erfc(-x / sqrt 2): three factors are kept beside the result.
+    """0.5 x erfc(-x / sqrt 2): three factors are saved in addition to the output.
 
-    XLA merges the first with what reads it.
+    XLA fuses the first factor into its consumer.
     """
     inner = x if t.how.kernels == "xla" else _apart(t, x)
-    # Too costly to be computed again where it is read.
+    # XLA does not recompute erfc, because it is expensive.
     erfc = p.pointwise(t, "erfc", inner, needs=((inner,),), fusible=False)
     return p.multiply(t, p.scale(t, x), erfc)
 
 
 def _gelu_approximate(t: Tape, x: ProgramTensor) -> ProgramTensor:
     half = _apart(t, x)
-    # The gradient of the power has its square too, and both are one.
+    # The gradient of the power also needs the square, and both squares are shared.
     square = t.new(x.shape, x.width)
     t.op("square", (x,), square, fusible=True)
     cube = p.pointwise(t, "cube", x, square, needs=((square,), None), free=True)

@@ -1,4 +1,4 @@
-"""Attention: whether the scores of every head are written, and how often."""
+"""Attention layers, and the copies of their scores on each backend."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,10 @@ from kerasmem.memory.program import ProgramTensor, Shape
 
 
 class Heads(NamedTuple):
-    """The operands of attention with several heads, and the shapes of its results.
+    """Operands of multi-head attention, and the shapes of its results.
 
-    Args:
-        query: of shape (batch, length, heads, size).
-        key: likewise.
-        value: likewise.
-        scores: shape of the scores, (batch, heads, query length, key length).
-        mixed: shape of the result, (batch, length, heads, size).
-        dropout: whether scores are dropped.
+    Queries, keys, values and the result have shape (batch, length, heads, size). Scores
+    have shape (batch, heads, query length, key length).
     """
 
     query: ProgramTensor
@@ -68,7 +63,7 @@ def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> ProgramTensor:
     q, k, v = heads.query, heads.key, heads.value
     copies, space = q.nbytes + k.nbytes, 2 * v.nbytes
     if heads.dropout:
-        # Keras writes it out itself, and multiplies the query by the scale.
+        # With dropout, Keras composes the attention and scales the query.
         scores = p.product(t, "scores", p.scale(t, q), k, heads.scores, copies)
         weights = dropout(t, softmax(t, scores), heads.scores)
         return p.product(t, "mix", weights, v, heads.mixed, space)
@@ -98,11 +93,11 @@ def _in_torch(t: Tape, _s: Site, heads: Heads) -> ProgramTensor:
         return p.product(t, "mix", weights, heads.value, heads.mixed)
     operands = [heads.query, heads.key, heads.value]
     if heads.query.width >= FLOAT:
-        # The flash kernel wants half precision; for the other Keras makes copies.
+        # The flash kernel needs half precision. For other dtypes, Keras makes copies.
         operands = [p.copy(t, x, x.shape, "contiguous") for x in operands]
     y = t.new(heads.mixed, heads.query.width)
     sums = t.new(heads.scores[:-1], FLOAT)
-    # The gradient of the query is summed up in float32.
+    # The gradient of the query is accumulated in float32.
     space = operands[0].nbytes // operands[0].width * FLOAT
     keeps = (*operands, y, sums)
     return p.single(t, "attention", operands, y, sums, keeps=keeps, space=space)

@@ -1,4 +1,4 @@
-"""Layers that all backends compute alike, or nearly."""
+"""Layers with the same or similar operations on all backends."""
 
 import math
 from collections.abc import Sequence
@@ -17,47 +17,47 @@ from kerasmem.memory.program import ProgramTensor, Shape
 from kerasmem.types import Layer
 
 FLOAT = 4
-"""Bytes of a float32, in which normalization and softmax are computed at least."""
+"""Bytes of a float32, the minimum precision of normalization and softmax."""
 
 
 def identity(_t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Identity: the very tensor that went in."""
+    """Identity: returns the input tensor."""
     return xs[0]
 
 
 def reshape(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Another shape for the same memory."""
+    """Reshape and similar: a view of the same memory."""
     return t.view(xs[0], s.shape)
 
 
 def transpose(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Transpose: a copy; a product that reads a weight can read it either way."""
+    """Transpose: a copy, or a view of a weight for a matrix product."""
     return (reshape if s.of_weights else copy_entries)(t, s, xs)
 
 
 def copy_entries(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Entries copied to other places: padding, cropping, repeating, permuting."""
+    """Padding, cropping, repetition and permutation: a copy."""
     return p.copy(t, xs[0], s.shape, "copy")
 
 
 def mean(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Global pooling, and every other reduction to fewer entries."""
+    """Global pooling and other reductions."""
     return p.reduce(t, xs[0], s.shape, "mean")
 
 
 def maximum_over_axes(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """The maximum over axes; its gradient asks again where the maximum was."""
+    """Maximum over axes: the gradient finds the maximum again."""
     y = t.new(s.shape, xs[0].width)
     return p.single(t, "max", xs[:1], y, keeps=(xs[0], y), reduces=True)
 
 
 def add(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Add, Subtract, Average: nothing is kept."""
+    """Add, Subtract, Average: nothing is saved."""
     return reduce(partial(p.add, t), xs)
 
 
 def multiply(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Multiply: every factor is kept."""
+    """Multiply: every factor is saved."""
     return reduce(partial(p.multiply, t), xs)
 
 
@@ -83,7 +83,7 @@ def rescale(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def unknown(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """A layer that no table knows: as if it kept its inputs and its output."""
+    """A layer without a handler: assumed to save its inputs and its output."""
     variables = getattr(s.layer, "trainable_variables", ())
     reads = (*xs, *map(s.parameter, variables))
     y = t.new(s.shape, s.width, layout=xs[0].layout if xs else "last")
@@ -91,7 +91,7 @@ def unknown(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def dense(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Dense and EinsumDense: a product, a bias, an activation."""
+    """Dense and EinsumDense: a product, a bias and an activation."""
     y = projection(t, s, s.layer, xs[0], s.shape)
     return activate(t, s.layer.activation, y)
 
@@ -109,7 +109,7 @@ def projection(
 
 
 def multiplies_codes(layer: Layer) -> bool:
-    """Return True for a Dense or EinsumDense that makes its kernel of codes."""
+    """Return whether a Dense or EinsumDense layer dequantizes its kernel."""
     kernel = vars(layer).get("_kernel")
     if not isinstance(kernel, ComputedVariable) or kernel.trainable:
         return False
@@ -118,7 +118,7 @@ def multiplies_codes(layer: Layer) -> bool:
 
 
 def gives_logits_of_codes(layer: Layer) -> bool:
-    """Return True for a `ReversibleEmbedding` that makes its table of codes."""
+    """Return whether a `ReversibleEmbedding` layer dequantizes its table."""
     if not isinstance(layer, keras.layers.ReversibleEmbedding) or has_lora(layer):
         return False
     if class_of_call(layer) is not keras.layers.ReversibleEmbedding:
@@ -130,7 +130,7 @@ def gives_logits_of_codes(layer: Layer) -> bool:
 
 
 def reversible_embedding(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """ReversibleEmbedding of codes: rows of the table, or logits of words."""
+    """Quantized ReversibleEmbedding: rows of the table, or logits."""
     layer = s.layer
     if len(s.shape) > len(xs[0].shape):
         return embedding(t, s, xs)
@@ -154,13 +154,13 @@ def _low_rank(
 
 
 def kernel_of(t: Tape, s: Site, layer: Layer, name: str = "kernel") -> ProgramTensor:
-    """Return what a layer multiplies with, or takes rows of.
+    """Return the kernel or table of a layer. With LoRA, the low-rank product is added.
 
-    With LoRA that is its weight and a product of two of low rank, added in every call.
+    The sum is computed in every call.
     """
     if not has_lora(layer):
         return s.parameter(getattr(layer, name))
-    weight = vars(layer)[f"_{name}"]  # the public attribute is the sum, a tensor
+    weight = vars(layer)[f"_{name}"]  # The public attribute is the sum, a tensor.
     a, b = (s.parameter(getattr(layer, f"lora_{name}_{end}")) for end in "ab")
     change = p.product(t, "matmul", a, b, tuple(weight.shape))
     return p.add(t, s.parameter(weight), p.scale(t, change))
@@ -174,7 +174,7 @@ def take(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def embedding(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Embedding: rows of a table; of codes these alone become float."""
+    """Embedding: rows of a table. A quantized table dequantizes only these rows."""
     own = vars(s.layer).get("_embeddings")
     if isinstance(own, ComputedVariable) and own.has_parts(0) and not has_lora(s.layer):
         y = t.new(s.shape, s.width)
@@ -197,7 +197,7 @@ def _gather(
 
 
 def where(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Where: only the condition is kept."""
+    """Where: only the condition is saved."""
     pairs = list(zip(s.names, xs, strict=True))
     conditions = [x for name, x in pairs if name == "condition"]
     values = [x for name, x in pairs if name != "condition"]
@@ -208,14 +208,14 @@ def where(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def without_gradient(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Comparisons, and all else to which no gradient flows."""
+    """Comparisons and other operations without a gradient."""
     y = t.new(s.shape, s.width)
     t.op("tell", xs, y, fusible=True)
     return y
 
 
 def divide(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Divide: both operands are kept, a number is not."""
+    """Divide: both operands are saved, except for numbers."""
     if s.names == ("x1",):
         return p.scale(t, xs[0])
     if s.names == ("x2",):
@@ -225,20 +225,20 @@ def divide(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def negate(t: Tape, _s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Negative: nothing is kept."""
+    """Negative: nothing is saved."""
     return p.scale(t, xs[0])
 
 
 def cast(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Cast: another width."""
+    """Cast: a conversion to another dtype."""
     return p.cast(t, xs[0], s.width)
 
 
 def chunked_vocabulary(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """ChunkedVocabulary: in training states, for logits of some rows at a time.
+    """ChunkedVocabulary: logits of some rows at a time during training.
 
-    The loss makes slopes with them, by states and by a table that is trained, and
-    keeps these alone.
+    The loss computes the gradients of the states and of a trainable table together with
+    the logits. Only these gradients are saved.
     """
     states = xs[0]
     table = _table_of(t, s, states)
@@ -251,7 +251,7 @@ def chunked_vocabulary(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTens
     reads = (states, table)
     copies = _LOGITS_AT_ONCE[t.how.kernels]
     if s.layer.logit_soft_cap is not None and t.how.kernels != "xla":
-        copies += 2  # its tangent, and the slope
+        copies += 2  # The tangent of the soft cap, and the logit gradients.
     space = logits * copies
     t.op("chunks", reads, y, *slopes, workspace=space)
 
@@ -282,12 +282,12 @@ def _table_of(t: Tape, s: Site, states: ProgramTensor) -> ProgramTensor:
 
 
 _LOGITS_AT_ONCE = {"tensorflow": 2, "torch": 3, "xla": 1}
-"""Tensors of the size of one chunk's logits: them and their slopes, or the parts that
-they are put together of. Of TensorFlow the allocator told, of XLA its compiler."""
+"""Tensors in the size of one chunk's logits: the logits, their gradients and partial
+results. Determined from TensorFlow's allocator and XLA's compiler."""
 
 
 def position_embedding(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """KerasHub's PositionEmbedding: the first rows of a table for every sample."""
+    """PositionEmbedding of KerasHub: the first rows of a table for every sample."""
     table = s.parameter(s.layer.position_embeddings)
     return p.broadcast_to(t, p.copy(t, table, s.shape[-2:], "slice"), xs[0])
 
@@ -299,7 +299,7 @@ def reduced_shape(x: ProgramTensor, axes: Sequence[int]) -> Shape:
 
 
 def dropout_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Dropout of all kinds."""
+    """Dropout layers of all types."""
     layer, x = s.layer, xs[0]
     if not layer.rate:
         return x
@@ -312,12 +312,9 @@ def dropout_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def dropout(t: Tape, x: ProgramTensor, shape: Shape) -> ProgramTensor:
-    """Return `x` with entries dropped; a mask of one byte an entry is kept.
+    """Apply dropout to `x`, saving a mask of one byte per entry.
 
-    Args:
-        t: the tape.
-        x: the entries.
-        shape: shape of the random numbers, which TensorFlow and XLA draw as float32.
+    TensorFlow and XLA draw random numbers of shape `shape` as float32.
     """
     if not t.training:
         return x

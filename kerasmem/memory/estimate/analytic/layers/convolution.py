@@ -1,4 +1,4 @@
-"""Convolutions and pooling: in torch Keras turns the channels to and fro."""
+"""Convolutions and pooling. In torch, Keras transposes the channels."""
 
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.activations import activate
@@ -6,17 +6,17 @@ from kerasmem.memory.estimate.analytic.layers.common import kernel_of
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import ProgramTensor, Shape
 
-_INDEX = 8  # bytes of an int64
+_INDEX = 8  # Bytes of an int64.
 
 
 def convolution_layer(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Convolutions in TensorFlow, transposed or not."""
+    """Convolutions in TensorFlow, including transposed ones."""
     kernel = kernel_of(t, s, s.layer)
     return _with_bias_and_activation(t, s, convolution(t, xs[0], kernel, s.shape))
 
 
 def depthwise_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """DepthwiseConv: TensorFlow's own kernels, without scratch space."""
+    """DepthwiseConv: TensorFlow kernels without scratch space."""
     kernel = s.parameter(s.layer.kernel)
     return _with_bias_and_activation(
         t, s, p.product(t, "depthwise", xs[0], kernel, s.shape)
@@ -24,7 +24,7 @@ def depthwise_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramT
 
 
 def separable_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """SeparableConv: a depthwise convolution, then one over channels."""
+    """SeparableConv: a depthwise convolution, then a pointwise convolution."""
     depthwise = s.parameter(s.layer.depthwise_kernel)
     pointwise = s.parameter(s.layer.pointwise_kernel)
     channels = pointwise.shape[-2]
@@ -42,7 +42,7 @@ def separable_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramT
 def convolution(
     t: Tape, x: ProgramTensor, kernel: ProgramTensor, shape: Shape
 ) -> ProgramTensor:
-    """Return a convolution; the scratch space is the device's affair."""
+    """Record a convolution with the scratch space of the framework."""
     y = t.new(shape, x.width)
     scratch = t.how.scratch(x, y, kernel)
     trial = scratch.trial
@@ -66,7 +66,7 @@ def convolution(
 
 
 def torch_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Convolutions in torch, depthwise or not."""
+    """Convolutions in torch, including depthwise ones."""
     kernel = s.parameter(s.layer.kernel)
     return _with_bias_and_activation(
         t, s, _convolution_of_copies(t, s, xs[0], kernel, s.shape)
@@ -76,7 +76,7 @@ def torch_convolution(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTenso
 def torch_transposed_convolution(
     t: Tape, s: Site, xs: list[ProgramTensor]
 ) -> ProgramTensor:
-    """Transposed convolutions in torch: channels first inside."""
+    """Transposed convolutions in torch, with channels first."""
     x = xs[0] if s.channels_first else _first(t, xs[0])
     y = _torch_kernel(t, x, kernel_of(t, s, s.layer), s.shape)
     y.layout = "first"
@@ -121,9 +121,9 @@ def _torch_kernel(
 
 
 def _last(t: Tape, x: ProgramTensor) -> ProgramTensor:
-    """Return `x` turned as Keras hands it to a convolution.
+    """Return `x` in the layout that Keras passes to a convolution.
 
-    It is copied to channels first, then back to channels last, which cuDNN wants.
+    Keras copies to channels first, then back to channels last for cuDNN.
     """
     if all(n == 1 for n in x.shape[1:-1]):
         return x
@@ -153,23 +153,23 @@ def _uneven_padding(s: Site, x: ProgramTensor) -> Shape | None:
 
 
 def max_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Max pooling: TensorFlow keeps its input and its output."""
+    """Max pooling: TensorFlow saves the input and the output."""
     y = t.new(s.shape, xs[0].width)
     return p.single(t, "pooling", xs[:1], y, keeps=(xs[0], y))
 
 
 def average_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Average pooling: TensorFlow keeps nothing."""
+    """Average pooling: TensorFlow saves nothing."""
     return p.single(t, "pooling", xs[:1], t.new(s.shape, xs[0].width))
 
 
 def torch_max_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Max pooling: torch keeps its input and where the maxima were, as int64."""
+    """Max pooling: torch saves the input and the int64 indices of the maxima."""
     return _torch_pooling(t, s, xs[0], t.new(s.shape, _INDEX))
 
 
 def torch_average_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Average pooling: torch keeps its input."""
+    """Average pooling: torch saves the input."""
     return _torch_pooling(t, s, xs[0])
 
 

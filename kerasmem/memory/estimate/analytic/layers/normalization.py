@@ -1,4 +1,4 @@
-"""Normalization, at least in float32: several operations, or one in torch."""
+"""Normalization layers, at least in float32: several operations, or one in torch."""
 
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers.common import FLOAT, reduced_shape
@@ -7,7 +7,7 @@ from kerasmem.memory.program import ProgramTensor
 
 
 def batch_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """BatchNormalization in TensorFlow: keeps its input."""
+    """BatchNormalization in TensorFlow: saves its input."""
     layer, x = s.layer, _at_least_float32(t, s, xs)
     shape = reduced_shape(x, [layer.axis])
     factor = t.new(shape, x.width)
@@ -34,7 +34,7 @@ def _inverse_deviation(t: Tape, x: ProgramTensor, mean: ProgramTensor) -> Progra
 
 
 def layer_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """LayerNormalization in TensorFlow: its scale is spread over every entry first."""
+    """LayerNormalization in TensorFlow: the scale is first broadcast to all entries."""
     layer, x = s.layer, _at_least_float32(t, s, xs)
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     rank = len(x.shape)
@@ -77,9 +77,9 @@ def rms_normalization(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTenso
 def torch_batch_normalization(
     t: Tape, s: Site, xs: list[ProgramTensor]
 ) -> ProgramTensor:
-    """BatchNormalization in torch: keeps its input, and a copy of it less the mean.
+    """BatchNormalization in torch: saves its input, and a copy without the mean.
 
-    Keras scales the difference in place, and autograd copies it before.
+    Keras scales the difference in place, so autograd copies it first.
     """
     layer, x = s.layer, _at_least_float32(t, s, xs)
     shape = reduced_shape(x, [layer.axis])
@@ -131,7 +131,7 @@ def _scale_in_place(t: Tape, x: ProgramTensor, factor: ProgramTensor) -> Program
 def torch_layer_normalization(
     t: Tape, s: Site, xs: list[ProgramTensor]
 ) -> ProgramTensor:
-    """LayerNormalization in torch: one operation, which keeps its input."""
+    """LayerNormalization in torch: one operation, which saves its input."""
     x = _at_least_float32(t, s, xs)
     weights = [s.parameter(v) for v in (s.layer.gamma, s.layer.beta) if v is not None]
     y = t.new(x.shape, x.width)

@@ -1,4 +1,4 @@
-"""Recurrent layers, and layers that run another layer."""
+"""Recurrent layers, and wrappers of other layers."""
 
 import math
 
@@ -11,13 +11,13 @@ from kerasmem.memory.program import ProgramTensor, Shape
 from kerasmem.types import Layer
 
 _STEPWISE = {"LSTM": 7, "GRU": 6, "SimpleRNN": 1}
-"""What a loop over time keeps of each step: what the cell's gradients read. Of an LSTM
-four gates, the state, the cell and its tanh; counted in recorded steps."""
+"""Values saved per time step for the gradients of a cell. For an LSTM, these are four
+gates, the state, the cell state and its tanh, as counted in recorded steps."""
 LOOPS = tuple(_STEPWISE)
 CELL_LOOP = "loop over a cell"
 _IN_FLIGHT = 32
-"""Steps in time that TensorFlow's loops run ahead of one another: so many gradients of
-the weights are there before the first of them are added up."""
+"""Number of time steps that TensorFlow's loops run concurrently. The weight gradients
+of all these steps exist before they are summed."""
 
 
 def recurrent(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
@@ -52,7 +52,7 @@ def _in_cudnn(
     weights: list[ProgramTensor],
 ) -> None:
     name = class_name(layer)
-    inside = max(FLOAT, x.width)  # it computes in float32 whatever goes in
+    inside = max(FLOAT, x.width)  # cuDNN computes in float32 for any input dtype.
     state = (*x.shape[:2], layer.units * RNN_KEPT[name])
     reserve = t.new(state, inside)
     flat = _flat_weights(t, weights)
@@ -82,14 +82,8 @@ def _in_a_loop(  # noqa: PLR0913 - a private helper
 ) -> None:
     """Record a loop over time.
 
-    Args:
-        t: the tape.
-        xs: the sequence, and tensors that are the same for each step.
-        y: the outputs of all steps.
-        weights: weights of the cell.
-        saved: bytes of saved activations per step.
-        largest: bytes that one step of the forward or backward pass needs besides.
-        name: name of the operation.
+    `saved` is the bytes of saved activations per step. `largest` is the additional
+    bytes that one step needs.
     """
     read, length = (*xs, *weights), xs[0].shape[1]
     trainable = [w for w in weights if w.differentiable]
@@ -113,7 +107,7 @@ def _flat_weights(t: Tape, weights: list[ProgramTensor]) -> ProgramTensor:
 
 
 def bidirectional(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Bidirectional: a layer over the sequence and one over its reverse."""
+    """Bidirectional: one layer over the sequence and one over its reverse."""
     layer = s.layer
     inner = layer.forward_layer
     shapes = inner.compute_output_shape(xs[0].shape)
@@ -129,7 +123,7 @@ def bidirectional(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def time_distributed(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """TimeDistributed: the steps in time as so many more samples."""
+    """TimeDistributed: time steps are part of the batch axis."""
     steps = t.view(xs[0], _flat(xs[0].shape))
     return t.view(s.inner(s.layer.layer, [steps], _flat(s.shape)), s.shape)
 
@@ -139,5 +133,5 @@ def _flat(shape: Shape) -> Shape:
 
 
 def wrapper(_t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """SpectralNormalization and plain wrappers: the layer inside."""
+    """SpectralNormalization and plain wrappers: the wrapped layer."""
     return s.inner(s.layer.layer, xs, s.shape)
