@@ -140,7 +140,9 @@ def _in_blocks(
         own = kernel.tensors(after, (axis, start, size), coded)
         if halves is None:
             return product(layer, inputs, floats(*own))
-        even, odd = (product(layer, x, floats(*own, n)) for n, x in enumerate(halves))
+        even, odd = (
+            _half_product(layer, x, floats(*own, n)) for n, x in enumerate(halves)
+        )
         return even + odd
 
     size = max(_LOOP_BYTES * length // (4 * math.prod(kernel.shape)), _FEWEST)
@@ -185,25 +187,37 @@ def _halves(
     Two codes share a byte. XLA takes ten times as long to interleave them again as to
     multiply them with every second input.
     """
-    rows = kernel.rows
-    if kernel.coding.bits != 4 or rows is None or rows.halved() is None:
+    rows = kernel.rows if kernel.coding.bits == 4 else None
+    half = None if rows is None else rows.halved()
+    if half is None:
         return None
-    axis = -1
+    axis, summed = -1, half.axes[-1]
     if isinstance(layer, keras.layers.EinsumDense):
         input_letters, own, _ = einsum_parts(layer.equation)
-        letter = own[rows.axes[-1]]
+        letter = own[summed]
         if letter not in input_letters:
             return None
         axis = -1 - input_letters[::-1].index(letter)
+    missing = 2 * half.shape[summed] - inputs.shape[axis]
+    if missing:
+        fill = [(0, 0)] * len(inputs.shape)
+        fill[axis] = (0, missing)
+        inputs = keras.ops.pad(inputs, fill)
     after = (slice(None),) * (-1 - axis)
     even, odd = (inputs[(..., slice(n, None, 2), *after)] for n in range(2))
     return even, odd
 
 
-_LOOP_BYTES = 2**20
+def _half_product(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
+    if has_rows_of_outputs(layer):  # XLA would copy the transposed half
+        return keras.ops.einsum("...i,oi->...o", inputs, kernel)
+    return product(layer, inputs, kernel)
+
+
+_LOOP_BYTES = 2**19
 """Bytes of a block of a kernel, as float32, in a loop: it has to fit into the cache."""
-_FEWEST = 16
-"""Fewest output channels of such a block."""
+_FEWEST = 64
+"""Fewest output channels of such a block: fewer are too short to vectorize."""
 
 _Blocks = tuple[list[tuple[int, int, int] | None], int]
 """Axis, start and size of each block (None for the whole kernel), and the output axis.

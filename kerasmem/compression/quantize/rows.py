@@ -64,12 +64,17 @@ class Rows:
         return replace(self, shape=shape)
 
     def halved(self) -> "Rows | None":
-        """Return the layout of every second entry. `None` if a byte spans two rows."""
-        last = self.axes[-1] if self.axes else 0
-        is_padded = self.groups * self.length != self._summed
-        if is_padded or self.length % 2 or not self.axes or self.shape[last] % 2:
+        """Return the layout of every second entry. `None` if a byte spans two rows.
+
+        The zeros that fill the groups of a single summed axis are entries of it.
+        """
+        if not self.axes or self.length % 2:
             return None
-        half = self.narrowed(last, self.shape[last] // 2)
+        last, total = self.axes[-1], self.groups * self.length
+        size = total if len(self.axes) == 1 else self.shape[last]
+        if size % 2 or (total != self._summed and size != total):
+            return None
+        half = self.narrowed(last, size // 2)
         return replace(half, group_size=self.length // 2)
 
     def store(self, values: Any, ops: Any) -> Any:
