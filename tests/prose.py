@@ -28,7 +28,7 @@ SENTENCE_END = (
     r"[.!?:;][*_\")]*\s|\n\s*\n|\n\s*(?:[-*+]|\d+\.|>)\s"
     r"|\n#+ |\||\n\s*[\w*.]+: "
 )
-"""Ends of sentences, paragraphs, entries of lists and arguments, and cells of tables."""
+"""Ends of sentences, paragraphs, list entries, arguments and cells."""
 SHORTEST_MESSAGE = 4
 """Number of words from which a text in the code counts as a message."""
 PARTICIPLE = (

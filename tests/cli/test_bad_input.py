@@ -292,9 +292,12 @@ def test_a_command_line_that_cannot_be(folder, refused, line, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--quantize int8-static", "from samples: give data=x (--data on the command"),
+        ("--quantize int8-static", "needs samples to calibrate"),
         ("--quantize int8 --quantize-exclude denes", "Received: exclude='denes'"),
-        ("--prune 0.5 --quantize int8-static", "from samples: give data=x (--data on"),
+        (
+            "--prune 0.5 --quantize int8-static",
+            "Next: pass data=x (--data on the command",
+        ),
     ],
 )
 def test_what_a_step_lacks_is_said_before_any_work(folder, refused, options, message):
@@ -334,7 +337,7 @@ def test_a_result_that_does_its_job_too_badly_is_not_written(
         "--max-drop 0.001",
         code=3,
     )
-    assert "accuracy went from 1.0000 to 0." in message
+    assert "accuracy changed from 1.0000 to 0." in message
 
 
 @pytest.mark.one_backend

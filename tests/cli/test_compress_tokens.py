@@ -66,7 +66,9 @@ def test_what_takes_labels_is_refused(rows, refused):
         assert "only used for calibration and for perplexity" in refused(
             f"{LINE} {option}"
         )
-    assert "--data of tokens takes one" in refused(f"{LINE} {GPTQ} --low-memory")
+    assert "--data of tokens needs the model in memory" in refused(
+        f"{LINE} {GPTQ} --low-memory"
+    )
     np.save("ids.npy", rows[:1])
     assert "Expected at least 2 samples" in refused(f"{LINE} {GPTQ}")
     assert not Path("small.keras").exists()

@@ -101,7 +101,10 @@ def test_a_tolerance_and_lengths_go_to_the_files(folder, kerasmem, monkeypatch):
         ("runtimes model.keras --batch-size 0", "from 1"),
         ("runtimes model.keras --data missing.npz", "missing.npz"),
         ("runtimes model.keras --tolerance -1", "0 or more"),
-        ("runtimes model.keras --input-shape 7", "(6,). Received: input_shape=(7,)"),
+        (
+            "runtimes model.keras --input-shape 7",
+            "the shape (6,) with a length for every None. Received: input_shape=(7,)",
+        ),
     ],
 )
 def test_bad_input_is_one_line(folder, kerasmem, line, text):

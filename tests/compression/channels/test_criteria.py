@@ -132,9 +132,9 @@ def test_missing_samples_labels_or_loss_are_errors():
     x = np.ones((8, 4), "float32")
     taylor = km.PruneChannels(0.5, criterion="taylor")
     for data, given in ((None, "None"), (x, "samples without labels")):
-        with pytest.raises(ConfigError, match=f"labels as .*Received: data={given}"):
+        with pytest.raises(ConfigError, match=f"data={given}.*labels as"):
             apply_technique(taylor, two_layers(), Context(data))
-    with pytest.raises(ConfigError, match="'activation' looks at .* data=None"):
+    with pytest.raises(ConfigError, match="needs layer inputs.*data=None"):
         apply_technique(km.PruneChannels(0.5, criterion="activation"), two_layers())
     bare = chain((4,), L.Dense(6), L.Dense(2))
     with pytest.raises(ModelError, match="has no loss, so it has no gradients"):

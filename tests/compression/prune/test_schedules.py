@@ -97,7 +97,10 @@ def test_every_schedule_goes_to_plain_data_and_back(kind):
             lambda: schedule_from_json({"schedule": "cosin"}),
             r"'cosin'. Did you mean 'cosine'\?",
         ),
-        (lambda: schedule_from_json({"schedule": "cosine", "x": 1}), "'cosine'.*'x'"),
+        (
+            lambda: schedule_from_json({"schedule": "cosine", "x": 1}),
+            "Unknown argument 'x' of 'cosine'",
+        ),
     ],
 )
 def test_bad_arguments_are_errors(make, text):
