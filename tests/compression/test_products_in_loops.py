@@ -59,6 +59,17 @@ def test_logits_of_a_tied_table_are_those_of_the_float_table(options):
     assert_same_as_floats(model, options, x)
 
 
+def test_outputs_with_input_scales_are_those_of_the_float_kernel():
+    inputs = keras.Input((24,))
+    x = np.random.default_rng(0).normal(size=(16, 24)).astype("float32")
+    model = keras.Model(inputs, L.Dense(150)(inputs))
+    step = km.Quantize("int4", scales="awq", group_size=10)
+    small = km.compress(model, step, data=x * np.arange(1, 25), verbose=0).model
+    assert any("input" in v.path for v in small.variables)
+    expected = km.dequantize(small).predict(x, verbose=0)
+    assert np.abs(small.predict(x, verbose=0) - expected).max() < 1e-5
+
+
 def test_gradients_of_inputs_are_those_of_the_float_kernel():
     inputs = keras.Input((24,))
     x = L.Dense(24, name="first")(inputs)

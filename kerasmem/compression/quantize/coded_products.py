@@ -168,8 +168,8 @@ def _in_loop(
     count = length // size
     if count < 2:
         return outputs_of(0, length)
-    stacked = loop(lambda number: outputs_of(number * size, size), count)
-    parts = keras.ops.moveaxis(stacked, 0, axis - 1)
+    stack = loop(lambda number: outputs_of(number * size, size), count)
+    parts = keras.ops.moveaxis(stack, 0, axis - 1)
     shape = list(keras.ops.shape(parts))
     shape[axis - 1 :] = [count * size, *shape[axis:][1:]]
     outputs = keras.ops.reshape(parts, shape)
@@ -191,14 +191,14 @@ def _halves(
     half = None if rows is None else rows.halved()
     if half is None:
         return None
-    axis, summed = -1, half.axes[-1]
+    axis, row_axis = -1, half.axes[-1]
     if isinstance(layer, keras.layers.EinsumDense):
         input_letters, own, _ = einsum_parts(layer.equation)
-        letter = own[summed]
+        letter = own[row_axis]
         if letter not in input_letters:
             return None
         axis = -1 - input_letters[::-1].index(letter)
-    missing = 2 * half.shape[summed] - inputs.shape[axis]
+    missing = 2 * half.shape[row_axis] - inputs.shape[axis]
     if missing:
         fill = [(0, 0)] * len(inputs.shape)
         fill[axis] = (0, missing)

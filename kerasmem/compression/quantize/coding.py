@@ -287,14 +287,14 @@ class Coding:
         end. With `half`, 0 or 1, only the even or odd entries of a 4-bit weight are
         returned, with the layout `rows.halved()`.
         """
-        codes = coded.codes
+        codes, input_scales = coded.codes, coded.input_scales
         if self.bits == 16:
             return keras.ops.cast(codes, dtype)
         if rows is not None and half is not None:
             codes = unpack_half(codes, half)
-            if coded.input_scales is not None:
-                every = (*(slice(None),) * rows.axis, slice(half, None, 2))
-                coded = replace(coded, input_scales=coded.input_scales[every])
+            if input_scales is not None:
+                every_second = (*(slice(None),) * rows.axis, slice(half, None, 2))
+                input_scales = input_scales[every_second]
             rows = rows.halved()
         elif rows is not None and self.bits < 8:
             unpack = unpack_int4 if self.bits == 4 else unpack_int3
@@ -304,8 +304,8 @@ class Coding:
         if coded.zero_points is not None:
             exact = exact - keras.ops.cast(coded.zero_points, "float32")
         exact = exact * keras.ops.cast(coded.scales, "float32")
-        if coded.input_scales is not None:
-            exact = exact * coded.input_scales
+        if input_scales is not None:
+            exact = exact * input_scales
         if rows is not None:
             exact = rows.restore(exact, keras.ops)
         return keras.ops.cast(exact, dtype)
