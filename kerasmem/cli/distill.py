@@ -110,9 +110,9 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
         student = make_student(teacher, options.student_ratio)
     splits = load_data(options.data)
     train, test = splits.train, splits.test
-    for model in (teacher, student):
+    for name, model in (("teacher", teacher), ("student", student)):
         compile_for(model, options.loss, options.metrics)
-        check_judging(model, train, options.batch_size)
+        check_judging(model, train, options.batch_size, name)
     if test is None:
         train, test = split_to_judge(train)
     for model in (teacher, student):

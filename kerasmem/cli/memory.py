@@ -1,7 +1,7 @@
 """`kerasmem estimate` and `tune`: training memory, estimated or measured."""
 
 import json
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from kerasmem.cli.command import (
     CommandResult,
     at_least,
     batch_of,
+    checked,
     command,
     option,
     say,
@@ -27,13 +28,6 @@ _JIT = {"on": True, "off": False}
 _ASSUMED = "adam"
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(int(text) if text.isdecimal() else text)
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from error
-
-
 @command(
     "estimate",
     "Estimate the memory that a saved model needs for training, by category.",
@@ -41,7 +35,7 @@ def _size(text: str) -> int:
     batch_of(32),
     option(
         "--memory-limit",
-        type=_size,
+        type=checked(parse_bytes, "bytes, or a size such as 8GiB"),
         metavar="SIZE",
         help="Report whether the step fits: bytes, or a size such as 8GiB.",
     ),
@@ -165,6 +159,7 @@ def _assumed(options: Namespace) -> Iterator[Any]:
     """
     from kerasmem.compression.quantize import Quantize
     from kerasmem.compression.quantize.apply import replace_weights, weight_plan
+    from kerasmem.compression.quantize.config import MIXED, STATIC
     from kerasmem.files.described import (
         described_model,
         described_preset,
@@ -176,14 +171,13 @@ def _assumed(options: Namespace) -> Iterator[Any]:
     open_model = described_preset if is_preset(path) else described_model
     with open_model(path) as model, without_values():
         if options.quantize:
-            config = Quantize(options.quantize)
-            if config.is_static:
+            if options.quantize in (STATIC, MIXED):
                 raise ConfigError(
-                    "A model with quantized activations needs calibration samples. "
+                    "The scheme needs calibration samples or a budget. "
                     f"Received: --quantize {options.quantize}. Next: compress the "
                     "model, and estimate the compressed file."
                 )
-            replace_weights(model, weight_plan(model, config))
+            replace_weights(model, weight_plan(model, Quantize(options.quantize)))
         if options.lora:
             _enable_lora(model, options.lora)
         yield model

@@ -107,7 +107,9 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         limit = limit_in_bytes(memory_limit, device_kind())
     else:
         limit = parse_bytes(
-            usable_bytes(device) if memory_limit is None else memory_limit
+            usable_bytes(device) if memory_limit is None else memory_limit,
+            "find_batch_size",
+            "memory_limit",
         )
     request = checked_request(
         model,
