@@ -26,6 +26,9 @@ from kerasmem.units import parse_bytes
 
 _JIT = {"on": True, "off": False}
 _ASSUMED = "adam"
+_OPTIMIZER = option(
+    "--optimizer", help="Keras name (default: the saved optimizer, or adam)."
+)
 
 
 @command(
@@ -39,12 +42,12 @@ _ASSUMED = "adam"
         metavar="SIZE",
         help="Report whether the step fits: bytes, or a size such as 8GiB.",
     ),
-    option("--optimizer", help="Keras name (default: the saved optimizer, or adam)."),
+    _OPTIMIZER,
     option("--backend", help=f"{', '.join(BACKENDS)} (default: the current backend)."),
     option(
         "--device",
-        help="gpu, cpu, or a GPU name such as h200 for method plan (default: gpu; cpu "
-        "for method measured).",
+        help="gpu, cpu, or a GPU name such as h200, which method plan requires "
+        "(default: gpu; cpu for method measured).",
     ),
     option(
         "--method",
@@ -55,7 +58,10 @@ _ASSUMED = "adam"
     ),
     option("--dtype-policy", help="Dtype policy to assume, such as mixed_bfloat16."),
     option(
-        "--quantize", metavar="SCHEME", help="Weight scheme to assume, such as int4."
+        "--quantize",
+        metavar="SCHEME",
+        help="Weights to assume: int8, int8-dynamic, int4, int3, nf4, float16 or "
+        "bfloat16 (default: as saved).",
     ),
     option(
         "--lora",
@@ -200,19 +206,20 @@ def _enable_lora(model: Any, rank: int) -> None:
     MODEL,
     batch_of(32),
     LOSS,
-    option("--optimizer", help="Keras name (default: the saved optimizer)."),
+    _OPTIMIZER,
     option(
         "--only",
         action="append",
         default=[],
         metavar="OPTION",
-        help="Substring of the options to try, such as jit. Repeatable.",
+        help="Substring of the options to try: jit, mixed, remat, accum, parallel "
+        "(several devices), layout or folding (TensorFlow) (default: all). Repeatable.",
     ),
     option(
         "--device",
         metavar="CARD",
-        help="GPU such as h100, which is not needed here. Plans only peak memory with "
-        "XLA's compiler (kerasmem[plans]), and runs no step.",
+        help="Name of a GPU such as h100, which need not be installed. Only peak "
+        "memory is planned with XLA's compiler (kerasmem[plans]); no step runs.",
     ),
     INPUT_SHAPE,
     IMPORT,

@@ -332,7 +332,7 @@ def test_evaluate_says_that_the_data_is_not_finite(folder, kerasmem, samples):
 @pytest.mark.parametrize(
     ("command", "default"),
     [
-        ("distill", "outputs of both models (default: 4.0)."),
+        ("distill", "small probabilities (default: 4.0)."),
         ("distill", "training epochs (default: 1)."),
         ("evaluate", "samples per batch (default: 32)."),
         ("compress", "(default: a new seed for each run)."),
