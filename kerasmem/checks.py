@@ -156,6 +156,10 @@ class ByPattern:
 class RegularExpressions:
     """Rule: one or several regular expressions."""
 
+    def __repr__(self) -> str:
+        """Returns the name, for signatures in `help`."""
+        return "PATTERNS"
+
     def check(self, owner: str, name: str, value: Any) -> tuple[str, ...]:
         """Returns a tuple of regular expressions, or raises `ConfigError`."""
         valid = "a list of regular expressions"

@@ -259,11 +259,15 @@ def did_you_mean(
 ) -> str:
     """Returns a sentence with the known names most similar to `name`, or `""`.
 
-    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1].
+    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1]. One or two
+    names that start with `name` come first.
 
     Example:
         >>> did_you_mean("flop", ["latency_ms", "flops"])
         " Did you mean 'flops'?"
     """
-    near = get_close_matches(str(name), list(known), n=most, cutoff=cutoff)
-    return f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+    names = list(known)
+    near = [each for each in names if each.startswith(str(name))]
+    if not 0 < len(near) <= 2:
+        near = get_close_matches(str(name), names, n=most, cutoff=cutoff)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -12,10 +12,10 @@ KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
-_FACTORS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
+_FACTORS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
 _MOST_BYTES = 1 << 63
 _BYTES = Whole(0, _MOST_BYTES - 1)
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def format_bytes(size: int) -> str:
@@ -62,8 +62,10 @@ def format_ms(milliseconds: float) -> str:
     return f"{format_number(milliseconds)} ms"
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: int | str, owner: str = "parse_bytes", name: str = "size") -> int:
     """Returns a size in bytes from an integer or a string such as `"8GiB"`.
+
+    Messages contain the function or class `owner` and its argument `name`.
 
     Raises:
         ConfigError: If the text is no size, or the size is negative or at least 2^63.
@@ -73,7 +75,7 @@ def parse_bytes(size: int | str) -> int:
         1536
     """
     if not isinstance(size, str):
-        return _BYTES.check("parse_bytes", "size", size)
+        return _BYTES.check(owner, name, size)
     match = _SIZE.fullmatch(size)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -81,9 +83,9 @@ def parse_bytes(size: int | str) -> int:
             "a number of bytes, or a text with one of the units B, KiB, MiB, GiB, TiB, "
             "such as '8GiB'"
         )
-        raise invalid("parse_bytes", "size", size, valid)
+        raise invalid(owner, name, size, valid)
     size = round(min(float(match[1]), _MOST_BYTES) * factor)
-    return _BYTES.check("parse_bytes", "size", size)
+    return _BYTES.check(owner, name, size)
 
 
 def to_mib(size: int) -> float:

@@ -60,18 +60,25 @@ def test_a_size_read_back_is_off_by_less_than_one_percent(size):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("8GiB", 8 * 1024**3), ("1.5 kib", 1536), (17, 17), ("0 B", 0)],
+    [("8GiB", 8 * 1024**3), ("1.5 kib", 1536), (17, 17), ("0 B", 0), (" 17 ", 17)],
 )
 def test_a_size_is_a_number_of_bytes_or_a_text_with_a_unit(text, size):
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(
-    "bad", ["8", "8GB", "-1GiB", "", None, 1.5, True, -1, 1 << 63, "9" * 400 + "B"]
+    "bad", ["8G", "8GB", "-1GiB", "", None, 1.5, True, -1, 1 << 63, "9" * 400 + "B"]
 )
 def test_anything_else_is_an_error(bad):
     with pytest.raises(ConfigError, match=r"Received: size="):
         parse_bytes(bad)
+
+
+def test_a_message_names_the_argument_of_the_caller():
+    with pytest.raises(
+        ConfigError, match="`limit` of fit must .* Received: limit='8G'"
+    ):
+        parse_bytes("8G", "fit", "limit")
 
 
 def test_series_are_mib():

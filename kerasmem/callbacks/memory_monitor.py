@@ -63,7 +63,7 @@ class MemoryMonitor(keras.callbacks.Callback):
 
     Attributes:
         records: List of `MemoryRecord`, in bytes, over all runs.
-        findings: List of `Finding`, one per rise.
+        findings: List of `Finding`, at most one per growing figure.
         unavailable: Reason for missing device values, or None.
         workers: A `WorkerReader` for several processes without a shared `log_dir`. Must
             be set before `fit`.

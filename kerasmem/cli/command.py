@@ -44,6 +44,12 @@ def option(*flags: str, **settings: Any) -> Option:
     return Option(flags, settings)
 
 
+def varied(base: Option, *sentences: str, **settings: Any) -> Option:
+    """Return an option with more sentences in its help, or with other settings."""
+    words = " ".join((base.settings["help"], *sentences))
+    return option(*base.flags, **{**base.settings, "help": words, **settings})
+
+
 @dataclass(frozen=True)
 class CommandResult:
     """Result of a command as data and as tables.
@@ -85,13 +91,17 @@ class Command:
     options: tuple[Option | str, ...]
     run: Callable[[Namespace], CommandResult]
     starts_keras: bool = True
+    exit_codes: str = (
+        "Exit codes: 0 success; 1 a defect of kerasmem; 2 invalid usage or input; 3 a "
+        "limit not met (--max-drop, --target)."
+    )
 
 
 def command(
-    name: str, summary: str, *options: Option | str, starts_keras: bool = True
+    name: str, summary: str, *options: Option | str, **settings: Any
 ) -> Callable[[Callable[[Namespace], CommandResult]], Command]:
     """Return a decorator that creates a command from its function."""
-    return lambda run: Command(name, summary, options, run, starts_keras)
+    return lambda run: Command(name, summary, options, run, **settings)
 
 
 class Parser(argparse.ArgumentParser):
@@ -192,12 +202,18 @@ IMPORT = option(
 
 LOSS = option(
     "--loss",
-    help="Loss for a model saved without one: a Keras name, optionally with arguments, "
-    "such as 'sparse_categorical_crossentropy(from_logits=True)'.",
+    help="Loss, in place of the loss of the model: a Keras name, optionally with "
+    "arguments, such as 'sparse_categorical_crossentropy(from_logits=True)' (default: "
+    "the loss of the model).",
 )
 
 METRIC = option(
-    "--metric", dest="metrics", action="append", default=[], help="Metric. Repeatable."
+    "--metric",
+    dest="metrics",
+    action="append",
+    default=[],
+    help="Keras name of a metric, such as accuracy (default: the metrics of the "
+    "model). Repeatable.",
 )
 
 SEED = option(
@@ -231,11 +247,16 @@ DATA = option(
     "--data",
     metavar="DATA",
     help="Dataset: an .npz file with x and y, or x_train, y_train, x_test, y_test; or "
-    "package.module:function. For language models in compress, evaluate and compare: "
-    "a text file (.txt) or token ids (.npy).",
+    "package.module:function.",
 )
 
-REQUIRED_DATA = option("--data", **DATA.settings, required=True)
+DATA_OR_TOKENS = varied(
+    DATA, "For language models: a text file (.txt) or token ids (.npy)."
+)
+
+REPORT = option(
+    "--report", type=Path, metavar="FILE.html", help="Write an HTML report."
+)
 
 LENGTH = option(
     "--length",

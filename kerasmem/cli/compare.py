@@ -6,21 +6,23 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from kerasmem.cli.command import (
+    DATA_OR_TOKENS,
     IMPORT,
     LENGTH,
     LOSS,
     METRIC,
     MODEL,
-    REQUIRED_DATA,
     CommandResult,
     batch_of,
     command,
     option,
     say,
+    varied,
 )
 from kerasmem.errors import ConfigError
 
-_OPTIONS = (REQUIRED_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
+_DATA = varied(DATA_OR_TOKENS, required=True)
+_OPTIONS = (_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
 
 
 @command(

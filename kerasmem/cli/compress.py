@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.command import (
-    DATA,
+    DATA_OR_TOKENS,
     IMPORT,
     LENGTH,
     LOSS,
     METRIC,
     MODEL,
     OUTPUT,
+    REPORT,
     SEED,
     CommandResult,
     at_least,
@@ -23,9 +24,11 @@ from kerasmem.cli.command import (
     origin_of,
     progress_console,
     say,
+    varied,
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
 from kerasmem.cli.tokens import (
+    are_tokens,
     check_length,
     check_tokens_suffice,
     judged_by_tokens,
@@ -42,33 +45,32 @@ _FAR_WORSE = 0.02
     "compress",
     "Compress a saved model and measure the cost.",
     MODEL,
-    option(
-        *OUTPUT.flags,
-        **{
-            **OUTPUT.settings,
-            "help": "Output file (.keras), or a new folder for a preset.",
-        },
-    ),
+    varied(OUTPUT, help="Output file (.keras), or a new folder for a preset."),
     *STEPS,
     "data and fine-tuning",
-    DATA,
+    varied(
+        DATA_OR_TOKENS,
+        "Without a test split, the last tenth of arrays is held out if something is "
+        "trained or for tokens. Otherwise all samples are evaluated.",
+    ),
     LENGTH,
     LOSS,
-    METRIC,
+    varied(METRIC, "The first one decides --max-drop."),
     option(
         "--fine-tune-epochs",
         type=at_least(0),
         metavar="N",
-        help="Number of fine-tuning epochs on DATA (default: 0, with most presets "
-        "3, in a search 2).",
+        help="Number of fine-tuning epochs on DATA (default: 0; 3 with the presets "
+        "size, latency and balanced; 2 in a search).",
     ),
     option(
         "--max-drop",
         type=not_negative,
-        metavar="0.005",
-        help="Maximum allowed drop of the first metric (or increase of the loss if "
-        "there is none). Nothing is written if the drop is larger. Without steps: "
-        "the limit of a search for the smallest file.",
+        metavar="X",
+        help="Float, at least 0 (default: no limit). Maximum allowed drop of the first "
+        "metric (or increase of the loss if there is none). 0.005 is half a point of "
+        "accuracy. Nothing is written if the drop is larger. Without steps: the limit "
+        "of a search for the smallest file.",
     ),
     batch_of(32),
     SEED,
@@ -76,7 +78,8 @@ _FAR_WORSE = 0.02
     option(
         "--coding",
         choices=("deflate", "entropy", "stored"),
-        help="Coding of the file (default: deflate). entropy is smaller and needs "
+        help="Coding of the file (default: the coding of the preset, otherwise "
+        "deflate). entropy is smaller and needs "
         "`import kerasmem` to load. stored can be memory-mapped by km.load_model.",
     ),
     option(
@@ -92,9 +95,10 @@ _FAR_WORSE = 0.02
         default=("file", "weights", "metrics"),
         metavar="NAMES",
         help="Comma-separated figures to measure for both models: file, weights, "
-        "metrics, activations, latency (default: file,weights,metrics).",
+        "metrics, activations (bytes), latency (ms per batch) (default: "
+        "file,weights,metrics).",
     ),
-    option("--report", type=Path, metavar="FILE.html", help="Write an HTML report."),
+    REPORT,
     option(
         "--sensitivity",
         action="store_true",
@@ -107,14 +111,15 @@ _FAR_WORSE = 0.02
         type=Path,
         metavar="DIR",
         help="Folder to save each step in. The same command then resumes after an "
-        "interruption.",
+        "interruption. Not in a search.",
     ),
     option(
         "--low-memory",
         action="store_true",
-        help="Keep weights on disk and load one at a time. Supports --prune, "
-        "--quantize and clustering. With --data, layers are processed one by one "
-        "(default: automatic for presets and large models).",
+        help="Keep weights on disk and load one at a time. Supports --prune by "
+        "magnitude, --quantize with nearest rounding and without awq scales, and "
+        "clustering from a recipe; no fine-tuning. With --data, layers are processed "
+        "one by one (default: automatic for presets and large models).",
     ),
     IMPORT,
 )
@@ -138,7 +143,7 @@ def compress(options: Namespace) -> CommandResult:
             inputs = _load(options, job)
             if options.sensitivity:
                 alone = _sensitivity(*inputs)
-            if _are_tokens(options):  # tokens are evaluated after compression
+            if are_tokens(options):  # tokens are evaluated after compression
                 *model_and_data, rows = inputs
                 inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
             with shown_by(_announcing(show, options.model)):
@@ -167,12 +172,6 @@ def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any
             _write_page(options, nearest.report, nearest.changes, None)
             say(f"No model was written. {options.report} shows the nearest one.")
         raise
-
-
-def _are_tokens(options: Namespace) -> bool:
-    from kerasmem.files.data.tokens import is_token_file
-
-    return bool(options.data) and is_token_file(options.data)
 
 
 def _announcing(show: Any, model: str) -> Any:
@@ -227,7 +226,7 @@ def _goes_by_file(options: Namespace, job: Job) -> bool:
 
     steps = None if job.steps is None else as_preset(job.steps).steps
     asks = {
-        "--data of tokens" if _are_tokens(options) else "--data": options.data,
+        "--data of tokens" if are_tokens(options) else "--data": options.data,
         "--fine-tune-epochs": options.fine_tune_epochs or None,
         "--checkpoint-dir": options.checkpoint_dir,
         "--format keras": None if options.format == "kerasmem" else True,
@@ -257,7 +256,7 @@ def _check(options: Namespace, job: Job) -> None:
         if is_set and not options.data:
             raise ConfigError(f"{name} needs data. Next: add --data.")
     check_length(options)
-    if _are_tokens(options):
+    if are_tokens(options):
         check_tokens_suffice(options, job)
 
 
@@ -293,7 +292,7 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     model = load_model(options.model)
     if not options.data:
         return model, None, None
-    if _are_tokens(options):
+    if are_tokens(options):
         return model, *split_tokens(options, model)
     splits = load_data(options.data)
     train, test = splits.train, splits.test

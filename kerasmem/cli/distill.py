@@ -3,15 +3,15 @@
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.command import (
+    DATA,
     IMPORT,
     LOSS,
     METRIC,
     OUTPUT,
-    REQUIRED_DATA,
+    REPORT,
     SEED,
     CommandResult,
     at_least,
@@ -21,6 +21,7 @@ from kerasmem.cli.command import (
     origin_of,
     progress_console,
     say,
+    varied,
 )
 from kerasmem.errors import ConfigError
 from kerasmem.records.regular import check_output
@@ -30,15 +31,25 @@ from kerasmem.records.regular import check_output
     "distill",
     "Train a small student model with a large teacher model.",
     option("teacher", metavar="TEACHER", help="Trained model file."),
-    option("student", metavar="STUDENT", nargs="?", help="Model file to train."),
+    option(
+        "student",
+        metavar="STUDENT",
+        nargs="?",
+        help="Untrained or trained model file; or use --student-ratio.",
+    ),
     option(
         "--student-ratio",
         type=float,
-        metavar="R",
-        help="Instead of STUDENT: fraction of the teacher's width for a new student.",
+        metavar="X",
+        help="Float in (0, 1). Creates a narrower student with this fraction of the "
+        "teacher's parameters.",
     ),
     OUTPUT,
-    REQUIRED_DATA,
+    varied(
+        DATA,
+        "Without a test split, the last tenth of arrays is held out.",
+        required=True,
+    ),
     LOSS,
     METRIC,
     option(
@@ -49,16 +60,22 @@ from kerasmem.records.regular import check_output
         help="Number of training epochs (default: 1).",
     ),
     batch_of(32),
-    option("--cache", metavar="DIR", help="Folder to cache the teacher's outputs in."),
+    option(
+        "--cache",
+        metavar="DIR",
+        help="Folder for the teacher's outputs, reused by later runs (default: no "
+        "cache).",
+    ),
     option(
         "--temperature",
         type=float,
         default=4.0,
-        metavar="T",
-        help="Temperature that softens the outputs of both models (default: 4.0).",
+        metavar="X",
+        help="Float above 0. Higher values emphasize small probabilities (default: "
+        "4.0).",
     ),
     SEED,
-    option("--report", type=Path, metavar="FILE.html", help="Write an HTML report."),
+    REPORT,
     IMPORT,
 )
 def distill(options: Namespace) -> CommandResult:
@@ -110,9 +127,9 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
         student = make_student(teacher, options.student_ratio)
     splits = load_data(options.data)
     train, test = splits.train, splits.test
-    for model in (teacher, student):
+    for name, model in (("teacher", teacher), ("student", student)):
         compile_for(model, options.loss, options.metrics)
-        check_judging(model, train, options.batch_size)
+        check_judging(model, train, options.batch_size, name)
     if test is None:
         train, test = split_to_judge(train)
     for model in (teacher, student):

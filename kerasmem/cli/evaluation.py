@@ -1,7 +1,7 @@
 """Checks a model and its data before any work."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,10 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
+from kerasmem.graph.clone import compile_settings
 from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.layers import has_own_step
-from kerasmem.graph.outputs import as_loss, without_preprocessor
+from kerasmem.graph.outputs import as_loss, near_name, without_preprocessor
 from kerasmem.records import ModelFigures
 from kerasmem.types import Dataset, Model, Tensors
 from kerasmem.units import format_bytes
@@ -44,18 +45,19 @@ def compile_for(model: Model, loss: str | None, metrics: Sequence[str]) -> None:
             "The model was loaded without a loss. Received: --metric without --loss. "
             "Next: add --loss NAME."
         )
-    optimizer = getattr(model, "optimizer", None) or "adam"
-    settings = {"optimizer": optimizer, "loss": loss_object or model.loss}
-    compile_with(model, settings | {"metrics": list(metrics) or None})
+    settings = compile_settings(model) or {}
+    settings["optimizer"] = getattr(model, "optimizer", None) or "adam"
+    settings["loss"] = loss_object or model.loss
+    if metrics:
+        settings["metrics"] = list(metrics)
+    compile_with(model, settings)
 
 
 def check_names(loss: str | None, metrics: Sequence[str]) -> Any:
     """Return the loss for `compile`, after checking all names."""
     loss_object = as_loss(loss)
-    _check_names(
-        "loss", keras.losses.get, [loss] if loss and loss_object is loss else []
-    )
-    _check_names("metric", keras.metrics.get, metrics)
+    _check_names("loss", keras.losses, [loss] if loss and loss_object is loss else [])
+    _check_names("metric", keras.metrics, metrics)
     return loss_object
 
 
@@ -73,11 +75,14 @@ def has_labels(data: Dataset) -> bool:
     return first_samples(data).get("y") is not None
 
 
-def check_judging(model: Model, data: Dataset, batch_size: int) -> None:
+def check_judging(
+    model: Model, data: Dataset, batch_size: int, name: str = "model"
+) -> None:
     """Raise an error unless the model's loss and metrics can be computed on the data.
 
     Only an evaluation of some samples can check this. The number of samples differs
-    from the length of every axis, so that labels are not broadcast by chance.
+    from the length of every axis, so that labels are not broadcast by chance. `name`
+    identifies the model in the message about a missing loss.
 
     Raises:
         ConfigError: If the model has no loss.
@@ -91,8 +96,8 @@ def check_judging(model: Model, data: Dataset, batch_size: int) -> None:
         raise DataError("The data has no labels, which an evaluation needs.")
     if not model.compiled:
         raise ConfigError(
-            "The model was loaded without a loss. Next: pass --loss, and --metric for "
-            "metrics."
+            f"The {name} was loaded without a loss. Next: pass --loss, and --metric "
+            "for metrics."
         )
     for labels in keras.tree.flatten(parts.get("y")):
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "SUO":
@@ -124,14 +129,15 @@ def _odd_count(parts: dict[str, Any], outputs: Tensors) -> int:
     return next(n for n in itertools.count(2) if n not in lengths)
 
 
-def _check_names(kind: str, get: Callable[[str], object], names: Sequence[str]) -> None:
+def _check_names(kind: str, module: Any, names: Sequence[str]) -> None:
     for name in names:
         try:
-            get(name)
+            module.get(name)
         except ValueError as error:
             raise ConfigError(
-                f"Unknown Keras {kind}. Received: --{kind} {name}. Next: "
-                "see keras.io, or --import the module that registers it."
+                f"Unknown Keras {kind}. Received: --{kind} {name}."
+                f"{near_name(name, module)} Next: see keras.io, or --import the module "
+                "that registers it."
             ) from error
 
 

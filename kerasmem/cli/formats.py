@@ -18,8 +18,17 @@ from kerasmem.cli.command import (
     not_negative,
     option,
     say,
+    varied,
 )
 from kerasmem.records.regular import check_output
+
+_TOLERANCE = option(
+    "--tolerance",
+    type=not_negative,
+    metavar="X",
+    help="Maximum deviation of the file from the model: accuracy drop (default: "
+    "0.005), changed classes (0.02), or relative error (0.05; 1e-5 for float).",
+)
 
 
 @command(
@@ -77,12 +86,8 @@ def _summary(data: dict[str, Any]) -> str:
     "Write a model as a LiteRT or ONNX file in float, int8 or int4, and compare their "
     "outputs.",
     MODEL,
-    option(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="OUT",
+    varied(
+        OUTPUT,
         help="Output file (.tflite or .onnx). Nothing is written if the command fails.",
     ),
     option(
@@ -91,26 +96,19 @@ def _summary(data: dict[str, Any]) -> str:
         help="Precision of the file. int8-static needs --data (default: the precision "
         "of the model's weights).",
     ),
-    option(
-        "--data",
-        metavar="DATA",
-        help="Calibration samples, and a test split to measure the loss: "
-        "an .npz file with x and y, or x_train, y_train, x_test, y_test; or "
-        "package.module:function.",
+    varied(
+        DATA,
+        "Samples for calibration (at most 128) and, from the test split, to compare "
+        "the outputs (at most 512). Default: random inputs.",
     ),
     option(
         "--batch-size",
         type=at_least(1),
         metavar="N",
-        help="Fixed length of the batch axis (default: open).",
+        help="Fixed length of the batch axis (default: open, or 1 where LiteRT needs "
+        "a fixed length).",
     ),
-    option(
-        "--tolerance",
-        type=not_negative,
-        metavar="0.02",
-        help="Maximum loss (default: accuracy drop 0.005, changed classes 0.02, "
-        "relative error of other outputs 0.05, or 1e-5 for float).",
-    ),
+    _TOLERANCE,
     INPUT_SHAPE,
     IMPORT,
 )
@@ -157,12 +155,7 @@ def export(options: Namespace) -> CommandResult:
         metavar="N",
         help="Number of LiteRT threads (default: 1).",
     ),
-    option(
-        "--tolerance",
-        type=not_negative,
-        metavar="0.2",
-        help="Maximum loss of a file, as in kerasmem export.",
-    ),
+    _TOLERANCE,
     INPUT_SHAPE,
     IMPORT,
 )

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from kerasmem.checks import BACKENDS
-from kerasmem.cli.command import CommandResult, Parser, option
+from kerasmem.cli.command import Command, CommandResult, Parser, option
 from kerasmem.cli.compare import compare, evaluate
 from kerasmem.cli.compress import compress
 from kerasmem.cli.distill import distill
@@ -51,10 +51,6 @@ _JSON = option(
     "--json", action="store_true", help="Write the result to stdout as JSON."
 )
 _DEFECT, _WRONG_INPUT, _GATE_NOT_MET = 1, 2, 3
-_EXIT_CODES = (
-    "Exit codes: 0 success; 1 a defect of kerasmem; 2 invalid usage or input; 3 a "
-    "limit not met (--max-drop, --target)."
-)
 _ROLES = ("model", "other", "teacher", "student")
 """Arguments that are input model files."""
 
@@ -104,7 +100,7 @@ def build_parser() -> Parser:
         prog="kerasmem",
         description="Show the memory of a Keras 3 model by layer, and compress the "
         "model.",
-        epilog=_EXIT_CODES,
+        epilog=Command.exit_codes,
     )
     version = importlib.metadata.version("kerasmem")
     parser.add_argument("--version", action="version", version=f"kerasmem {version}")
@@ -114,7 +110,7 @@ def build_parser() -> Parser:
             each.name,
             help=each.summary,
             description=each.summary,
-            epilog=_EXIT_CODES,
+            epilog=each.exit_codes,
         )
         subparser.add([_JSON, *each.options])
         subparser.set_defaults(command=each, imports=[])

@@ -1,7 +1,7 @@
 """`kerasmem estimate` and `tune`: training memory, estimated or measured."""
 
 import json
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from kerasmem.cli.command import (
     CommandResult,
     at_least,
     batch_of,
+    checked,
     command,
     option,
     say,
@@ -25,13 +26,9 @@ from kerasmem.units import parse_bytes
 
 _JIT = {"on": True, "off": False}
 _ASSUMED = "adam"
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(int(text) if text.isdecimal() else text)
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from error
+_OPTIMIZER = option(
+    "--optimizer", help="Keras name (default: the saved optimizer, or adam)."
+)
 
 
 @command(
@@ -41,16 +38,16 @@ def _size(text: str) -> int:
     batch_of(32),
     option(
         "--memory-limit",
-        type=_size,
+        type=checked(parse_bytes, "bytes, or a size such as 8GiB"),
         metavar="SIZE",
         help="Report whether the step fits: bytes, or a size such as 8GiB.",
     ),
-    option("--optimizer", help="Keras name (default: the saved optimizer, or adam)."),
+    _OPTIMIZER,
     option("--backend", help=f"{', '.join(BACKENDS)} (default: the current backend)."),
     option(
         "--device",
-        help="gpu, cpu, or a GPU name such as h200 for method plan (default: gpu; cpu "
-        "for method measured).",
+        help="gpu, cpu, or a GPU name such as h200, which method plan requires "
+        "(default: gpu; cpu for method measured).",
     ),
     option(
         "--method",
@@ -61,7 +58,10 @@ def _size(text: str) -> int:
     ),
     option("--dtype-policy", help="Dtype policy to assume, such as mixed_bfloat16."),
     option(
-        "--quantize", metavar="SCHEME", help="Weight scheme to assume, such as int4."
+        "--quantize",
+        metavar="SCHEME",
+        help="Weights to assume: int8, int8-dynamic, int4, int3, nf4, float16 or "
+        "bfloat16 (default: as saved).",
     ),
     option(
         "--lora",
@@ -165,6 +165,7 @@ def _assumed(options: Namespace) -> Iterator[Any]:
     """
     from kerasmem.compression.quantize import Quantize
     from kerasmem.compression.quantize.apply import replace_weights, weight_plan
+    from kerasmem.compression.quantize.config import MIXED, STATIC
     from kerasmem.files.described import (
         described_model,
         described_preset,
@@ -176,14 +177,13 @@ def _assumed(options: Namespace) -> Iterator[Any]:
     open_model = described_preset if is_preset(path) else described_model
     with open_model(path) as model, without_values():
         if options.quantize:
-            config = Quantize(options.quantize)
-            if config.is_static:
+            if options.quantize in (STATIC, MIXED):
                 raise ConfigError(
-                    "A model with quantized activations needs calibration samples. "
+                    "The scheme needs calibration samples or a budget. "
                     f"Received: --quantize {options.quantize}. Next: compress the "
                     "model, and estimate the compressed file."
                 )
-            replace_weights(model, weight_plan(model, config))
+            replace_weights(model, weight_plan(model, Quantize(options.quantize)))
         if options.lora:
             _enable_lora(model, options.lora)
         yield model
@@ -206,19 +206,20 @@ def _enable_lora(model: Any, rank: int) -> None:
     MODEL,
     batch_of(32),
     LOSS,
-    option("--optimizer", help="Keras name (default: the saved optimizer)."),
+    _OPTIMIZER,
     option(
         "--only",
         action="append",
         default=[],
         metavar="OPTION",
-        help="Substring of the options to try, such as jit. Repeatable.",
+        help="Substring of the options to try: jit, mixed, remat, accum, parallel "
+        "(several devices), layout or folding (TensorFlow) (default: all). Repeatable.",
     ),
     option(
         "--device",
         metavar="CARD",
-        help="GPU such as h100, which is not needed here. Plans only peak memory with "
-        "XLA's compiler (kerasmem[plans]), and runs no step.",
+        help="Name of a GPU such as h100, which need not be installed. Only peak "
+        "memory is planned with XLA's compiler (kerasmem[plans]); no step runs.",
     ),
     INPUT_SHAPE,
     IMPORT,

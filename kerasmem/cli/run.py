@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from kerasmem.cli.command import (
+    OUTPUT,
     CommandResult,
     command,
     option,
     progress_console,
     say,
+    varied,
 )
 from kerasmem.errors import ConfigError, InputError
 from kerasmem.records import PostMortem
@@ -61,6 +63,7 @@ _COUNTING_ALLOCATOR = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_ENABLE_ONEDNN_OPTS":
         help="Arguments after the script name are passed to the script.",
     ),
     starts_keras=False,
+    exit_codes="Exit code: the exit code of the script, or 2 for invalid usage.",
 )
 def run(options: Namespace) -> CommandResult:
     """Run the script in a child process and return its exit code."""
@@ -159,13 +162,10 @@ def _wait_for(child: "subprocess.Popen[bytes]") -> int:
         "run_dir",
         metavar="RUN_DIR",
         type=Path,
-        help="Folder that was passed to a monitor as log_dir.",
+        help="Folder that `kerasmem run` printed, or log_dir of a monitor.",
     ),
-    option(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
+    varied(
+        OUTPUT,
         metavar="FILE.html",
         help="Output page (.html). Nothing is written if the command fails.",
     ),

@@ -41,7 +41,7 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
         settings = _settings(kind, rule)
         if settings is None:
             continue
-        words = _first_sentence(descriptions[field.name])
+        words = _first_sentences(descriptions[field.name])
         names = rule.allowed if isinstance(rule, OneOf) and kind is not bool else ()
         if not all(name in words for name in names):
             words = f"{words}. One of {', '.join(names)}"
@@ -75,9 +75,11 @@ def _described(technique: type[Technique]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-def _first_sentence(text: str) -> str:
+def _first_sentences(text: str) -> str:
     text = text.replace("`", "").replace('"', "")
-    return re.split(r"\.(?= |$)", text)[0]
+    sentences = re.split(r"(?<=\.) ", text)
+    sentences = [each for each in sentences if not each.startswith("Defaults to")]
+    return " ".join(sentences[:2]).removesuffix(".")
 
 
 def _limit(text: str) -> tuple[str, float | str]:

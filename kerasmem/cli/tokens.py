@@ -26,11 +26,16 @@ def check_tokens_suffice(options: Namespace, job: Job) -> None:
             )
 
 
-def check_length(options: Namespace) -> None:
-    """Raise `ConfigError` if `--length` is passed without text or token ids."""
+def are_tokens(options: Namespace) -> bool:
+    """Return whether `--data` is a text or token ids."""
     from kerasmem.files.data.tokens import is_token_file
 
-    if options.length and not (options.data and is_token_file(options.data)):
+    return bool(options.data) and is_token_file(options.data)
+
+
+def check_length(options: Namespace) -> None:
+    """Raise `ConfigError` if `--length` is passed without text or token ids."""
+    if options.length and not are_tokens(options):
         raise ConfigError(
             "--length is only valid for text or token ids. Received: "
             f"--data {options.data}."

@@ -126,10 +126,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             as `"200KiB"`.
         max_drop: Float. Maximum allowed drop of the first compiled metric (or increase
             of the loss if there is none). 0.005 is half a point of accuracy. Needs
-            `validation_data`. Trials of a search must stay within it by a margin of 2.5
-            standard errors.
-        loss: Loss that replaces the loss of the model. A name can have arguments:
-            `"sparse_categorical_crossentropy(from_logits=True)"`.
+            `validation_data`, in a search in addition to `data` and with other samples.
+            Trials of a search must stay within this limit by a margin of 2.5 standard
+            errors.
+        loss: Loss that replaces the loss of the model. The metrics stay. A name can
+            have arguments: `"sparse_categorical_crossentropy(from_logits=True)"`.
         metrics: Metrics that replace the metrics of the model.
         custom_objects: Dict of custom layers and functions by name, to load a path.
         seed: Integer seed for fine-tuning and search. A search for `"latency_ms"` or

@@ -43,7 +43,10 @@ def check_max_drop(max_drop: float | None, validation_data: Dataset) -> None:
     if max_drop != math.inf:
         Real(least=0).check("compress", "max_drop", max_drop)
     if validation_data is None:
-        raise ConfigError(f"{_NEEDS} Received: max_drop={max_drop}.")
+        raise ConfigError(
+            f"{_NEEDS} Received: max_drop={max_drop}, validation_data=None. Next: give "
+            "validation_data=(x, y), other samples than data."
+        )
 
 
 def check_metric(model: Model) -> None:

@@ -28,7 +28,7 @@ from kerasmem.compression.quantize import (
     Quantize,
     ReestimateBatchNorm,
 )
-from kerasmem.compression.quantize.config import SCHEMES
+from kerasmem.compression.quantize.config import GROUP_SIZE, SCHEMES
 from kerasmem.compression.quantize.schemes import (
     check_ready,
     equalize_channels,
@@ -124,6 +124,9 @@ def _implementation_of(technique: Technique) -> Implementation:
     return next(row for row in _TABLE if isinstance(technique, row.config))
 
 
+_UNUSED = ("group_size", GROUP_SIZE)
+
+
 def from_json(config: dict[str, Any]) -> Technique:
     """Returns the technique that `Technique.to_json` serialized.
 
@@ -134,6 +137,9 @@ def from_json(config: dict[str, Any]) -> Technique:
         >>> from_json({"technique": "quantize", "scheme": "int8"}).scheme
         'int8'
     """
+    if config.get("granularity") in ("channel", "tensor"):
+        # `Quantize.to_json` writes the default size for these too.
+        config = {key: each for key, each in config.items() if (key, each) != _UNUSED}
     return from_tagged(TECHNIQUES, config, "technique")
 
 
@@ -188,10 +194,15 @@ def as_steps(steps: Any) -> tuple[Technique, ...]:
         raise ConfigError(
             "Expected steps of compress: one or more techniques, such as [Prune(0.8), "
             "Quantize('int8')], the path of a recipe, or the name of a preset. "
-            f"Received: steps={steps!r}. Next: for a search, give target or max_drop "
-            "instead."
+            f"Received: steps={steps!r}.{_meant(items) if is_list else ''} Next: "
+            "for a search, give target or max_drop instead."
         )
     return tuple(s if isinstance(s, Technique) else from_json(s) for s in items)
+
+
+def _meant(steps: Any) -> str:
+    names = [step for step in steps if isinstance(step, str) and step in SCHEMES]
+    return f" Did you mean km.Quantize({names[0]!r})?" if names else ""
 
 
 def read_recipe(path: str | Path) -> tuple[Technique, ...]:

@@ -39,6 +39,16 @@ DAMAGED = (
 )
 """Exceptions raised by h5py, zipfile and json for damaged or foreign files."""
 
+
+def damage(path: Path, error: Exception) -> ModelFileError:
+    """Returns the error for a damaged file."""
+    is_cut = "truncated file" in str(error)
+    reason = "its weights are incomplete" if is_cut else str(error).rstrip(".")
+    return ModelFileError(
+        f"{str(path)!r} is damaged: {reason}. Next: save or copy it again."
+    )
+
+
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
 _HDF5, _BEGINNING_BYTES = b"\x89HDF\r\n\x1a\n", 64
@@ -122,7 +132,11 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
             with zipfile.ZipFile(path) as archive, archive.open(member) as reader:
                 _unpack(reader, file, member.file_size)
         content = Window(file, start, member.file_size)
-        yield scope.enter_context(h5py.File(content, "r"))
+        try:
+            weights = scope.enter_context(h5py.File(content, "r"))
+        except OSError as error:
+            raise damage(path, error) from error
+        yield weights
 
 
 def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
@@ -190,7 +204,8 @@ def check_archive(path: Path, weights: Weights = "all") -> str:
         raise ModelFileError(f"{str(path)!r} {error}") from error
     except _UNREADABLE as error:
         raise ModelFileError(
-            f"{str(path)!r} is no .keras file, or a damaged one."
+            f"{str(path)!r} is no .keras file, or a damaged one. Next: save or copy "
+            "it again."
         ) from error
 
 

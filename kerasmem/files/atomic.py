@@ -47,7 +47,9 @@ def replacing(path: str | Path, *, follow_link: bool = True) -> Iterator[Path]:
         ['a.txt']
     """
     target = _target(Path(path), follow_link=follow_link)
-    outcome = "Nothing was written, and the existing file is unchanged."
+    # `Path.exists` raises an error for a long name.
+    ending = ", and the existing file is unchanged" * os.path.exists(target)  # noqa: PTH110
+    outcome = f"Nothing was written{ending}."
     with writing(path, outcome), held_folder(target.parent) as folder:
         temporary = folder / f"new{target.suffix}"
         yield temporary
@@ -85,6 +87,9 @@ def writing(path: str | Path, outcome: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = str(error.strerror or error).rstrip(".")
+        folder = Path(path).parent
+        if isinstance(error, FileNotFoundError) and not folder.is_dir():
+            outcome = f"Nothing was written. Next: create the folder {str(folder)!r}."
         raise OutputError(
             f"Could not write {str(path)!r}: {reason}. {outcome}"
         ) from error

@@ -27,6 +27,7 @@ from kerasmem.files.archive import (
     DAMAGED,
     Weights,
     check_archive,
+    damage,
     is_weights_alone,
 )
 from kerasmem.files.atomic import replacing
@@ -150,9 +151,10 @@ def loading(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelFileError(
-            f"{str(path)!r} could not be loaded: {first_reason(error)}"
-        ) from error
+        reason, file = first_reason(error), repr(str(path))
+        if not reason.startswith(file):
+            reason = f"{file} could not be loaded: {reason}"
+        raise ModelFileError(reason) from error
 
 
 def model_of(
@@ -264,7 +266,7 @@ def _checked_h5(path: Path) -> str:
     except ModelFileError:
         raise
     except DAMAGED as error:
-        raise ModelFileError(f"{str(path)!r} is damaged: {error}") from error
+        raise damage(path, error) from error
 
 
 def first_reason(error: Exception) -> str:

@@ -202,6 +202,17 @@ _WORDS = {
 }
 
 
+def near_name(name: object, module: Any) -> str:
+    """Returns a sentence with the most similar name of a Keras module, or `""`.
+
+    Example:
+        >>> near_name("acuracy", keras.metrics)
+        " Did you mean 'accuracy'?"
+    """
+    names = [each.lower() if each.istitle() else each for each in dir(module)]
+    return did_you_mean(name, names)
+
+
 def as_loss(loss: Any) -> Any:
     """Converts a loss for `compile`; a string with arguments becomes a Keras object.
 

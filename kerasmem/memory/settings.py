@@ -16,7 +16,7 @@ from kerasmem.units import MIB, format_bytes, parse_bytes
 def _wanted(
     limit: Any, growth: Any, devices: Any, preallocate: Any, allocator: Any
 ) -> Settings:
-    limit_bytes = None if limit is None else parse_bytes(limit)
+    limit_bytes = None if limit is None else parse_bytes(limit, "configure", "limit")
     if limit_bytes is not None and limit_bytes < MIB:
         raise invalid("configure", "limit", limit, "a size of at least 1 MiB")
     OneOf((None, True, False)).check("configure", "growth", growth)

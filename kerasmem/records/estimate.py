@@ -190,7 +190,7 @@ class MemoryEstimate(OfParts, JsonRecord):
             `"fits"`, `"does not fit"`, or `"too close to call"` if the limit lies
             within the interval.
         """
-        limit = parse_bytes(memory_limit)
+        limit = parse_bytes(memory_limit, "verdict", "memory_limit")
         if self.high_bytes <= limit:
             return "fits"
         return "does not fit" if self.low_bytes > limit else "too close to call"

@@ -135,6 +135,14 @@ def test_labels_that_name_other_outputs_than_the_models(folder, refused, samples
             "evaluate model.keras --data data.npz --metric no_metric",
             "Unknown Keras metric. Received: --metric no_metric",
         ),
+        (
+            "evaluate model.keras --data data.npz --metric acuracy",
+            "Received: --metric acuracy. Did you mean 'accuracy'?",
+        ),
+        (
+            "export model.keras -o a.tflite --scheme int8",
+            "Did you mean 'int8-dynamic' or 'int8-static'?",
+        ),
     ],
 )
 def test_reading_what_is_not_there_or_not_sound(broken, refused, line, message):
@@ -317,6 +325,9 @@ def test_a_model_saved_without_a_loss(folder, refused, new_network):
     new_network(compiled=False).save("bare.keras")
     assert "without a loss. Next: pass --loss" in refused(
         "evaluate bare.keras --data data.npz"
+    )
+    assert "The student was loaded without a loss" in refused(
+        "distill model.keras bare.keras -o out.keras --data data.npz"
     )
     assert "--metric without --loss" in refused(
         "evaluate bare.keras --data data.npz --metric accuracy"

@@ -270,6 +270,20 @@ def test_a_loss_may_have_arguments(folder, kerasmem):
 
 
 @pytest.mark.one_backend
+@pytest.mark.parametrize("step", ["--prune 0.5 --max-drop 1", "--quantize int8"])
+def test_a_loss_alone_keeps_the_metrics_of_the_model(folder, kerasmem, step):
+    loss = "--loss sparse_categorical_crossentropy(from_logits=False)"
+    line = f"compress model.keras -o small.keras --data data.npz {loss} {step}"
+    report = kerasmem(f"{line} --json").json["report"]
+    for model in ("before", "after"):
+        assert set(report[model]["metrics"]) == {"accuracy", "loss"}
+    (metrics,) = kerasmem(f"{line} --metric sparse_categorical_accuracy --json").json[
+        "report"
+    ]["after"]["metrics"].keys() - {"loss"}
+    assert metrics == "sparse_categorical_accuracy"
+
+
+@pytest.mark.one_backend
 def test_compress_may_replace_an_output_of_before(folder, kerasmem):
     Path("old.keras").write_bytes(before := Path("model.keras").read_bytes())
     assert kerasmem("compress model.keras -o old.keras --quantize int8").code == 0
@@ -318,7 +332,7 @@ def test_evaluate_says_that_the_data_is_not_finite(folder, kerasmem, samples):
 @pytest.mark.parametrize(
     ("command", "default"),
     [
-        ("distill", "outputs of both models (default: 4.0)."),
+        ("distill", "small probabilities (default: 4.0)."),
         ("distill", "training epochs (default: 1)."),
         ("evaluate", "samples per batch (default: 32)."),
         ("compress", "(default: a new seed for each run)."),

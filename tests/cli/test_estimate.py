@@ -122,7 +122,9 @@ def test_a_step_is_measured_on_this_cpu(folder, kerasmem):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("model.keras --memory-limit lots", "such as '8GiB'"),
+        ("model.keras --memory-limit 8G", "a size such as 8GiB, received '8G'"),
+        ("model.keras --optimizer adamm", "Did you mean 'adam'?"),
+        ("model.keras --quantize mixed", "Next: compress the model, and estimate"),
         ("model.keras --batch-size 0", "whole number from 1"),
         ("model.keras --method guess", "one of auto, analytic, traced"),
         ("model.keras --backend numpy", "Received: backend='numpy'"),

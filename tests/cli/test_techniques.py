@@ -1,5 +1,6 @@
 """The options of `kerasmem compress` are the fields of techniques."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,6 +11,7 @@ import kerasmem as km
 from kerasmem.checks import OneOf, rules_of
 from kerasmem.cli.command import Parser
 from kerasmem.cli.steps import STEPS, TECHNIQUES, options_of, techniques_of
+from kerasmem.compression.recipe import read_recipe
 from kerasmem.errors import ConfigError
 
 pytestmark = pytest.mark.one_backend
@@ -57,6 +59,7 @@ def test_help_names_every_choice_and_the_default_once(technique):
             "--quantize int4 --prune 0.5 --prune-channels 0.25",
             [km.PruneChannels(0.25), km.Prune(0.5), km.Quantize("int4")],
         ),
+        ("--prune 0.5 --prune-pattern 4x4", [km.Prune(0.5, pattern=(4, 4))]),
         (
             "--prune 0.5 --prune-scope global --prune-criterion magnitude "
             "--prune-pattern 2:4 --prune-include a --prune-include b "
@@ -105,6 +108,28 @@ def test_options_are_the_configs_that_they_name(line, expected):
 def test_what_does_not_fit_together_is_an_error(line, message):
     with pytest.raises(ConfigError, match=message):
         steps(line)
+
+
+def test_the_recipe_in_the_message_about_budgets_is_one(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        steps("--quantize mixed")
+    (recipe,) = re.findall(r"\[\{.*\}\]", str(caught.value))
+    (tmp_path / "mixed.json").write_text(recipe)
+    assert read_recipe(tmp_path / "mixed.json") == (
+        km.Quantize("mixed", budget=km.Budget("2MiB")),
+    )
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_the_help_of_an_option_is_more_than_its_type(technique):
+    for known in options_of(technique).values():
+        text = known.settings["help"]
+        assert len(text.partition(" (default: ")[0].split()) > 4, text
+        assert "Defaults to" not in text
+    (first, *_) = options_of(km.PruneChannels).values()
+    assert first.settings["help"] == (
+        "Float in [0, 1). Fraction of channels to remove, or of the quantity in of."
+    )
 
 
 def test_options_are_read_without_keras_or_numpy(new_interpreter):

@@ -259,7 +259,11 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
     ("arguments", "error", "text"),
     [
         ({"steps": None}, ConfigError, "one or more techniques"),
-        ({"steps": ["int8"]}, ConfigError, r"Received: steps=\['int8'\]"),
+        (
+            {"steps": ["int8"]},
+            ConfigError,
+            r"Received: steps=\['int8'\]. Did you mean km.Quantize\('int8'\)\?",
+        ),
         (
             {"target": {"file_bytes": 9}},
             ConfigError,
@@ -267,7 +271,11 @@ def test_a_drop_of_the_metric_is_an_error(trained, digits):
         ),
         ({"fine_tune_epochs": 1}, ConfigError, "give data="),
         ({"fine_tune_epochs": -1}, ConfigError, "whole number from 0"),
-        ({"max_drop": 0.1}, ConfigError, "max_drop needs labeled samples"),
+        (
+            {"max_drop": 0.1},
+            ConfigError,
+            "max_drop needs labeled samples.* Next: give validation_data=",
+        ),
         ({"data": np.ones((4, 7))}, DataError, "20"),
         ({"data": (np.ones((4, 20)), np.arange(4))}, DataError, "from 0 to 3"),
     ],

@@ -1,5 +1,8 @@
 """Every scheme in every kind of layer: what it stores, computes, saves and refuses."""
 
+import inspect
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import kerasmem as km
 from kerasmem.compression.measure import measure
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.recipe import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import layer_activations
 from kerasmem.graph.clone import clone
@@ -467,8 +471,10 @@ def test_a_kernel_of_zeros_stays_one(scheme):
         ),
         (
             {"scheme": "float16", "symmetric": False},
-            "'float16' does not support scales",
+            "'float16' has no scales, so it supports neither granularity nor",
         ),
+        ({"scheme": "bfloat16", "granularity": "group"}, "'bfloat16' has no scales"),
+        ({"granularity": "tensor", "group_size": 128}, "Received: group_size=128"),
         (
             {"scheme": "int8-dynamic", "granularity": "group"},
             "sums integers over whole channels",
@@ -481,10 +487,33 @@ def test_bad_choices_are_errors(arguments, message):
 
 
 @pytest.mark.one_backend
-def test_a_group_size_alone_means_groups():
-    assert Quantize("int4", group_size=64) == Quantize(
-        "int4", granularity="group", group_size=64
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_group_size_alone_means_groups(size):
+    assert Quantize("int4", group_size=size) == Quantize(
+        "int4", granularity="group", group_size=size
     )
+
+
+@pytest.mark.one_backend
+def test_groups_have_128_entries_by_default():
+    assert Quantize("int4", granularity="group").group_size == 128
+    assert replace(Quantize("int4"), scheme="int3").granularity == "channel"
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("granularity", ["channel", "tensor", "group"])
+def test_older_recipes_contain_a_group_size_without_groups(granularity):
+    config = Quantize("int4", granularity=granularity)
+    old = config.to_json()
+    assert (old["granularity"], old["group_size"]) == (granularity, 128)
+    assert from_json(old) == config
+    with pytest.raises(ConfigError, match="Did you mean 'group_size'"):
+        from_json({**old, "group_siz": 128})
+
+
+@pytest.mark.one_backend
+def test_the_signature_shows_no_address():
+    assert " at 0x" not in str(inspect.signature(Quantize))
 
 
 def test_a_padding_before_a_convolution_may_become_one_with_it():

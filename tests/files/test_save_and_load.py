@@ -150,6 +150,40 @@ def test_a_damaged_file_is_one_clear_line(name, tmp_path):
 
 
 @pytest.mark.one_backend
+@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_incomplete_weights_are_named(kind, tmp_path):
+    path, half = tmp_path / "m.keras", tmp_path / "half.keras"
+    chain((6,), L.Dense(400)).save(path)
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(half, "w", kind) as archive:
+        for name in whole.namelist():
+            content = whole.read(name)
+            is_cut = name.endswith(".h5")
+            archive.writestr(name, content[: len(content) // 2] if is_cut else content)
+    message = f"{str(half)!r} is damaged: its weights are incomplete. Next: save or"
+    for attempt in (
+        lambda: km.load_model(half),
+        lambda: km.compress(half, km.Quantize("int8")),
+        lambda: km.compress(
+            half, km.Quantize("int8"), output=tmp_path / "o.keras", low_memory=True
+        ),
+    ):
+        with pytest.raises(ModelFileError) as caught:
+            attempt()
+        assert str(caught.value).startswith(message)
+
+
+@pytest.mark.one_backend
+def test_a_missing_folder_is_the_next_step(tmp_path):
+    path = tmp_path / "nodir" / "a.txt"
+    with pytest.raises(OutputError) as caught, replacing(path):
+        pass
+    folder = str(path.parent)
+    assert str(caught.value).endswith(
+        f"Nothing was written. Next: create the folder {folder!r}."
+    )
+
+
+@pytest.mark.one_backend
 def test_a_path_that_is_no_model_file_is_one_clear_line(tmp_path):
     with pytest.raises(ModelFileError, match="There is no file"):
         km.load_model(tmp_path / "missing.keras")

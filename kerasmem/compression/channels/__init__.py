@@ -32,23 +32,24 @@ class PruneChannels(Technique):
     Wang, "Isomorphic Pruning for Vision Models", 2024.
 
     Args:
-        ratio: Float in [0, 1). Fraction to remove of the quantity `of`.
-        of: Quantity that `ratio` refers to: `"channels"`, `"parameters"`,
+        ratio: Float in [0, 1). Fraction of channels to remove, or of the quantity in
+            `of`.
+        of: Quantity of which the fraction is removed: `"channels"`, `"parameters"`,
             `"multiplications"`, `"memory"` (estimated activation bytes of one sample in
             inference) or `"latency"` (measured time of a batch). Defaults to
             `"channels"`.
-        criterion: Importance score of channels. `"l2"` and `"l1"`: norm of the weights
+        criterion: Importance score of channels. `"taylor"` needs a loss and labeled
+            `data`, `"activation"` needs `data`. `"l2"` and `"l1"`: norm of the weights
             that compute the channel. `"group"`: norm of all weights connected to the
             channel. `"batch_norm"`: batch normalization scale. `"fpgm"`: distance to
-            the other channels. `"taylor"`: gradient times weight; needs a loss and
-            labelled `data`. `"activation"`: mean absolute output; needs `data`.
-            `"random"` is the baseline. Defaults to `"l2"`.
-        scope: `"layer"` removes the same fraction from every layer. `"global"` ranks
-            all channels together. `"isomorphic"` ranks layers with the same structure
-            together, such as the inner layers of all blocks. Defaults to `"layer"`.
-        rounds: Integer in [1, 1000]. Number of pruning rounds, each with the same
-            fraction of the remaining channels. `km.compress` fine-tunes after each
-            round. Defaults to 1.
+            the other channels. `"taylor"`: gradient times weight. `"activation"`: mean
+            absolute output. `"random"` is the baseline. Defaults to `"l2"`.
+        scope: Channels that are ranked together: `"layer"` (the same fraction of every
+            layer), `"global"` (all channels) or `"isomorphic"` (layers with the same
+            structure, such as the inner layers of all blocks). Defaults to `"layer"`.
+        rounds: Integer in [1, 1000]. Number of pruning rounds, each followed by the
+            fine-tuning epochs. Each round removes the same fraction of the remaining
+            channels. Defaults to 1.
         round_to: Integer, at least 1. The number of remaining channels of a layer is a
             multiple of this number, unless all are kept. Defaults to 1.
         min_channels: Integer, at least 1. Minimum number of channels to keep per layer.
@@ -57,8 +58,9 @@ class PruneChannels(Technique):
             kept.
         ratios: Pairs of a regular expression and a ratio. Override `ratio` for weights
             whose path matches; the first match counts.
-        verify: Whether to compare the outputs of both models. Runs each model once.
-            Defaults to `True`.
+        verify: Boolean. Whether to check that the outputs equal those of the original
+            model with the same channels set to zero. Raises `ModelError` if they
+            differ. Defaults to `True`.
         seed: Integer. Random seed of the criterion `"random"`. Defaults to 0.
 
     Raises:

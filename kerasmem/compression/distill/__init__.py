@@ -147,8 +147,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             32.
         losses: One or several losses of `km.distillation`, as objects, names or dicts.
             Defaults to `Logits`.
-        temperature: Temperature of `Logits` if `losses` is `None`: a positive float, a
-            `LearningRateSchedule` or a function of the step. 2 to 8 suits most
+        temperature: Temperature of `Logits`, ignored if `losses` is given: a positive
+            float, a `LearningRateSchedule` or a function of the step. 2 to 8 suits most
             classifiers. Defaults to 4.
         hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
         teacher_weights: List with a weight for each teacher. `None` weights all

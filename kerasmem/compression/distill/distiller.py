@@ -68,8 +68,9 @@ class Distiller(keras.Model):
         student: The `keras.Model` to train.
         losses: One or several losses of `km.distillation`, as objects, names or dicts.
             Defaults to `Logits`.
-        temperature: Temperature of `Logits` if `losses` is `None`: a positive float or
-            a schedule. Higher values emphasize small probabilities. Defaults to 4.
+        temperature: Temperature of `Logits`, ignored if `losses` is given: a positive
+            float or a schedule. Higher values emphasize small probabilities. Defaults
+            to 4.
         hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
         teacher_weights: List with a weight for each teacher. `None` weights all
             teachers equally. `"confidence"` reduces the weight of a teacher on samples

@@ -56,16 +56,18 @@ class Prune(Technique):
 
     Args:
         sparsity: Float in [0, 1). Fraction of weights to set to zero.
-        scope: Weights that are ranked together. `"layer"` ranks each weight array
-            separately; `"global"` ranks all weights. A list of regular expressions
-            ranks weights that match one expression. `"erdos_renyi"` and
-            `"erdos_renyi_kernel"` prune small arrays less. Defaults to `"layer"`.
-        criterion: Importance score. `"magnitude"` is the absolute value;
-            `"magnitude/rms"` divides by the root mean square of the array. `"taylor"`,
-            `"movement"` and `"wanda"` need data. `"random"` is the baseline. Defaults
-            to `"magnitude/rms"`.
-        pattern: `"unstructured"`; `"2:4"` to keep two of every four entries along the
-            summed axis; or a block shape such as `(4, 4)`. Defaults to
+        scope: Weights that are ranked together: `"layer"` (each weight array
+            separately), `"global"` (all weights), `"erdos_renyi"` or
+            `"erdos_renyi_kernel"` (as `"layer"`, but small arrays keep more weights). A
+            list of regular expressions ranks the weights that match one expression
+            together. Defaults to `"layer"`.
+        criterion: Importance score. `"taylor"` and `"movement"` need labeled data, and
+            `"wanda"` needs data. `"magnitude"` is the absolute value; `"magnitude/rms"`
+            divides by the root mean square of the array. `"random"` is the baseline.
+            Defaults to `"magnitude/rms"`.
+        pattern: `"unstructured"`, or `"2:4"` to keep two of every four consecutive
+            weights along the input axis (sparsity 0.5). `"4x4"` ranks blocks by mean,
+            `"max 4x4"` by maximum. Python also accepts `(4, 4)`. Defaults to
             `"unstructured"`.
         schedule: Sparsity schedule during training, from `kerasmem.compression.prune`
             or tfmot. Defaults to a cubic rise from `begin` to `end`.
@@ -77,17 +79,14 @@ class Prune(Technique):
             matching weights; the first match counts.
         seed: Integer. Random seed of the criterion `"random"`. Defaults to 0.
         begin: Float in [0, 1]. Fraction of the training steps at which pruning begins.
-            Alternative to `schedule`.
+            Cannot be combined with `schedule`. Defaults to 0.
         end: Float in [0, 1]. Fraction of the training steps at which `sparsity` is
-            reached. If equal to `begin`, pruning is one-shot.
+            reached. If equal to `begin`, pruning is one-shot. Defaults to 0.5, or
+            `begin` if later.
 
     Raises:
         ConfigError: If a value is out of range, or pattern, schedule and sparsity
             contradict each other.
-
-    Raises:
-        ConfigError: if a value is out of its range, or the pattern, the schedule and
-            the sparsity contradict each other.
 
     Example:
         >>> Prune(0.8).to_json()["sparsity"]

@@ -20,7 +20,7 @@ from kerasmem.compression.account import (
     matches,
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
-from kerasmem.compression.quantize.config import CLOSELY
+from kerasmem.compression.quantize.config import CLOSELY, GROUP_SIZE
 from kerasmem.compression.quantize.layer import WeightPlace, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
@@ -264,8 +264,8 @@ def _place(
 
 def coding_of(config: "Quantize", axes: tuple[int, ...]) -> Coding:
     """Return the storage format of a weight whose output channels sum over `axes`."""
-    size = (config.granularity, config.group_size, config.symmetric)
-    return Coding(config.dtype, axes, *size)
+    size = config.group_size or GROUP_SIZE
+    return Coding(config.dtype, axes, config.granularity, size, config.symmetric)
 
 
 def name_of(model: Model, weight: Weight) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from kerasmem.checks import Checked, Patterns, Real, Whole
 from kerasmem.compression.fields import nested
@@ -14,8 +14,12 @@ DYNAMIC, STATIC, MIXED = "int8-dynamic", "int8-static", "mixed"
 SCHEMES = ("int8", DYNAMIC, STATIC, "int4", "int3", "nf4", "float16", "bfloat16", MIXED)
 _SCALED = ("int8", DYNAMIC, "int4", "int3")
 GRANULARITIES = ("channel", "tensor", "group")
+GROUP_SIZE = 128
 NEAREST, ADAPTIVE, SECOND_ORDER, AUTO = "nearest", "adaptive", "gptq", "auto"
 CLOSELY, ACTIVATION_AWARE = "mse", "awq"
+_MIXED_STEP = (
+    '{"technique": "quantize", "scheme": "mixed", "budget": {"max_bytes": "2MiB"}}'
+)
 METHODS = ("min-max", "moving-average", "percentile", "mse", "entropy")
 
 
@@ -76,7 +80,7 @@ class Budget:
     max_bytes: int | str
 
     def __post_init__(self) -> None:
-        parse_bytes(self.max_bytes)
+        parse_bytes(self.max_bytes, "Budget", "max_bytes")
 
     @property
     def bytes(self) -> int:
@@ -116,12 +120,13 @@ class Quantize(Technique):
     Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
-        scheme: String. One of the schemes above. Defaults to `"int8"`.
+        scheme: Type of the stored weights. `"mixed"` needs a `budget`, on the command
+            line from a recipe. Defaults to `"int8"`.
         granularity: Unit that shares a scale: `"channel"` for an output channel (a row
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
             channel. Defaults to `"channel"`.
-        group_size: Integer of at least 2. Maximum number of entries in a group. Any
-            value other than the default implies `granularity="group"`. Defaults to 128.
+        group_size: Maximum number of entries in a group, at least 2 (128 by default).
+            Any value implies `granularity="group"`. Defaults to `None`.
         symmetric: Boolean. If `False`, uses asymmetric quantization with a zero point
             per scale. Defaults to `True`.
         include: Regular expressions. Additional weights with two or more axes to
@@ -135,10 +140,11 @@ class Quantize(Technique):
             `"auto"`. All but `"nearest"` need `data` and symmetric integer codes.
             `"auto"` combines GPTQ with the kind of scales that has the smallest output
             error per layer, unless `scales` is set. Defaults to `"nearest"`.
-        scales: Kind of scales for int3, int4 and int8. `"max"` maps the largest entry
-            to the last code. `"mse"` minimizes the squared error and clips large
-            entries. `"awq"` uses smaller steps for weights of large inputs, measured on
-            `data`, and stores a scale per input. Defaults to `"max"`.
+        scales: Kind of scales for int3, int4 and int8: `"max"`, `"mse"` or `"awq"`
+            (needs `data`). `"max"` maps the largest entry to the last code. `"mse"`
+            minimizes the squared error and clips large entries. `"awq"` uses smaller
+            steps for weights of large inputs, and stores a scale per input. Defaults to
+            `"max"`.
         budget: A `km.Budget`, required for `"mixed"`.
         calibration: A `km.Calibration` for `"int8-static"`. Defaults to
             `km.Calibration()`.
@@ -154,7 +160,7 @@ class Quantize(Technique):
     scheme: Annotated[str, SCHEMES] = "int8"
     _: KW_ONLY
     granularity: Annotated[str, GRANULARITIES] = "channel"
-    group_size: Annotated[int, Whole(2)] = 128
+    group_size: Annotated[int, Whole(2)] | None = None
     symmetric: bool = True
     include: Patterns = ()
     exclude: Patterns = ()
@@ -172,8 +178,10 @@ class Quantize(Technique):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.granularity == "channel" and self.group_size != Quantize.group_size:
+        if self.granularity == "channel" and self.group_size is not None:
             self._set("granularity", "group")
+        if self.granularity == "group" and self.group_size is None:
+            self._set("group_size", GROUP_SIZE)
         for field, cls in (("budget", Budget), ("calibration", Calibration)):
             value = nested("Quantize", field, cls, getattr(self, field))
             object.__setattr__(self, field, value)
@@ -182,6 +190,10 @@ class Quantize(Technique):
                 values = ", ".join(f"{f}={getattr(self, f)!r}" for f in names)
                 raise ConfigError(f"{why} Received: {values}.")
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the config as plain data, which `recipe.from_json` reads."""
+        return super().to_json() | {"group_size": self.group_size or GROUP_SIZE}
+
     def _refused(self) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
         scheme = f"The scheme {self.scheme!r}"
         is_integer = self.is_dynamic or self.is_static
@@ -189,7 +201,7 @@ class Quantize(Technique):
         is_plain = self.granularity == "channel" and self.symmetric
         has_groups = self.granularity == "group"
         yield (
-            not has_groups and self.group_size != Quantize.group_size,
+            not has_groups and self.group_size is not None,
             "Quantize supports `group_size` only for granularity='group'.",
             ("group_size", "granularity"),
         )
@@ -201,7 +213,8 @@ class Quantize(Technique):
         yield (
             (self.scheme == MIXED) != (self.budget is not None),
             f"The scheme {MIXED!r} needs a budget, such as km.Budget('2MiB'), and no "
-            "other scheme supports one. On the command line, use a --recipe.",
+            "other scheme supports one. On the command line, use --recipe with "
+            f"[{_MIXED_STEP}].",
             ("scheme", "budget"),
         )
         yield (
@@ -211,7 +224,8 @@ class Quantize(Technique):
         )
         yield (
             self.scheme in ("float16", "bfloat16") and not is_plain,
-            f"{scheme} does not support scales.",
+            f"{scheme} has no scales, so it supports neither granularity nor "
+            "symmetric=False.",
             ("granularity", "symmetric"),
         )
         yield (

@@ -87,7 +87,8 @@ def cost_value(name: str, value: float) -> str:
 def _limit(name: Any, value: Any) -> float:
     OneOf(tuple(COSTS)).check("compress", "target", name)
     is_size = name.endswith("_bytes")
-    limit = parse_bytes(value) if is_size and isinstance(value, str) else value
+    is_text = is_size and isinstance(value, str)
+    limit = parse_bytes(value, "target", name) if is_text else value
     what = 'a number or a text such as "200KiB",' if is_size else "a number"
     return float(Real(what, above=0).check("target", name, limit))
 

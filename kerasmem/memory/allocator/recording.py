@@ -322,7 +322,7 @@ def replay(timeline: Timeline, policy: PoolPolicy | int | str) -> Replay:
             f"{timeline.folded}. Next: record fewer steps."
         )
     if not isinstance(policy, PoolPolicy):
-        policy = PoolPolicy(limit_bytes=parse_bytes(policy))
+        policy = PoolPolicy(limit_bytes=parse_bytes(policy, "replay", "policy"))
     watcher = MemoryWatcher(BFCAllocator(policy))
     refusal = _run(timeline, watcher)
     new_timeline = replace(

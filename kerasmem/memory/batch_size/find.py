@@ -56,9 +56,9 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     """Find the largest batch size that fits, from an estimate and a few real trials.
 
     A trial runs a few steps on zeros in a child process, on the device of the current
-    backend. The search ends after two trials that do not fit. The result leaves
-    4 % of the memory available for the batch free, because steps near the limit fail
-    at random. TensorFlow's allocator, and torch's on a GPU, enforce the limit during a
+    backend. The search ends after two trials that do not fit. 4 % of the memory
+    that is available for the batch stays free, because steps near the limit fail at
+    random. TensorFlow's allocator, and torch's on a GPU, enforce the limit during a
     trial. In all other cases, the peak of a step is compared with the limit. On a CPU,
     TensorFlow trials use one thread. The model is not changed.
 
@@ -107,7 +107,9 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
         limit = limit_in_bytes(memory_limit, device_kind())
     else:
         limit = parse_bytes(
-            usable_bytes(device) if memory_limit is None else memory_limit
+            usable_bytes(device) if memory_limit is None else memory_limit,
+            "find_batch_size",
+            "memory_limit",
         )
     request = checked_request(
         model,

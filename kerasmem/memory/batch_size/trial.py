@@ -103,7 +103,7 @@ def limit_in_bytes(memory_limit: Any, device: str) -> int:
         ConfigError: If the size is invalid, or the memory of the GPU is unknown.
     """
     if memory_limit is not None:
-        return parse_bytes(memory_limit)
+        return parse_bytes(memory_limit, "find_batch_size", "memory_limit")
     if device == "cpu":
         available = psutil.virtual_memory().available
         return min(available, backends.current().cpu_limit_bytes() or available)

@@ -7,6 +7,7 @@ import keras
 from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.outputs import near_name
 from kerasmem.graph.saving import unbuilt_copy
 from kerasmem.memory.estimate.device_specs import CARDS, is_card
 from kerasmem.types import Model, Optimizer
@@ -49,7 +50,9 @@ def checked_optimizer(
         optimizer = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
         valid = "a keras.optimizers.Optimizer or its name"
-        raise invalid("estimate_memory", "optimizer", optimizer, valid) from error
+        message = invalid("estimate_memory", "optimizer", optimizer, valid)
+        message = f"{message}{near_name(optimizer, keras.optimizers)}"
+        raise ConfigError(message) from error
     if policy is None and optimizer is own:
         return optimizer  # `compile` has already wrapped this optimizer.
     return scaled_if_half(optimizer, policy or model.dtype_policy.name)

@@ -48,9 +48,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
 ) -> MemoryEstimate:
     """Estimate the peak memory of `model` and its composition.
 
-    Nothing runs on the device, and the model is not changed. Only `"measured"` runs
-    steps, on the CPU. With a `keras.distribution` or TensorFlow replicas, the estimate
-    is for one device.
+    No step runs, except with method `"measured"`, on the CPU. The model is not changed.
+    With a `keras.distribution` or TensorFlow replicas, the estimate is for one device.
 
     Args:
         model: A `keras.Model`. An unbuilt model needs `input_shape` or `data`.

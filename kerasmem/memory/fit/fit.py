@@ -180,7 +180,10 @@ def fit(  # noqa: PLR0913 - the public entry point
     _check(model, on_oom)
     warn_if_unfit(model)
     limit_is_given = memory_limit is not None
-    limit = parse_bytes(memory_limit) if limit_is_given else figures_of().limit_bytes
+    if limit_is_given:
+        limit = parse_bytes(memory_limit, "fit", "memory_limit")
+    else:
+        limit = figures_of().limit_bytes
     backend = backends.current()
     notices = Notices(log_dir)
     with noting_refusals() as refusals:

@@ -109,7 +109,9 @@ def rematerialize(
     if segments is not None:
         choice = by_segments(step, segments)
     else:
-        limit = None if memory_limit is None else parse_bytes(memory_limit)
+        limit = None
+        if memory_limit is not None:
+            limit = parse_bytes(memory_limit, "rematerialize", "memory_limit")
         choice = by_limit(step, limit)
         if limit is None:
             _warn_if_little(choice.plan)
