@@ -58,7 +58,7 @@ def test_a_backend_that_keras_does_not_know_is_one_line(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "kerasmem: error: Keras cannot start: ValueError: Unable to import backend : "
-        "foo. Expected: one of tensorflow, jax, torch, installed. Received: "
+        "foo. Expected: one of tensorflow, jax, torch installed. Received: "
         "KERAS_BACKEND='foo'.\n"
     )
 

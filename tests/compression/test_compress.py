@@ -248,7 +248,7 @@ def test_custom_layers_losses_and_metrics_are_taken_along(digits):
 
 
 def test_a_drop_of_the_metric_is_an_error(trained, digits):
-    with pytest.raises(TargetError, match=r"accuracy went from .* max_drop=0.005"):
+    with pytest.raises(TargetError, match=r"accuracy changed from .* max_drop=0.005"):
         km.compress(trained, km.Prune(0.999), validation_data=digits[1], max_drop=0.005)
     kept = km.compress(trained, km.Quantize(), validation_data=digits[1], max_drop=0.02)
     assert kept.model is not None
