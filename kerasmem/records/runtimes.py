@@ -1,5 +1,6 @@
 """Records of file contents, exports and runtime comparisons."""
 
+import math
 from dataclasses import dataclass
 
 from kerasmem.records.plain import JsonRecord
@@ -40,7 +41,8 @@ class ExportReport:
         tolerance: Largest allowed value of `measure`.
         difference: Largest absolute difference of an output divided by the largest
             output. For information only.
-        integer_share: Fraction of multiplications with integer inputs. 0 for `"float"`.
+        integer_share: Fraction of multiplications with integer inputs, in loops once
+            per step. 0 for `"float"`.
         operations: Operations whose precision differs from the scheme.
     """
 
@@ -67,23 +69,26 @@ class ExportReport:
             >>> report.lines()[0]
             'm.tflite: float, 2.00 KiB'
         """
+        labels = "; labels in validation_data give the accuracy"
+        hint = labels if self.measure == "changed decisions" else ""
         lines = [
             f"{self.path}: {self.scheme}, {format_bytes(self.file_bytes)}",
             f"{self.measure} on {self.samples} samples: {self.loss:.3g} (at most "
-            f"{self.tolerance:g}); largest difference of an output: "
+            f"{self.tolerance:g}{hint}); largest difference of an output: "
             f"{self.difference:.3g} of the largest",
         ]
-        if self.integer_share:
-            lines.append(
-                f"multiplications of integers: {100 * self.integer_share:.1f} %"
-            )
+        if self.scheme != "float":
+            # Rounded down, so that 100 % means all.
+            percent = math.floor(1000 * self.integer_share) / 10
+            lines.append(f"multiplications of integers: {percent:.1f} %")
         groups: dict[tuple[str, str], list[str]] = {}
         for each in self.operations:
             name = f"{each.operation} ({each.kind})"
             groups.setdefault((each.precision, each.reason), []).append(name)
         for (precision, reason), names in groups.items():
             some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            lines.append(f"{len(names)} in {precision}, {reason}: {some}")
+            count = f"{len(names)} operation{'s' * (len(names) > 1)}"
+            lines.append(f"{count} in {precision}, {reason}: {some}")
         return lines
 
 

@@ -155,13 +155,19 @@ class QuantizedVariable(StandIn):
 
     @contextmanager
     def read_once(self, inputs: Tensors) -> Iterator[None]:
-        """Return a scope that computes the float weight once, on entry."""
-        with self.read_after(inputs):
-            self.hoist()
+        """Return a scope that computes the float weight once, on entry.
+
+        A weight that is already hoisted is kept, so that exported files hold constants.
+        """
+        is_hoisted = self.is_hoisted
+        if not is_hoisted:
+            with self.read_after(inputs):
+                self.hoist()
         try:
             yield
         finally:
-            self.drop()
+            if not is_hoisted:
+                self.drop()
 
     def hoist(self) -> None:
         """Compute the float weight once and keep it until `drop`."""

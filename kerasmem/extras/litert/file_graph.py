@@ -76,12 +76,15 @@ class FileGraph:
         operations: Operations in order. LiteRT files also have `INPUT` and `OUTPUT`.
         constants: Stored float tensors by name.
         stays: Reason for each operation that must stay float.
+        loop_shapes: Shapes of the tensors in loops by name. The steps are the first
+            axis.
     """
 
     content: bytes
     operations: list[FileOperation]
     constants: dict[str, np.ndarray]
     stays: dict[FileOperation, str] = field(default_factory=dict)
+    loop_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -141,37 +144,54 @@ def observe(
 def multiplications(
     operation: FileOperation, graph: FileGraph, seen: Mapping[str, Seen]
 ) -> int:
-    """Return the multiplications of a matrix product per batch, or 0."""
-    name = kernel_of(operation, graph)
-    kernel = None if name is None else graph.constants[name]
-    shapes = [seen[name].shape for name in operation.outputs if name in seen]
-    entries = prod(shapes[0]) if shapes else 0
-    if operation.is_inner and kernel is not None:
-        return kernel.size
-    is_pair = kernel is None and operation.kind in ("BATCH_MATMUL", "MatMul")
-    if is_pair and operation.inputs[0] in seen:
-        return entries * seen[operation.inputs[0]].shape[-1]
-    if kernel is None or operation.kind not in PRODUCTS:
+    """Return the multiplications of a matrix product per batch, or 0.
+
+    Products in loops count once per step, or once if the shapes are unknown.
+    """
+    if operation.kind not in PRODUCTS:
         return 0
-    if operation.kind == "DEPTHWISE_CONV_2D":
-        return entries * prod(kernel.shape[:-1])
-    if operation.kind in ("MatMul", "Gemm"):
-        return entries * kernel.size // max(shapes[0][-1], 1) if shapes else 0
-    if operation.kind in ("TRANSPOSE_CONV", "ConvTranspose"):
-        inputs = [seen[name].shape for name in operation.inputs if name in seen]
-        return (
-            prod(inputs[0]) * kernel.size // kernel.shape[_TAKEN[operation.kind]]
-            if inputs
-            else 0
-        )
-    return entries * prod(kernel.shape[1:])
+    shapes = graph.loop_shapes | {name: one.shape for name, one in seen.items()}
+    inputs = [shapes[name] for name in operation.inputs if name in shapes]
+    arrays = [graph.constants[n] for n in operation.constants if n in graph.constants]
+    kernels = [array.shape for array in arrays if array.ndim > 1]
+    if operation.kind in _RECURRENT:
+        return prod(inputs[0][:2]) * sum(map(prod, kernels)) if inputs else 0
+    output = next((shapes[n] for n in operation.outputs if n in shapes), None)
+    if output is None:
+        return prod(kernels[0]) if kernels and operation.is_inner else 0
+    kernel = next(iter(kernels or inputs[1:]), None)
+    if kernel is None:
+        return 0
+    return _of_product(operation.kind, output, kernel, inputs, is_stored=bool(kernels))
 
 
+def _of_product(
+    kind: str,
+    output: tuple[int, ...],
+    kernel: tuple[int, ...],
+    inputs: Sequence[tuple[int, ...]],
+    *,
+    is_stored: bool,
+) -> int:
+    entries = prod(output)
+    if kind in _PAIRS and not is_stored:
+        return entries * inputs[0][-1]
+    if kind == "DEPTHWISE_CONV_2D":
+        return entries * prod(kernel[:-1])
+    if kind in ("MatMul", "Gemm"):
+        return entries * prod(kernel) // max(output[-1], 1)
+    if kind in _TAKEN:
+        return prod(inputs[0]) * prod(kernel) // kernel[_TAKEN[kind]] if inputs else 0
+    return entries * prod(kernel[1:])
+
+
+_PAIRS = ("BATCH_MATMUL", "FULLY_CONNECTED", "MatMul", "Gemm")
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _TAKEN = {"TRANSPOSE_CONV": -1, "ConvTranspose": 0}
 
 PRODUCTS = {
     *("BATCH_MATMUL", "CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
-    *("TRANSPOSE_CONV", "Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM"),
+    *("TRANSPOSE_CONV", "Conv", "ConvTranspose", "Gemm", "MatMul", *_RECURRENT),
 }
 """Operations that multiply matrices."""
 

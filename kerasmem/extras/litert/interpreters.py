@@ -86,6 +86,10 @@ class LiteRT:
             if detail["index"] in numbers and detail["dtype"] == np.float32:
                 yield detail["name"], self._interpreter.get_tensor(detail["index"])
 
+    def value(self, number: int, graph: int = 0) -> np.ndarray:
+        """Return a tensor of the last run by its number in a graph of the file."""
+        return self._interpreter.get_tensor(int(number), graph)
+
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs in order."""
         try:

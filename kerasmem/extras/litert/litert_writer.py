@@ -31,6 +31,9 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
+from kerasmem.extras.litert.litert_loops import shapes_in_loops
+
+__all__ = ["LitertWriter", "read_graph", "shapes_in_loops", "supports", "tensor_reader"]
 
 _BLOCKS = (128, 64, 32)
 

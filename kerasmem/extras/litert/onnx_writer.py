@@ -25,6 +25,15 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import Onnx
+from kerasmem.extras.litert.onnx_loops import (
+    codes_of,
+    inline_weights,
+    loop_products,
+    round_products,
+    shapes_in_loops,
+)
+
+__all__ = ["OnnxWriter", "read_graph", "shapes_in_loops", "supports", "tensor_reader"]
 
 _DYNAMIC_KINDS = {"MatMul", "Gemm", "LSTM"}
 """Excludes Conv, whose dynamic form has one scale and is slower than float."""
@@ -56,6 +65,7 @@ def read_graph(content: bytes) -> FileGraph:
                 label=node.name,
             )
         )
+    operations += loop_products(model)
     arrays = {
         name: onnx.numpy_helper.to_array(each)
         for name, each in constants.items()
@@ -84,7 +94,7 @@ def _before_loops(
     for operation in reversed(operations):
         if operation.moves and names.intersection(operation.outputs):
             names.update(operation.inputs)
-            stays[operation] = "moves what the body of a loop reads"
+            stays[operation] = "moving a tensor that the body of a loop reads"
     return stays
 
 
@@ -93,7 +103,9 @@ def _prepared(content: bytes) -> Any:
     room = importlib.import_module("onnxruntime.quantization.shape_inference")
     with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
         source, target = Path(folder, "float.onnx"), Path(folder, "prepared.onnx")
-        source.write_bytes(content)
+        model = onnx.load_from_string(content)
+        inline_weights(model)
+        onnx.save(model, source)
         try:
             room.quant_pre_process(source, target, skip_symbolic_shape=True)
         except Exception as error:  # onnxruntime's errors have no common base class
@@ -162,18 +174,15 @@ class OnnxWriter:
 
     def write(self, precisions: Precisions) -> bytes:
         """Write the file. Operations without a precision stay float."""
-        onnx = importlib.import_module("onnx")
-        labels: dict[str, list[str]] = {INT8: [], DYNAMIC: [], WEIGHT_ONLY: []}
-        kernels = []
-        for operation in self._graph.operations:
-            precision = precisions.get(operation, FLOAT)
-            if precision == WEIGHT_ONLY:
-                kernels.append(operation)
-            elif precision != FLOAT:
-                labels[precision].append(operation.label)
-        model = onnx.load_from_string(self._graph.content)
-        for operation in kernels:
-            _store_codes(model, operation, self._graph)
+        model = self._with_codes(precisions)
+        labels = {
+            kind: [
+                each.label
+                for each, precision in precisions.items()
+                if precision == kind and not each.is_inner
+            ]
+            for kind in (INT8, DYNAMIC)
+        }
         with tempfile.TemporaryDirectory(prefix="kerasmem-") as folder, quiet():
             target = Path(folder, "made.onnx")
             try:
@@ -188,6 +197,20 @@ class OnnxWriter:
                 ) from error
         _shorten(model)
         return model.SerializeToString()
+
+    def _with_codes(self, precisions: Precisions) -> Any:
+        """Return the model with codes for weight-only operations and for loops."""
+        model = importlib.import_module("onnx").load_from_string(self._graph.content)
+        in_loops = []
+        for operation, precision in precisions.items():
+            if precision == WEIGHT_ONLY:
+                _store_codes(model, operation, self._graph)
+            elif operation.is_inner and precision == DYNAMIC:
+                in_loops.append(operation)
+        # quantize_dynamic would split each Gemm in a body first.
+        if in_loops:
+            round_products(model, in_loops, self._graph.constants)
+        return model
 
     def _static(self, model: Any, labels: list[str], target: Path) -> Any:
         onnx = importlib.import_module("onnx")
@@ -205,6 +228,7 @@ class OnnxWriter:
             op_types_to_quantize=sorted(kinds),
             nodes_to_quantize=labels,
             per_channel=True,
+            activation_type=room.QuantType.QUInt8,
             extra_options={"TensorQuantOverrides": ends},
         )
         return onnx.load(target)
@@ -276,11 +300,7 @@ def _store_codes(model: Any, operation: FileOperation, graph: FileGraph) -> None
         return
     values = graph.constants[name]
     axis = _KERNEL_AXIS.get(operation.kind, values.ndim - 1)
-    others = tuple(n for n in range(values.ndim) if n != axis)
-    scales = np.abs(values).max(axis=others) / np.float32(127)
-    scales = np.where(scales == 0, np.float32(1), scales).astype(np.float32)
-    shape = [-1 if n == axis else 1 for n in range(values.ndim)]
-    codes = np.rint(values / scales.reshape(shape)).astype(np.int8)
+    codes, scales = codes_of(values, axis)
     del model.graph.initializer[place]
     zeros = np.zeros(len(scales), np.int8)
     for suffix, array in (("codes", codes), ("scales", scales), ("zeros", zeros)):

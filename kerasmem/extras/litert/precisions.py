@@ -68,7 +68,10 @@ class Candidates:
         if not operation.has_floats:
             return choice
         if precision != INT8:
-            return replace(choice, precision=self._of_weights(operation, precision))
+            own = self._of_weights(operation, precision)
+            why = self._why_not_integers(operation) if count else ""
+            reason = "" if own in INTEGER_INPUTS else why
+            return replace(choice, precision=own, reason=reason)
         reason = self.stays.get(operation)
         reason = reason or self._why_not_static(operation, precision)
         if not reason:
@@ -117,16 +120,24 @@ class Candidates:
         options = order.get(precision, (precision,))
         return next((w for w in options if self.supports(operation.kind, w)), FLOAT)
 
+    def _why_not_integers(self, operation: FileOperation) -> str:
+        kernel = kernel_of(operation, self.graph)
+        if kernel is None:
+            return "multiplying two computed tensors"
+        if self.graph.constants[kernel].size < _LEAST_WEIGHTS:
+            return f"with fewer than {_LEAST_WEIGHTS:,} weights"
+        return f"not supported in {DYNAMIC} by the runtime"
+
     def _why_not_static(self, operation: FileOperation, precision: str) -> str:
         if operation.is_inner:
-            return "is in the body of a loop, where ranges are unknown"
+            return "in the body of a loop, where ranges are unknown"
         if not self.supports(operation.kind, precision):
-            return f"is not supported in {precision} by the runtime"
+            return f"not supported in {precision} by the runtime"
         floats = [*operation.inputs, *operation.outputs]
         with_range = [name for name in floats if name in self.ranges]
         unknown = [n for n in floats if n in self.seen and n not in self.ranges]
         return (
-            "reads or writes floats of unknown range"
+            "reading or writing floats of unknown range"
             if unknown or not with_range
             else ""
         )
@@ -232,15 +243,17 @@ class PrecisionSearch:
         return self._attempt_with(choices)
 
     def _reason(self, previous: Choice, loss: float) -> str:
-        result = f"the {self.judge.measure} of the file is {loss:.3g}"
+        before = previous.precision
         if math.isinf(loss):
-            result = "the file could not be written or its output is NaN"
-        noise = ""
-        if previous.precision in (INT8, INT16, DYNAMIC_INT4):
-            power = self.candidates.noise(previous.operation, previous.precision)
-            decibels = 10 * math.log10(max(power, 1e-12))
-            noise = f" its rounding noise is {decibels:.0f} dB, and"
-        return f"in {previous.precision}{noise} {result}"
+            return f"because the file in {before} was not written or its output is NaN"
+        result = f"the loss of the file is {loss:.3g} ({self.judge.measure})"
+        if before not in (INT8, INT16, DYNAMIC_INT4):
+            return f"because in {before} {result}"
+        power = self.candidates.noise(previous.operation, before)
+        decibels = 10 * math.log10(max(power, 1e-12))
+        return (
+            f"because in {before} the rounding noise is {decibels:.0f} dB and {result}"
+        )
 
 
 def int4_noise(kernel: np.ndarray) -> float:

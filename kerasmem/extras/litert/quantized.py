@@ -80,6 +80,8 @@ def quantized(job: FileJob, judged: Judged) -> Found:
     names = [argument.name for argument in job.arguments]
     read = formats.tensor_reader(graph.content)
     rows = job.batch_size or batch_length(read, next(batches_of(names, job.arrays, 1)))
+    first = next(batches_of(names, job.arrays, rows))
+    graph.loop_shapes = formats.shapes_in_loops(graph.content, first)
     observations = observe(read, batches_of(names, job.arrays, rows))
     ranges = {name: one.range for name, one in observations.items()}
     own, stays = own_ranges(job, graph, read)
@@ -200,7 +202,7 @@ def _floats_of(graph: FileGraph, known: Ranges) -> dict[FileOperation, str]:
         if (adds or operation.moves) and names.issuperset(operation.outputs):
             names.update(n for n in operation.inputs if _is_of_product(makers, n))
     return {
-        operation: "has no range in the model"
+        operation: "without a range in the model"
         for operation in graph.operations
         if not names.issuperset(operation.outputs or operation.inputs)
     }
