@@ -335,7 +335,7 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
     given = {"data": (x, x[:, 0] % 3), "validation_data": None}
     with pytest.raises(km.errors.ModelError, match="no graph"):
         searched(model, **given, target={"flops": 1})
-    with pytest.raises(ConfigError, match="Cannot compute activation_bytes of the model"):
+    with pytest.raises(ConfigError, match="compute activation_bytes of the"):
         searched(model, **given, target={"activation_bytes": 1})
 
 
