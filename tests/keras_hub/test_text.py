@@ -218,3 +218,25 @@ def test_strings_stay_strings_for_a_model_that_takes_strings():
     layer = keras.layers.TextVectorization(vocabulary=["a", "b"], output_mode="count")
     model = keras.Model(texts, keras.layers.Dense(2)(layer(texts)))
     assert as_samples(model, TEXTS) is TEXTS
+
+
+@pytest.mark.one_backend
+def test_the_reported_size_of_a_preset_is_that_of_its_folder(tmp_path, capsys):
+    gpt2().save_to_preset(str(tmp_path / "float"))
+    (tmp_path / "text.txt").write_text("".join(TEXTS))
+    floats, int8 = str(tmp_path / "float"), str(tmp_path / "int8")
+    tokens = ["--data", str(tmp_path / "text.txt")]
+    capsys.readouterr()
+    line = ["compress", floats, "-o", int8, "--quantize", "int8", "--json"]
+    assert main(line + tokens) == 0
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert main(["compare", floats, int8, *tokens, "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["figures"]
+    for name, figures, other in zip(
+        (floats, int8), (report["before"], report["after"]), compared, strict=True
+    ):
+        files = [file for file in (tmp_path / name).rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
+        assert other["file_bytes"] == size
+        # Presets contain the time of their creation.
+        assert abs(figures["file_bytes"] - size) < 64
