@@ -19,8 +19,8 @@ def flip(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     if not t.training:
         return x
     for _ in s.layer.mode.split("_and_"):
-        flipped = p.copy(t, x, s.shape, "flip")
-        x = p.pointwise(t, "select", flipped, x, needs=((), ()))
+        mirror = p.copy(t, x, s.shape, "flip")
+        x = p.pointwise(t, "select", mirror, x, needs=((), ()))
     return x
 
 
