@@ -89,7 +89,10 @@ _OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
         "Permute Transpose GetItem BroadcastTo SwapAxes Moveaxis Split Cropping#D",
         common.reshape,
     ),
-    ("RandomTranslation RandomRotation RandomZoom", images.torch_warp),
+    (
+        "RandomTranslation RandomRotation RandomZoom RandomContrast",
+        images.torch_change,
+    ),
     ("BatchNormalization", normalization.torch_batch_normalization),
     ("LayerNormalization", normalization.torch_layer_normalization),
     (

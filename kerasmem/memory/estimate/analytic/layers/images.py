@@ -4,13 +4,15 @@ The scratch space was determined from traces of steps on a CPU. XLA's warps have
 yet: on a CPU they take 37 times the images.
 """
 
+from kerasmem.graph.layer_table import class_name
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.layers import common
 from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import ProgramTensor
 
+_TORCH_SCRATCH = {"RandomContrast": 1}
 _TORCH_WARP = 7
-"""Scratch space of a warp in torch, relative to the images."""
+"""Scratch space in torch relative to the images: of some layers, and of a warp."""
 
 
 def flip(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
@@ -32,11 +34,11 @@ def change(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     return p.copy(t, x, s.shape, "change")
 
 
-def torch_warp(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """RandomTranslation and other warps in torch: Keras computes all coordinates."""
+def torch_change(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
+    """RandomContrast and warps in torch: Keras computes the coordinates of warps."""
     x = common.cast(t, s, xs)
     if not t.training:
         return x
     y = t.new(s.shape, x.width, layout=x.layout)
-    space = _TORCH_WARP * y.nbytes
-    return p.single(t, "warp", (x,), y, workspace=space, space=space)
+    space = _TORCH_SCRATCH.get(class_name(s.layer), _TORCH_WARP) * y.nbytes
+    return p.single(t, "change", (x,), y, workspace=space, space=space)
