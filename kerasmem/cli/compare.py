@@ -119,7 +119,7 @@ def _on_tokens(
     first = next(iter(models.values()))
     data = token_samples(options.data, first, options.length)
     for model in models.values():
-        check_known(data[1], model, options.data)
+        check_known(data[1], model, str(options.data))
     say(f"measuring {' and '.join(models)}")
     with without_preprocessor([*models.values()]):
         by_path = language_figures(models, data, options.batch_size)

@@ -94,9 +94,9 @@ _FAR_WORSE = 0.02
         type=lambda text: tuple(text.replace(" ", "").split(",")),
         default=("file", "weights", "metrics"),
         metavar="NAMES",
-        help="Comma-separated figures to measure for both models: file, weights, "
-        "metrics, activations (bytes), latency (ms per batch) (default: "
-        "file,weights,metrics).",
+        help="Comma-separated figures to measure in both models, in place of the "
+        "default: file, weights, metrics, activations (bytes), latency (ms per batch) "
+        "(default: file,weights,metrics).",
     ),
     REPORT,
     option(
@@ -197,7 +197,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
     low_memory = True if options.low_memory or not is_preset(options.model) else None
     with FitProgress("fine-tuning", progress_console()) as progress:
         return compress_model(
-            options.model if by_file else Loaded(model, options.model),
+            options.model if by_file else Loaded(model, options.model, options.output),
             job.steps,
             data=train,
             validation_data=test,

@@ -56,6 +56,7 @@ from kerasmem.files.data import (
     sample_count,
     sample_inputs,
 )
+from kerasmem.files.data.tokens import are_texts, as_samples
 from kerasmem.files.save import Coding
 from kerasmem.files.weights import CODINGS
 from kerasmem.graph.layers import has_own_step
@@ -111,8 +112,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             `"size"`, `"latency"`, `"balanced"` and `"lossless"`. `None` starts a
             search, which needs `target` or `max_drop`. Defaults to `None`.
         data: Training samples: `(x, y)`, `(x, y, sample_weight)`, a `tf.data.Dataset`
-            or a `keras.utils.PyDataset`. A search needs arrays with at least 100
-            samples, and holds out one fifth of them to evaluate its trials.
+            or a `keras.utils.PyDataset`. For a language model of KerasHub with a
+            tokenizer also a list of texts, or the path of a `.txt` file. A search needs
+            arrays with at least 100 samples, and holds out one fifth of them to
+            evaluate its trials.
         validation_data: Validation samples in the same forms. Without them no metrics
             are measured. A search does not use them before its final choice.
         fine_tune_epochs: Integer. Epochs of training on `data` after each technique
@@ -205,7 +208,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     CODINGS.check("compress", "coding", coding)
     check_ends(validation_data, "judging")
     figure_names = (*_figures(measure), *job.figures)
-    asks = {"data": data, "validation_data": validation_data, "max_drop": max_drop}
+    name = "data of tokens" if are_texts(data) else "data"
+    asks = {name: data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
     asks["measure='latency'"] = True if LATENCY in figure_names else None
@@ -218,6 +222,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     with ExitStack() as scope, seeded(seed), source.opened() as original:
         if original is not model_or_path:
             compile_anew(original, loss, metrics)
+        data = as_samples(original, data)
+        validation_data = as_samples(original, validation_data)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)

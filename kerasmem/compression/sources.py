@@ -48,11 +48,13 @@ _SHARE = 1 / 6
 class Loaded:
     """A model that was loaded only for `compress`, so no copy is needed.
 
-    `path` is used for the reported file size.
+    `path` is used for the reported file size. `output` is the path that the caller
+    writes afterwards: without a suffix, the size of a preset is reported.
     """
 
     model: Any
     path: str | Path
+    output: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class InMemory:
     def writer(self, output: Any) -> Writer:
         """Returns the writer for `output`."""
         if output is None:
-            return NoFile()
+            later = self.given.output if isinstance(self.given, Loaded) else None
+            return NoFile(later is not None and later.suffix != ".keras")
         is_file = Path(output).suffix == ".keras"
         return KerasFile(Path(output)) if is_file else PresetFolder(Path(output))
 

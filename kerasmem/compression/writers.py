@@ -1,5 +1,6 @@
 """Output of a compressed model: none, a file or a KerasHub preset."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from kerasmem.files.write import write_model
 from kerasmem.types import Model
 
 
+@dataclass(frozen=True)
 class NoFile:
-    """No output; only measures the file size."""
+    """No output; only measures the size of a file, or of a preset if `is_preset`."""
+
+    is_preset: bool = False
 
     def place(self) -> AbstractContextManager[Path]:
         """Returns an empty scope."""
@@ -26,7 +30,12 @@ class NoFile:
     def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
         """Returns the file size of the model."""
         del place
-        return size_of(model, coding=coding)
+        if not self.is_preset or not is_of_hub(model):
+            return size_of(model, coding=coding)
+        with tempfile.TemporaryDirectory() as folder:
+            preset = Path(folder, "preset")
+            write_preset(model, preset, coding)
+            return file_size(preset)
 
 
 @dataclass(frozen=True)

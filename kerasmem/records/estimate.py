@@ -240,11 +240,14 @@ class MemoryEstimate(OfParts, JsonRecord):
         ]
         if self.first_step_bytes is not None:
             lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
-        lines += ["by category:", *size_rows(self.by_category().items())]
+        sizes = self.by_category()
+        pool = sizes.pop("pool", 0)
+        lines += ["in use at the peak, by category:", *size_rows(sizes.items())]
         largest = self.layer_rows(layers)
-        lines += ["by layer:", *largest] if largest else []
+        lines += ["in use at the peak, by layer:", *largest] if largest else []
         buffers = [(_text(buffer), buffer.nbytes) for buffer in self.buffers[:layers]]
         lines += ["largest buffers:", *size_rows(buffers)] if buffers else []
+        lines += [f"unused allocator pool: {format_bytes(pool)}"] if pool else []
         lines += [self.advice] if self.advice else []
         return "\n".join(lines)
 

@@ -198,7 +198,7 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     for data, reason in (
         ("large.npy", "ids from 0 to 20"),
         ("floats.npy", "ids must be integers"),
-        ("text.txt", "has no tokenizer"),
+        ("text.txt", "has no preprocessor with a tokenizer"),
         ("missing.npy", "contains no tokens"),
     ):
         assert reason in refused(f"evaluate lm.keras --data {data}")

@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import keras_hub
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from scipy.special import log_softmax
 
 import kerasmem as km
 from kerasmem.cli import main
-from kerasmem.errors import DataError
+from kerasmem.errors import ConfigError, DataError
+from kerasmem.files.data.tokens import as_samples
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.test_presets import LENGTH, gemma
 from tests.zoo.kinds import build
@@ -124,3 +126,117 @@ def test_a_task_that_has_generated_text_is_dequantized():
     expected = to_numpy(floats(inputs))
     error = np.linalg.norm(to_numpy(again(inputs)) - expected)
     assert error < 0.03 * np.linalg.norm(expected)
+
+
+TEXTS = ["ab a a ab a", " ab a", "ba ab"] * 6
+
+
+def as_rows(task, texts, length=8):
+    ids = np.concatenate([np.asarray(task.preprocessor.tokenizer(t)) for t in texts])
+    start, own = task.preprocessor.tokenizer.start_token_id, length - 1
+    rows = np.full((-(-len(ids) // own), own), -1)
+    rows.flat[: len(ids)] = ids
+    return np.pad(rows, [(0, 0), (1, 0)], constant_values=start)
+
+
+@pytest.mark.parametrize("form", ["list", "tuple", "path", "text of a path"])
+def test_texts_round_a_task_as_its_token_ids_do(form, tmp_path):
+    task, file = gpt2(), tmp_path / "text.txt"
+    texts = TEXTS if form in ("list", "tuple") else ["".join(TEXTS)]
+    file.write_text(texts[0])
+    data = {"list": TEXTS, "tuple": tuple(TEXTS), "path": file}.get(form, str(file))
+    rows = as_rows(task, texts)
+    ids = {"token_ids": np.maximum(rows, 0), "padding_mask": rows >= 0}
+    config = km.Quantize("int4", rounding="gptq", granularity="group", group_size=8)
+    result = km.compress(task, config, data=data, validation_data=data)
+    assert any("GPTQ" in change.detail for change in result.changes)
+    expected = km.compress(task, config, data=(ids,)).model
+    for weight, other in zip(result.model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(weight), to_numpy(other))
+    labels = np.pad(ids["token_ids"][:, 1:], [(0, 0), (0, 1)])
+    weights = np.pad(rows[:, 1:] >= 0, [(0, 0), (0, 1)]) * ids["padding_mask"]
+    task.preprocessor = None
+    loss = task.evaluate(ids, labels, sample_weight=weights.astype("f4"), verbose=0)[0]
+    assert result.report.before.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert result.report.samples == len(rows)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")  # by KerasHub
+def test_texts_fine_tune_and_distill_a_task_and_give_lengths_to_an_estimate():
+    task = gpt2()
+    config, options = km.Prune(0.5), {"data": TEXTS, "fine_tune_epochs": 1}
+    tuned = km.compress(task, config, **options, seed=0).model
+    moved = [
+        not np.array_equal(to_numpy(old), to_numpy(new))
+        for old, new in zip(task.weights, tuned.weights, strict=True)
+        if "bias" in old.path
+    ]
+    assert moved
+    assert all(moved)
+    trained = km.distill(task, gpt2(), TEXTS, validation_data=TEXTS, verbose=0)
+    assert np.isfinite(trained.history.history["val_loss"][0])
+    by_text = km.estimate_memory(task, 2, optimizer="adam", data=TEXTS)
+    lengths = {"token_ids": (8,), "padding_mask": (8,)}
+    by_shape = km.estimate_memory(task, 2, optimizer="adam", input_shape=lengths)
+    assert by_text.peak_bytes == by_shape.peak_bytes
+
+
+@pytest.mark.one_backend
+def test_texts_that_a_model_cannot_take_are_refused_with_the_way_there():
+    layers = [keras.layers.Embedding(6, 4), keras.layers.Dense(6)]
+    plain = keras.Sequential([keras.Input((None,), dtype="int32"), *layers])
+    prune = km.Prune(0.5)
+    fault = r"^Expected token ids, because .* has no preprocessor .*Next: data=task.pre"
+    with pytest.raises(DataError, match=fault):
+        km.compress(plain, prune, data=TEXTS)
+    with pytest.raises(DataError, match="has no preprocessor"):
+        km.compress(plain, prune, validation_data=TEXTS)
+    classifier = build("KerasHub classifier with a preprocessor")
+    with pytest.raises(DataError, match="which does not predict tokens"):
+        km.compress(classifier.model, prune, data=list(classifier.x[:8]))
+    with pytest.raises(DataError, match="a list of texts without labels"):
+        km.compress(gpt2(), prune, data=(TEXTS, np.zeros(len(TEXTS))))
+    with pytest.raises(DataError, match="`data` contains no tokens"):
+        km.compress(gpt2(), prune, data=["", ""])
+
+
+@pytest.mark.one_backend
+def test_texts_need_the_task_of_a_preset_in_memory(tmp_path):
+    gpt2().save_to_preset(str(tmp_path / "float"))
+    output, int8 = tmp_path / "int8", km.Quantize("int8")
+    with pytest.raises(ConfigError, match="data of tokens needs the model in memo"):
+        km.compress(
+            tmp_path / "float", int8, data=TEXTS, output=output, low_memory=True
+        )
+    km.compress(tmp_path / "float", int8, data=TEXTS, output=output)
+    assert (output / "task.json").exists()
+
+
+@pytest.mark.one_backend
+def test_strings_stay_strings_for_a_model_that_takes_strings():
+    texts = keras.Input((), dtype="string")
+    layer = keras.layers.TextVectorization(vocabulary=["a", "b"], output_mode="count")
+    model = keras.Model(texts, keras.layers.Dense(2)(layer(texts)))
+    assert as_samples(model, TEXTS) is TEXTS
+
+
+@pytest.mark.one_backend
+def test_the_reported_size_of_a_preset_is_that_of_its_folder(tmp_path, capsys):
+    gpt2().save_to_preset(str(tmp_path / "float"))
+    (tmp_path / "text.txt").write_text("".join(TEXTS))
+    floats, int8 = str(tmp_path / "float"), str(tmp_path / "int8")
+    tokens = ["--data", str(tmp_path / "text.txt")]
+    capsys.readouterr()
+    line = ["compress", floats, "-o", int8, "--quantize", "int8", "--json"]
+    assert main(line + tokens) == 0
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert main(["compare", floats, int8, *tokens, "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["figures"]
+    for name, figures, other in zip(
+        (floats, int8), (report["before"], report["after"]), compared, strict=True
+    ):
+        files = [file for file in (tmp_path / name).rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
+        assert other["file_bytes"] == size
+        # Presets contain the time of their creation.
+        assert abs(figures["file_bytes"] - size) < 64

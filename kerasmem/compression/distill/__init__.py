@@ -34,6 +34,7 @@ from kerasmem.files.data import (
     sample_inputs,
 )
 from kerasmem.files.data.forms import first_samples
+from kerasmem.files.data.tokens import as_samples
 from kerasmem.files.load import load_model
 from kerasmem.graph.clone import clone, compile_settings
 from kerasmem.graph.input_shapes import fixed_batch
@@ -142,6 +143,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
         student: The `keras.Model` to train, starting from its current weights.
         data: `x` (no labels, so only the teacher is used), `(x, y)`,
             `(x, y, sample_weight)`, a `tf.data.Dataset` or a `keras.utils.PyDataset`.
+            For a student of KerasHub with a tokenizer also a list of texts, or the path
+            of a `.txt` file.
         epochs: Positive integer. Number of training epochs. Defaults to 1.
         batch_size: Integer. Samples per batch, unless `data` is batched. Defaults to
             32.
@@ -191,6 +194,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     teachers = list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
     check_models(teachers, student)
     Whole(1).check("distill", "epochs", epochs)
+    data = as_samples(student, data)
+    validation_data = as_samples(student, validation_data)
     check_data(student, data)
     check_ends(data, "the training")
     check_ends(validation_data, "the validation")

@@ -42,7 +42,8 @@ def check_data(model: Model, data: Dataset) -> None:
     if getattr(model, "preprocessor", None) is not None and holds_texts(parts["x"]):
         raise DataError(
             f"Expected token ids for the task {model.name!r}. Received: text. Next: "
-            "data=task.preprocessor(texts, labels), or a .txt file on the command line."
+            "data=task.preprocessor(texts, labels), or for a language model a list of "
+            "texts without labels."
         )
     arrays = {
         f"{part}_{name}" if name else part: array

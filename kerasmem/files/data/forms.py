@@ -234,8 +234,10 @@ def first_samples(data: Dataset) -> dict[str, Any]:
 
 def holds_texts(x: Dataset) -> bool:
     """Returns whether inputs are strings."""
-    dtypes = {str(getattr(leaf, "dtype", "")) for leaf in keras.tree.flatten(x)}
-    return any(name.startswith(("<U", "|S", "object", "string")) for name in dtypes)
+    leaves = keras.tree.flatten(x)
+    dtypes = {str(getattr(leaf, "dtype", "")) for leaf in leaves}
+    is_text = any(n.startswith(("<U", "|S", "object", "string")) for n in dtypes)
+    return is_text or any(isinstance(leaf, str) for leaf in leaves)
 
 
 def named_leaves(part: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Token ids as samples for language models.
+"""Texts and token ids as samples for language models.
 
 The label of each position is the next token id. Positions without a next id and padded
 positions have weight 0.
@@ -6,6 +6,7 @@ positions have weight 0.
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import numpy as np
 from kerasmem.errors import DataError
 from kerasmem.files.data.check import input_names
 from kerasmem.files.data.source import check_sizes
-from kerasmem.types import Model
+from kerasmem.types import Dataset, Model
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """Exceptions for a damaged, unsupported or password-protected archive."""
@@ -42,30 +43,54 @@ def is_token_file(path: str | Path) -> bool:
         return False
 
 
-def token_samples(
-    path: str | Path, model: Model, length: int | None = None
-) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Returns the rows of a file as `(x, y, sample_weight)` for a language model.
+def are_texts(data: Dataset) -> bool:
+    """Returns whether `data` is a list or tuple of strings, or a file of tokens."""
+    if isinstance(data, str | Path):
+        return is_token_file(data)
+    is_sequence = isinstance(data, list | tuple) and len(data) > 0
+    return is_sequence and all(isinstance(text, str) for text in data)
 
-    The tokenizer of the model converts text to ids. Ids with one axis are split into
-    rows, and the last row is padded. If the preprocessor of the model adds a start
-    token, each row begins with a start token. Ids with two axes are used as rows. The
-    default `length` is the fixed length of the model, or at most 256.
+
+def as_samples(model: Model, data: Dataset) -> Any:
+    """Returns texts as samples of token ids, see `token_samples`.
+
+    Other data is returned unchanged, and so are strings for a model that takes strings.
+
+    Raises `DataError` if the model cannot take texts.
+    """
+    inputs = getattr(model, "inputs", None) or ()
+    takes_strings = any(tensor.dtype == "string" for tensor in inputs)
+    return token_samples(data, model) if are_texts(data) and not takes_strings else data
+
+
+def token_samples(
+    source: str | Path | Sequence[str], model: Model, length: int | None = None
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Returns texts or a file as `(x, y, sample_weight)` for a language model.
+
+    The tokenizer of the model converts text to ids. The ids of several texts are
+    joined. Ids with one axis are split into rows, and the last row is padded. If the
+    preprocessor of the model adds a start token, each row begins with a start token.
+    Ids with two axes are used as rows. The default `length` is the fixed length of the
+    model, or at most 256.
 
     Labels and weights (0 or 1) have the shape (rows, length).
 
-    Raises `DataError` if the file has no ids, the ids do not fit the model, or the
-    model has no tokenizer for text.
+    Raises `DataError` if there are no ids, the ids do not fit the model, or the model
+    has no tokenizer for text.
     """
+    preprocessor = cast(Any, getattr(model, "preprocessor", None))
+    if isinstance(source, str | Path):
+        name, (ids, mask) = str(source), _read(Path(source), model, preprocessor)
+    else:
+        name, (ids, mask) = "`data`", _of_texts(source, model, preprocessor)
     ids_name, mask_name = _inputs(model)
-    path, preprocessor = Path(path), cast(Any, getattr(model, "preprocessor", None))
-    ids, mask = _read(path, model, preprocessor)
     if ids.ndim == 1:
         start = None
         if getattr(preprocessor, "add_start_token", False):
             start = preprocessor.tokenizer.start_token_id
         ids, mask = _rows(ids, mask, _length(model, preprocessor, length), start)
-    _check(ids, mask, model, path)
+    _check(ids, mask, model, name)
     ahead = np.pad(ids[:, 1:], [(0, 0), (0, 1)])
     weight = np.pad(mask[:, 1:], [(0, 0), (0, 1)]) & mask
     x: Any = ids
@@ -96,33 +121,48 @@ def _inputs(model: Model) -> tuple[str, str | None]:
 
 def _read(path: Path, model: Model, preprocessor: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
-        if path.suffix == ".txt":
-            return _of_text(path.read_text("utf-8"), model, preprocessor)
-        with path.open("rb") as file:  # closed even if NumPy fails
-            check_sizes(file)
-            arrays = np.load(file, allow_pickle=False)
-            if isinstance(arrays, np.ndarray):
-                return arrays, np.ones(arrays.shape, bool)
-            ids = arrays[_IDS]
-            has_mask = _MASK in arrays.files
-            mask = arrays[_MASK] if has_mask else np.ones(ids.shape)
-            return ids, mask.astype(bool)
+        if path.suffix != ".txt":
+            return _arrays(path)
+        text = path.read_text("utf-8")
     except (OSError, ValueError, KeyError, EOFError, *_DAMAGED) as error:
         raise DataError(f"{path} contains no tokens: {error}. {_FORMS}") from error
+    return _of_texts([text], model, preprocessor)
 
 
-def _of_text(
-    text: str, model: Model, preprocessor: Any
+def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with path.open("rb") as file:  # closed even if NumPy fails
+        check_sizes(file)
+        arrays = np.load(file, allow_pickle=False)
+        if isinstance(arrays, np.ndarray):
+            return arrays, np.ones(arrays.shape, bool)
+        ids = arrays[_IDS]
+        mask = arrays[_MASK] if _MASK in arrays.files else np.ones(ids.shape)
+        return ids, mask.astype(bool)
+
+
+def _of_texts(
+    texts: Sequence[str], model: Model, preprocessor: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     tokenizer = getattr(preprocessor, "tokenizer", None)
     if tokenizer is None:
         raise DataError(
-            f"The model {model.name!r} has no tokenizer for text. Expected: a KerasHub "
-            "model with a preprocessor. Next: write token ids with numpy.save, and "
-            "pass this file."
+            f"Expected token ids, because the model {model.name!r} has no preprocessor "
+            "with a tokenizer. Received: text. Next: data=task.preprocessor(texts), "
+            "with the task of the tokenizer, or an .npy file of token ids."
         )
-    ids = np.asarray(keras.ops.convert_to_numpy(tokenizer(text)))
+    _check_predicts_tokens(model)
+    parts = [np.asarray(keras.ops.convert_to_numpy(tokenizer(t))) for t in texts]
+    ids = np.concatenate(parts)
     return ids, np.ones(ids.shape, bool)
+
+
+def _check_predicts_tokens(model: Model) -> None:
+    outputs: Any = getattr(model, "outputs", None) or ()
+    if any(len(output.shape) != 3 for output in outputs):
+        raise DataError(
+            f"Expected token ids for the task {model.name!r}, which does not predict "
+            "tokens. Received: text. Next: data=task.preprocessor(texts, labels)."
+        )
 
 
 def _length(model: Model, preprocessor: Any, length: int | None) -> int:
@@ -153,18 +193,18 @@ def _rows(
     return rows, mask
 
 
-def _check(ids: np.ndarray, mask: np.ndarray, model: Model, path: Path) -> None:
+def _check(ids: np.ndarray, mask: np.ndarray, model: Model, name: str) -> None:
     is_rows = ids.ndim == 2 and ids.shape == mask.shape and ids.dtype.kind in "iu"
     if not is_rows or not (mask[:, 1:] & mask[:, :-1]).any():
         raise DataError(
-            f"{path} contains no tokens: ids must be integers with one or two axes, "
+            f"{name} contains no tokens: ids must be integers with one or two axes, "
             "at least two per row, with a mask of the same shape. Received: "
             f"{ids.dtype} of shape {ids.shape}, a mask of shape {mask.shape}. {_FORMS}"
         )
-    check_known(ids, model, path)
+    check_known(ids, model, name)
 
 
-def check_known(ids: np.ndarray, model: Model, path: str | Path) -> None:
+def check_known(ids: np.ndarray, model: Model, name: str) -> None:
     """Raises `DataError` for token ids outside the vocabulary of the model."""
     outputs: Any = getattr(model, "outputs", None) or ()
     one = len(outputs) == 1 and len(outputs[0].shape) == 3
@@ -173,5 +213,5 @@ def check_known(ids: np.ndarray, model: Model, path: str | Path) -> None:
     if low < 0 or (words is not None and high >= words):
         raise DataError(
             f"The vocabulary of the model {model.name!r} has {words or 'some'} tokens, "
-            f"numbered from 0. Received: ids from {low} to {high} in {path}."
+            f"numbered from 0. Received: ids from {low} to {high} in {name}."
         )

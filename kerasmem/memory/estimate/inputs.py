@@ -10,6 +10,7 @@ import numpy as np
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data, input_names, named_leaves
 from kerasmem.files.data.forms import first_samples
+from kerasmem.files.data.tokens import as_samples
 from kerasmem.graph.input_shapes import (
     Shape,
     fixed_batch,
@@ -49,6 +50,7 @@ def checked_inputs(
                 "Expected: either `input_shape` or `data`. Received: "
                 f"input_shape={input_shape!r} and data."
             )
+        data = as_samples(model, data)
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
     is_read = own_graph(model) is not None

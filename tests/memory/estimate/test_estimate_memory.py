@@ -1,6 +1,8 @@
 """`km.estimate_memory`: figures against arithmetic by hand, and clear errors."""
 
 import json
+import warnings
+from dataclasses import replace
 
 import keras
 import pytest
@@ -9,7 +11,7 @@ from keras import layers
 import kerasmem as km
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.memory.estimate import METHODS
-from kerasmem.records import ESTIMATE_CATEGORIES, MemoryEstimate
+from kerasmem.records import ESTIMATE_CATEGORIES, EstimatePart, MemoryEstimate
 
 UNITS, BATCH, DEPTH = 32, 200, 3
 TENSOR = BATCH * UNITS * 4  # one layer's output
@@ -195,6 +197,58 @@ def test_a_layer_that_cannot_be_read_widens_the_interval():
         return (found.high_bytes - found.peak_bytes) / found.peak_bytes
 
     assert width(found) > 1.5 * width(known)
+
+
+@pytest.mark.one_backend
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("layer", "backend", "images"),
+    [
+        (layers.RandomFlip(), "tensorflow", 3),
+        (layers.RandomFlip("horizontal"), "tensorflow", 2),
+        (layers.RandomFlip(), "torch", 4),
+        (layers.RandomFlip("horizontal"), "torch", 3),
+        (layers.RandomTranslation(0.1, 0.1), "tensorflow", 2),
+        (layers.RandomRotation(0.1), "torch", 9),
+        (layers.RandomZoom(0.1), "tensorflow", 2),
+        (layers.RandomContrast(0.1), "jax", 2),
+        (layers.RandomBrightness(0.1), "jax", 2),
+        (layers.RandomContrast(0.1), "torch", 3),
+        (layers.RandomCrop(96, 96), "tensorflow", 2),
+    ],
+)
+def test_random_images_count_as_traces_do(layer, backend, images):
+    # Traces on a CPU, with parameters: 3.6, 2.3, 4.1, 3.1, 2.3, 9.1, 2.3, 2.3, 2.3,
+    # 3.1 and 2.3 times the images.
+    ends = [layers.Flatten(), layers.Dense(1)]
+    model = keras.Sequential([keras.Input((96, 96, 3)), layer, *ends])
+    found = estimate(model, batch_size=32, backend=backend, optimizer="sgd")
+    size = 32 * 96 * 96 * 3 * 4
+    used = found.peak_bytes - found.by_category().get("parameter", 0)
+    assert images <= used / size < images + 0.5
+    still = estimate(model, batch_size=32, backend=backend, training=False)
+    assert still.peak_bytes < found.peak_bytes
+
+
+def test_the_pool_stands_apart_from_the_categories_of_the_peak():
+    found = estimate()
+    parts = [part for part in found.parts if part.category != "pool"]
+    pool = EstimatePart("pool", None, 3 * 2**20)
+    text = replace(found, parts=(*parts, pool)).table()
+    assert "pool" not in replace(found, parts=tuple(parts)).table()
+    assert text.endswith("\nunused allocator pool: 3.00 MiB")
+    assert "  pool" not in text
+    assert "in use at the peak, by category:\n" in text
+
+
+def test_a_tensor_converted_to_a_tensor_takes_nothing():
+    inputs = keras.Input((UNITS,))
+    converted = keras.ops.convert_to_tensor(inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = estimate(keras.Model(inputs, layers.Dense(UNITS)(converted)))
+    plain = estimate(keras.Model(inputs, layers.Dense(UNITS)(inputs)))
+    assert found.peak_bytes == plain.peak_bytes
 
 
 def test_open_lengths_can_be_given():

@@ -88,7 +88,7 @@ def estimate(request: Request) -> MemoryEstimate:
             "The analytic method assumes that unsupported layers save only their "
             f"inputs and outputs: {', '.join(sorted(first.unknown))}. "
             "The interval is much wider, and the peak may exceed its upper bound. "
-            "Next: pass method='traced' or 'measured'.",
+            "Next: pass method='traced' or 'measured' (--method traced).",
             KerasMemWarning,
             stacklevel=3,
         )
@@ -97,7 +97,7 @@ def estimate(request: Request) -> MemoryEstimate:
         warnings.warn(
             f"The interval is wider because of loops over time: "
             f"{', '.join(sorted(loops))}. The number of time steps that a backend runs "
-            "ahead varies. Next: pass method='measured'.",
+            "ahead varies. Next: pass method='measured' (--method measured).",
             KerasMemWarning,
             stacklevel=3,
         )

@@ -11,6 +11,7 @@ from kerasmem.memory.estimate.analytic.layers import (
     attention,
     common,
     convolution,
+    images,
     normalization,
     recurrent,
 )
@@ -50,6 +51,9 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("Concatenate Stack Hstack Vstack", common.concatenate),
     ("Dot Matmul Einsum Tensordot", common.contract),
     ("Rescaling Normalization", common.rescale),
+    ("ConvertToTensor", common.identity),
+    ("RandomFlip", images.flip),
+    ("RandomContrast RandomBrightness RandomCrop", images.change),
     ("Dense EinsumDense", common.dense),
     ("ChunkedVocabulary", common.chunked_vocabulary),
     (OF_CODES, common.reversible_embedding),
@@ -77,10 +81,17 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     (class_names("max_pooling"), convolution.max_pooling),
     (class_names("average_pooling"), convolution.average_pooling),
 ]
+_OTHERWISE_IN_TENSORFLOW: list[tuple[tuple[str, ...] | str, Handler]] = [
+    ("RandomTranslation RandomRotation RandomZoom", images.change)
+]
 _OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
     (
         "Permute Transpose GetItem BroadcastTo SwapAxes Moveaxis Split Cropping#D",
         common.reshape,
+    ),
+    (
+        "RandomTranslation RandomRotation RandomZoom RandomContrast",
+        images.torch_change,
     ),
     ("BatchNormalization", normalization.torch_batch_normalization),
     ("LayerNormalization", normalization.torch_layer_normalization),
@@ -105,7 +116,7 @@ def _by_name(table: list[tuple[tuple[str, ...] | str, Handler]]) -> dict[str, Ha
 
 _HANDLERS = _by_name(_TABLE)
 HANDLERS = {
-    "tensorflow": _HANDLERS,
+    "tensorflow": {**_HANDLERS, **_by_name(_OTHERWISE_IN_TENSORFLOW)},
     "xla": _HANDLERS,
     "torch": {**_HANDLERS, **_by_name(_OTHERWISE_IN_TORCH)},
 }
