@@ -500,7 +500,7 @@ def test_a_release_that_fails_after_a_broken_fit_ends_nothing(
         "fit": lambda: fit(model, data),
         "save": lambda: model.save(tmp_path / "model.keras"),
     }
-    with pytest.warns(KerasMemWarning, match="could not come off the model"):
+    with pytest.warns(KerasMemWarning, match="could not detach from the model"):
         go_on[then]()
 
 
@@ -702,7 +702,7 @@ def test_a_reading_that_fails_is_one_warning_and_training_goes_on(
     messages = [str(w.message) for w in caught if w.category is KerasMemWarning]
     assert messages == [
         "GradientMonitor could not read a gradient: RuntimeError: no norm today. "
-        "Training goes on."
+        "Training continues."
     ]
     assert set(history) == {"loss"}
     for kept, found in zip(weights_of(plain), weights_of(watched), strict=True):

@@ -90,7 +90,7 @@ def _candidates(config: "Quantize") -> Iterator["Quantize"]:
     config = replace(config, scheme="int3", budget=None)
     by_channel = config
     yield config
-    if config.granularity == "group":
+    if config.group_size is not None:  # groups
         by_channel = _plain(config, "granularity", "group_size")
         yield replace(by_channel, scheme="int4")
         yield replace(config, scheme="int4", group_size=2 * config.group_size)
