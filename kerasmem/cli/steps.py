@@ -100,13 +100,14 @@ STEPS: tuple[Option | str, ...] = (
         "--recipe",
         type=Path,
         metavar="FILE",
-        help="JSON or YAML file with steps. Replaces the options of steps.",
+        help="JSON or YAML file with a list of steps, such as "
+        "[{technique: prune, sparsity: 0.8}]. Cannot be combined with other steps.",
     ),
     option(
         "--preset",
         metavar="NAME",
-        help="Named steps: size, latency, balanced or lossless. Replaces the options "
-        "of steps.",
+        help="Named steps: size, latency, balanced or lossless. Cannot be combined "
+        "with other steps.",
     ),
     *(
         each

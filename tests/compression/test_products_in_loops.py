@@ -30,7 +30,7 @@ STEPS = {
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
-    monkeypatch.setattr(coded_products, "_LOOP_BYTES", 4 * 24 * 64)
+    monkeypatch.setattr(coded_products, "_LOOP_BYTES", 8 * 24 * 64)
 
 
 def assert_same_as_floats(model, options, x):

@@ -58,9 +58,9 @@ class Prune(Technique):
         sparsity: Float in [0, 1). Fraction of weights to set to zero.
         scope: Weights that are ranked together: `"layer"` (each weight array
             separately), `"global"` (all weights), `"erdos_renyi"` or
-            `"erdos_renyi_kernel"` (as `"layer"`, but small arrays keep more weights). A
-            list of regular expressions ranks the weights that match one expression
-            together. Defaults to `"layer"`.
+            `"erdos_renyi_kernel"` (as `"layer"`, but small arrays keep more weights).
+            Defaults to `"layer"`. In Python and recipes, also a list of regular
+            expressions: the weights that match one expression are ranked together.
         criterion: Importance score. `"taylor"` and `"movement"` need labeled data, and
             `"wanda"` needs data. `"magnitude"` is the absolute value; `"magnitude/rms"`
             divides by the root mean square of the array. `"random"` is the baseline.

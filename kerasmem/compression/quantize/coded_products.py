@@ -145,7 +145,8 @@ def _in_blocks(
         )
         return even + odd
 
-    size = max(_LOOP_BYTES * length // (4 * math.prod(kernel.shape)), _FEWEST)
+    limit = _LOOP_BYTES if halves is None else _LOOP_BYTES // 2
+    size = max(limit * length // (4 * math.prod(kernel.shape)), _FEWEST)
 
     def looped(loop: Loop) -> Any:
         return _in_loop(loop, outputs_of, length, size, place)
@@ -214,7 +215,7 @@ def _half_product(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
     return product(layer, inputs, kernel)
 
 
-_LOOP_BYTES = 2**19
+_LOOP_BYTES = 2**20
 """Bytes of a block of a kernel, as float32, in a loop: it has to fit into the cache."""
 _FEWEST = 64
 """Fewest output channels of such a block: fewer are too short to vectorize."""

@@ -140,9 +140,9 @@ class Quantize(Technique):
             `"auto"`. All but `"nearest"` need `data` and symmetric integer codes.
             `"auto"` combines GPTQ with the kind of scales that has the smallest output
             error per layer, unless `scales` is set. Defaults to `"nearest"`.
-        scales: Kind of scales for int3, int4 and int8: `"max"`, `"mse"` or `"awq"`
-            (needs `data`). `"max"` maps the largest entry to the last code. `"mse"`
-            minimizes the squared error and clips large entries. `"awq"` uses smaller
+        scales: Kind of scales, not for `"int8-static"`, `"nf4"` and 16 bits. `"max"`
+            maps the largest entry to the last code, `"mse"` minimizes the squared error
+            and clips large entries, `"awq"` needs `data`. `"awq"` uses smaller
             steps for weights of large inputs, and stores a scale per input. Defaults to
             `"max"`.
         budget: A `km.Budget`, required for `"mixed"`.
