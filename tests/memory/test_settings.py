@@ -185,7 +185,7 @@ def only(status):
         ({"growth": True, "preallocate": True}, "growth=True, preallocate=True"),
         ({"growth": False, "preallocate": False}, "opposite values"),
         ({"growth": 1}, r"None, True, False\. Received: growth=1"),
-        ({"limit": "8 elephants"}, "size='8 elephants'"),
+        ({"limit": "8 elephants"}, "limit='8 elephants'"),
         ({"limit": 4096}, "at least 1 MiB. Received: limit=4096"),
         (
             {"devices": []},
