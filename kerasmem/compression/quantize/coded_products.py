@@ -133,22 +133,23 @@ def _in_blocks(
     if axes is None or is_convolution(layer):
         return whole()
     axis, place = axes
-    length, halves = kernel.shape[axis], _halves(layer, inputs, kernel)
-
-    def outputs_of(start: Any, size: int) -> Any:
-        after = inputs if size == length else None
-        own = kernel.tensors(after, (axis, start, size), coded)
-        if halves is None:
-            return product(layer, inputs, floats(*own))
-        even, odd = (
-            _half_product(layer, x, floats(*own, n)) for n, x in enumerate(halves)
-        )
-        return even + odd
-
-    limit = _LOOP_BYTES if halves is None else _LOOP_BYTES // 2
-    size = max(limit * length // (4 * math.prod(kernel.shape)), _FEWEST)
+    length = kernel.shape[axis]
 
     def looped(loop: Loop) -> Any:
+        halves = _halves(layer, inputs, kernel)
+        limit = _LOOP_BYTES if halves is None else _LOOP_BYTES // 2
+        size = max(limit * length // (4 * math.prod(kernel.shape)), _FEWEST)
+
+        def outputs_of(start: Any, size: int) -> Any:
+            after = inputs if size == length else None
+            own = kernel.tensors(after, (axis, start, size), coded)
+            if halves is None:
+                return product(layer, inputs, floats(*own))
+            even, odd = (
+                _half_product(layer, x, floats(*own, n)) for n, x in enumerate(halves)
+            )
+            return even + odd
+
         return _in_loop(loop, outputs_of, length, size, place)
 
     return backends.current().in_loop(looped, whole, inputs)
