@@ -222,8 +222,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     with ExitStack() as scope, seeded(seed), source.opened() as original:
         if original is not model_or_path:
             compile_anew(original, loss, metrics)
-        data = as_samples(original, data)
-        validation_data = as_samples(original, validation_data)
+        data, validation_data = as_samples(original, data, validation_data)
         _check_loss(original.name, original.compiled, epochs)
         _check_samples(original, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)

@@ -51,16 +51,17 @@ def are_texts(data: Dataset) -> bool:
     return is_sequence and all(isinstance(text, str) for text in data)
 
 
-def as_samples(model: Model, data: Dataset) -> Any:
-    """Returns texts as samples of token ids, see `token_samples`.
+def as_samples(model: Model, *datasets: Dataset) -> list[Any]:
+    """Returns datasets, texts as samples of token ids, see `token_samples`.
 
-    Other data is returned unchanged, and so are strings for a model that takes strings.
+    Other data is unchanged, and so are strings for a model that takes strings.
 
     Raises `DataError` if the model cannot take texts.
     """
     inputs = getattr(model, "inputs", None) or ()
-    takes_strings = any(tensor.dtype == "string" for tensor in inputs)
-    return token_samples(data, model) if are_texts(data) and not takes_strings else data
+    if any(tensor.dtype == "string" for tensor in inputs):
+        return list(datasets)
+    return [token_samples(x, model) if are_texts(x) else x for x in datasets]
 
 
 def token_samples(

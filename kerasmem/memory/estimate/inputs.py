@@ -50,7 +50,7 @@ def checked_inputs(
                 "Expected: either `input_shape` or `data`. Received: "
                 f"input_shape={input_shape!r} and data."
             )
-        data = as_samples(model, data)
+        (data,) = as_samples(model, data)
         check_data(model, data)
         input_shape = lengths_in(model, first_samples(data)["x"])
     is_read = own_graph(model) is not None

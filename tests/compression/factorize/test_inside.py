@@ -261,7 +261,7 @@ def test_what_cannot_have_factors_is_left_alone_or_refused():
     ):
         km.compress(of_codes.model, km.Factorize(0.5))
     small = km.compress(model, km.Factorize(0.5), verbose=0).model
-    with pytest.raises(ModelError, match="commonest reason: is a factor already"):
+    with pytest.raises(ModelError, match="Most frequent reason: is a factor already"):
         km.compress(small, km.Factorize(0.5))
     with pytest.raises(ModelError, match=r"product of factors.*Next: assign to .*and"):
         small.head.kernel.assign(np.ones((20, 10)))
