@@ -269,7 +269,9 @@ def test_one_that_evaluates_itself_is_held_in_memory_with_a_word(tmp_path, monke
     inputs = keras.Input((12,))
     data = saved(Judge(inputs, L.Dense(3, "softmax")(inputs)), tmp_path / "m.keras")
     options = {"validation_data": data, "output": tmp_path / "a.keras"}
-    with pytest.raises(ConfigError, match="'.*' of class Judge overrides the evaluation"):
+    with pytest.raises(
+        ConfigError, match="'.*' of class Judge overrides the evaluation"
+    ):
         km.compress(tmp_path / "m.keras", Q("int8"), low_memory=True, **options)
     monkeypatch.setattr(sources, "_SHARE", 0.0)
     with pytest.warns(
