@@ -95,6 +95,8 @@ def pytest_collection_modifyitems(config, items):
             if any(map(item.get_closest_marker, ("one_backend", "browser")))
         }
         _leave_out(config, items, once)
+    if backend != "jax":
+        _leave_out(config, items, {i for i in items if i.get_closest_marker("jax")})
     if find_spec("jax_plugins") is None:
         plans = {item for item in items if item.get_closest_marker("plans")}
         _leave_out(config, items, plans)

@@ -97,7 +97,7 @@ def test_a_layout_is_halved_where_no_byte_spans_two_rows():
     assert Rows((5, 6, 3), (0, 1), 8).halved() is None  # filled, two summed axes
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="XLA on JAX")
+@pytest.mark.jax
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_a_compiled_product_never_contains_the_float_kernel(scheme, monkeypatch):
     import jax
