@@ -50,8 +50,8 @@ _FAR_WORSE = 0.02
     "data and fine-tuning",
     varied(
         DATA_OR_TOKENS,
-        "Without a test split, the last tenth of arrays is held out if something is "
-        "trained or for tokens. Otherwise all samples are evaluated.",
+        "Without a test split, the last tenth of arrays is held out if the model is "
+        "trained, and always for tokens. Otherwise all samples are evaluated.",
     ),
     LENGTH,
     LOSS,
@@ -60,8 +60,9 @@ _FAR_WORSE = 0.02
         "--fine-tune-epochs",
         type=at_least(0),
         metavar="N",
-        help="Number of fine-tuning epochs on DATA (default: 0; 3 with the presets "
-        "size, latency and balanced; 2 in a search).",
+        help="Number of epochs on DATA after each step that can be trained, such as "
+        "pruning (default: 0; 3 with the presets size, latency and balanced; 2 in a "
+        "search).",
     ),
     option(
         "--max-drop",
@@ -69,8 +70,9 @@ _FAR_WORSE = 0.02
         metavar="X",
         help="Float, at least 0 (default: no limit). Maximum allowed drop of the first "
         "metric (or increase of the loss if there is none). 0.005 is half a point of "
-        "accuracy. Nothing is written if the drop is larger. Without steps: the limit "
-        "of a search for the smallest file.",
+        "accuracy. Nothing is written if the drop is larger. Without steps: search "
+        "for the smallest file within X. If none is certain, the model is saved "
+        "unchanged with a warning.",
     ),
     batch_of(32),
     SEED,
@@ -79,7 +81,7 @@ _FAR_WORSE = 0.02
         "--coding",
         choices=("deflate", "entropy", "stored"),
         help="Coding of the file (default: the coding of the preset, otherwise "
-        "deflate). entropy is smaller and needs "
+        "deflate). entropy is smaller, but even files of float weights need "
         "`import kerasmem` to load. stored can be memory-mapped by km.load_model.",
     ),
     option(
@@ -118,8 +120,8 @@ _FAR_WORSE = 0.02
         action="store_true",
         help="Keep weights on disk and load one at a time. Supports --prune by "
         "magnitude, --quantize with nearest rounding and without awq scales, and "
-        "clustering from a recipe; no fine-tuning. With --data, layers are processed "
-        "one by one (default: automatic for presets and large models).",
+        "clustering from a recipe; no fine-tuning. With --data, the evaluation also "
+        "loads one layer at a time (default: automatic for presets and large models).",
     ),
     IMPORT,
 )
@@ -240,6 +242,11 @@ def _check(options: Namespace, job: Job) -> None:
     from kerasmem.compression.presets import check_output_of
 
     check_output_of(options.model, options.output, options.coding)
+    if options.format == "keras" and options.coding == "entropy":
+        raise ConfigError(
+            "Keras cannot read entropy coding. Received: --format keras --coding "
+            "entropy. Next: give --coding deflate."
+        )
     if options.report:
         check_output(options.report, ".html")
     if options.sensitivity and not options.report:

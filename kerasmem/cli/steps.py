@@ -106,8 +106,8 @@ STEPS: tuple[Option | str, ...] = (
     option(
         "--preset",
         metavar="NAME",
-        help="Named steps: size, latency, balanced or lossless. Cannot be combined "
-        "with other steps.",
+        help="Named steps: size, latency, balanced or lossless. All but lossless need "
+        "--data or --fine-tune-epochs 0. Cannot be combined with other steps.",
     ),
     *(
         each
@@ -123,7 +123,8 @@ STEPS: tuple[Option | str, ...] = (
         default=[],
         metavar="COST=LIMIT",
         help="Search for steps within this limit, such as file_bytes=200KiB. COST is "
-        "file_bytes, weight_bytes, activation_bytes, flops or latency_ms. Repeatable.",
+        "file_bytes, weight_bytes, activation_bytes, flops or latency_ms. Needs "
+        "labels in --data. Repeatable.",
     ),
     option(
         "--time-budget",

@@ -184,7 +184,9 @@ class CompressionResult:
         path = Path(path)
         OneOf(FORMATS).check("CompressionResult.save", "format", format)
         if format == "keras":
-            save_model(keras_int8(self.model), path, coding=self.coding)
+            # Keras cannot read entropy coding.
+            coding = "deflate" if self.coding == "entropy" else self.coding
+            save_model(keras_int8(self.model), path, coding=coding)
             return
         is_file = path.suffix == ".keras"
         file = self._file if self._model is None else None

@@ -44,9 +44,9 @@ def check_has_model(path: Path) -> None:
         raise ModelFileError(f"There is no file {str(path)!r}.")
     if not path.with_name(CONFIG).is_file():
         raise ModelFileError(
-            f"{str(path)!r} contains only weights, and there is no {CONFIG} in its "
-            "folder. Next: model.load_weights(path), then "
-            "km.save_model(model, 'model.keras')."
+            f"{str(path)!r} contains only weights, and there is no {CONFIG} (from "
+            "model.to_json() or KerasHub) in its folder. Next: "
+            "model.load_weights(path), then km.save_model(model, 'model.keras')."
         )
 
 

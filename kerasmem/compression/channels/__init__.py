@@ -32,8 +32,8 @@ class PruneChannels(Technique):
     Wang, "Isomorphic Pruning for Vision Models", 2024.
 
     Args:
-        ratio: Float in [0, 1). Fraction of channels to remove, or of the quantity in
-            `of`.
+        ratio: Float in [0, 1). Fraction to remove of the quantity that `of` names
+            (by default, of all channels).
         of: Quantity of which the fraction is removed: `"channels"`, `"parameters"`,
             `"multiplications"`, `"memory"` (estimated activation bytes of one sample in
             inference) or `"latency"` (measured time of a batch). Defaults to

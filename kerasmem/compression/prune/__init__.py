@@ -55,7 +55,8 @@ class Prune(Technique):
     Sparse Deep Neural Networks", 2021 (2:4).
 
     Args:
-        sparsity: Float in [0, 1). Fraction of weights to set to zero.
+        sparsity: Float in [0, 1). Fraction of entries to set to zero in kernels and
+            embedding tables. The output layer and biases are only pruned if included.
         scope: Weights that are ranked together: `"layer"` (each weight array
             separately), `"global"` (all weights), `"erdos_renyi"` or
             `"erdos_renyi_kernel"` (as `"layer"`, but small arrays keep more weights).
@@ -66,13 +67,13 @@ class Prune(Technique):
             divides by the root mean square of the array. `"random"` is the baseline.
             Defaults to `"magnitude/rms"`.
         pattern: `"unstructured"`, or `"2:4"` to keep two of every four consecutive
-            weights along the input axis (sparsity 0.5). `"4x4"` ranks blocks by mean,
-            `"max 4x4"` by maximum. Python also accepts `(4, 4)`. Defaults to
-            `"unstructured"`.
+            weights along the input axis (sparsity 0.5). A size such as `"4x4"` or
+            `"8x1"` prunes blocks, ranked by mean, or by maximum with `"max 4x4"`.
+            Python also accepts `(4, 4)`. Defaults to `"unstructured"`.
         schedule: Sparsity schedule during training, from `kerasmem.compression.prune`
             or tfmot. Defaults to a cubic rise from `begin` to `end`.
-        include: Regular expressions or layer class names. Matching weights are also
-            pruned.
+        include: Regular expressions or layer class names. Additional
+            weights to prune, such as those of the output layer.
         exclude: Regular expressions or layer class names. Matching weights are not
             pruned.
         ratios: Mapping from regular expression to sparsity. Overrides `sparsity` for

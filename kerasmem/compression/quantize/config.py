@@ -120,8 +120,8 @@ class Quantize(Technique):
     Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
-        scheme: Type of the stored weights. `"mixed"` needs a `budget`, on the command
-            line from a recipe. Defaults to `"int8"`.
+        scheme: Type of the stored weights. `"mixed"` needs a `budget`. On the command
+            line, only a recipe can contain one. Defaults to `"int8"`.
         granularity: Unit that shares a scale: `"channel"` for an output channel (a row
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
             channel. Defaults to `"channel"`.
@@ -140,11 +140,11 @@ class Quantize(Technique):
             `"auto"`. All but `"nearest"` need `data` and symmetric integer codes.
             `"auto"` combines GPTQ with the kind of scales that has the smallest output
             error per layer, unless `scales` is set. Defaults to `"nearest"`.
-        scales: Kind of scales, not for `"int8-static"`, `"nf4"` and 16 bits. `"max"`
-            maps the largest entry to the last code, `"mse"` minimizes the squared error
-            and clips large entries, `"awq"` needs `data`. `"awq"` uses smaller
-            steps for weights of large inputs, and stores a scale per input. Defaults to
-            `"max"`.
+        scales: Kind of scales, an error with `"int8-static"`, `"nf4"` and 16 bits.
+            `"max"` maps the largest entry to the last code, `"mse"` minimizes the
+            squared error and clips large entries, `"awq"` needs `data`. `"awq"` uses
+            smaller steps for weights of large inputs, and stores a scale per input.
+            Defaults to `"max"`.
         budget: A `km.Budget`, required for `"mixed"`.
         calibration: A `km.Calibration` for `"int8-static"`. Defaults to
             `km.Calibration()`.

@@ -62,9 +62,9 @@ def _check(old: Any, new: Any, stand_in: StandIn) -> None:
     is_int8 = coding == Coding(_MODE, coding.axes, group_size=coding.group_size)
     if not isinstance(stand_in, QuantizedVariable) or stand_in.dynamic or not is_int8:
         raise ConfigError(
-            "The int8 form of Keras needs symmetric int8 weights with a scale per "
-            f"channel. Received: the layer {old.name!r} with {coding.dtype} in another "
-            "form. Next: use km.Quantize('int8')."
+            "The int8 form of Keras needs weights from km.Quantize('int8') with "
+            "symmetric scales per channel. Received: other codes or scales in the "
+            f"layer {old.name!r}, of type {coding.dtype}."
         )
     if type(new) not in _LAYERS or coding.axes != _summed_axes(new):
         raise ConfigError(

@@ -21,7 +21,7 @@ from kerasmem.compression.search.parallel import (
     executing,
 )
 from kerasmem.compression.search.significance import split
-from kerasmem.compression.search.strategy import search
+from kerasmem.compression.search.strategy import OUT_OF_TIME, search
 from kerasmem.compression.search.target import Target, cost_text
 from kerasmem.compression.search.trials import Candidate, SearchTask, silent
 from kerasmem.compression.technique import Context
@@ -30,6 +30,7 @@ from kerasmem.files.data import fit_arguments, sample_count
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.save import Coding
 from kerasmem.records import SearchReport, SearchTrial
+from kerasmem.records.figures import SURE
 from kerasmem.types import Dataset, Model
 
 _EPOCHS = 2
@@ -212,15 +213,17 @@ def out_of_reach(report: SearchReport) -> str:
     within_target = [trial for trial in report.trials if trial.over <= 1]
     if within_target:
         least = min(within_target, key=lambda trial: trial.worst_drop)
-        other = f"Within the target: {trial_text(least)}."
+        other = f" Within the target: {trial_text(least)}."
     else:
         least = min(report.trials, key=lambda trial: trial.over)
-        other = f"Smallest of all: {trial_text(least)}."
+        other = f" Smallest of all: {trial_text(least)}."
+    nearest = report.trials[report.chosen]
+    time_or_not = "time, " if report.stopped == OUT_OF_TIME else ""
     return (
         f"No trial meets the target ({limits}){within}. Nearest{within}: "
-        f"{trial_text(report.trials[report.chosen])}. {other} Trials: "
+        f"{trial_text(nearest)}.{other if least is not nearest else ''} Trials: "
         f"{len(report.trials)}; {report.stopped}. Next: relax the target, or give more "
-        "time, samples or epochs of fine-tuning."
+        f"{time_or_not}samples or epochs of fine-tuning."
     )
 
 
@@ -238,10 +241,12 @@ def dropped(report: SearchReport, samples: int, lost: float) -> str:
 
 def nothing_smaller(report: SearchReport) -> str:
     """Returns the message that no trial stays within `max_drop`."""
-    finest = min((t.drop_error for t in report.trials[1:]), default=math.nan)
+    errors = (trial.drop_error for trial in report.trials[1:])
+    margin = SURE * min(errors, default=math.nan)
     return (
         "No smaller model stays within "
         f"max_drop={report.max_drop:g} with certainty, so the model is unchanged "
-        f"({report.stopped}). The samples resolve a drop of {finest:.4f} at best. "
-        "Next: give more samples, or increase max_drop."
+        f"({report.stopped}). The drop plus {SURE} standard errors must be within "
+        f"max_drop; with these samples, {SURE} standard errors are at least "
+        f"{margin:.4f}. Next: give more samples, or increase max_drop."
     )

@@ -52,6 +52,8 @@ _PROMISING = 3
 _ATTEMPTS = 3
 """Maximum number of trainings per family if training makes the file larger."""
 
+OUT_OF_TIME = "time ran out"
+
 _Ranked = tuple[float, Setting]
 """Rank and setting; lower ranks are trained first."""
 
@@ -79,7 +81,7 @@ def search(
             furthest = spread(trials, _furthest_untrained, every)
             spread(trials, _furthest_trained, _promising(trials, furthest))
     except TimeIsUpError:
-        reason = "time ran out"
+        reason = OUT_OF_TIME
     return trials.findings.best, _report(trials, reason)
 
 
