@@ -2,23 +2,12 @@
 
 from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy
 from kerasmem.memory.allocator.chunks import Chunk
-from kerasmem.memory.allocator.recording import (
-    MemoryWatcher,
-    Replay,
-    load_timelines,
-    replay,
-    save_timeline,
-    why_refused,
-)
+from kerasmem.memory.allocator.recording import MemoryWatcher, why_refused
 
 __all__ = [
     "BFCAllocator",
     "Chunk",
     "MemoryWatcher",
     "PoolPolicy",
-    "Replay",
-    "load_timelines",
-    "replay",
-    "save_timeline",
     "why_refused",
 ]
