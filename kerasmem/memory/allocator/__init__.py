@@ -1,7 +1,6 @@
 """Simulation of TensorFlow's device allocator, to predict whether a training fits."""
 
-from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy
-from kerasmem.memory.allocator.chunks import Chunk
+from kerasmem.memory.allocator.bfc import BFCAllocator, Chunk, PoolPolicy
 from kerasmem.memory.allocator.recording import MemoryWatcher, why_refused
 
 __all__ = [
