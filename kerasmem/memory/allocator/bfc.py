@@ -46,6 +46,10 @@ class PoolPolicy(Checked):
 
     Raises:
         ConfigError: If a value is out of range.
+
+    Example:
+        >>> PoolPolicy(limit_bytes=4 << 20).growth
+        True
     """
 
     limit_bytes: Annotated[int, Whole(ROUNDING)]
