@@ -61,7 +61,7 @@ FOREIGN = {
     "graph/clone.py": {"type(layer)", "value"},  # a user's layer
     "memory/estimate/scratch.py": {"os"},
     "memory/oom/fitting.py": {"leaf"},
-    "memory/pipeline/stages.py": {"value"},
+    "memory/pipeline/inspect.py": {"value"},
 }
 """What `hasattr` may be asked of, by file: nothing that kerasmem itself has made."""
 

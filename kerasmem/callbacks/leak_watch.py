@@ -8,16 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kerasmem import backends
-from kerasmem.memory.census import (
-    NOBODY,
-    Census,
-    Growth,
-    census,
-    grown,
-    holder,
-    newest,
-    object_count,
-)
+from kerasmem.memory.census import Census, Growth, census, grown, newest, object_count
+from kerasmem.memory.references import holder, names
 from kerasmem.processes.host import resident_bytes
 from kerasmem.records import Finding, own_allocators
 from kerasmem.types import Model
@@ -223,12 +215,8 @@ def _what_grows(early: Census, epochs: int, blocks: float, step: str) -> Iterato
         growing_kinds[0],
     )
     samples = newest(kind.kind, round(kind.number * epochs), early)
-    place = None
-    while samples and (place is None or place.startswith(NOBODY)):
-        # Popped, so that the list holds no reference to the object.
-        place = holder(samples.pop()) or place
-    if place:
-        yield f"Held by {place}."
+    for link in list(names(samples).values())[:1]:
+        yield f"Held by {holder(link)}."
 
 
 def _growth_words(one: Growth) -> str:

@@ -18,7 +18,7 @@ from kerasmem.callbacks.run_log import Guard, RunLog, epoch_figures, warn
 from kerasmem.checks import Whole
 from kerasmem.errors import KerasMemWarning
 from kerasmem.memory.peaks import MemoryReader, Phase
-from kerasmem.memory.workers import RunFolderReader, WorkerReader, series
+from kerasmem.memory.workers import RunFolderReader, series
 from kerasmem.processes.host import host_peak
 from kerasmem.records import Finding, MemoryRecord, Run
 from kerasmem.report.plots import Plot, panels_plot
@@ -65,8 +65,6 @@ class MemoryMonitor(keras.callbacks.Callback):
         records: List of `MemoryRecord`, in bytes, over all runs.
         findings: List of `Finding`, at most one per growing figure.
         unavailable: Reason for missing device values, or None.
-        workers: A `WorkerReader` for several processes without a shared `log_dir`. Must
-            be set before `fit`.
 
     Raises:
         ConfigError: If `every` is invalid.
@@ -90,7 +88,6 @@ class MemoryMonitor(keras.callbacks.Callback):
         self.records: list[MemoryRecord] = []
         self.findings: list[Finding] = []
         self.unavailable: str | None = None
-        self.workers: WorkerReader | None = None
         self._interval = _interval(every)
         self._watch_host = host
         self._log_dir = log_dir
@@ -101,7 +98,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         self._calls = 0
         self._lock = threading.Lock()  # Keras may call batch hooks in several threads
         self._reader: MemoryReader | None = None
-        self._others: WorkerReader | None = None
+        self._others: RunFolderReader | None = None
         self._fitted: Any = None
         self._epoch = 0
         self._is_first_step = False
@@ -236,13 +233,11 @@ class MemoryMonitor(keras.callbacks.Callback):
                 warnings.warn(self.unavailable, KerasMemWarning, stacklevel=2)
         self._log.begin(model)
 
-    def _other_processes(self) -> WorkerReader | None:
+    def _other_processes(self) -> RunFolderReader | None:
         process, processes = self._log.process, self._log.processes
-        if process:
+        if process or self._log_dir is None or processes == 1:
             return None
-        if self.workers is None and self._log_dir is not None and processes > 1:
-            return RunFolderReader(self._log_dir, process, processes)
-        return self.workers
+        return RunFolderReader(self._log_dir, process, processes)
 
     def _new_reader(self, model: Model) -> MemoryReader:
         is_needed = partial(is_running, model, threading.get_ident())

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from kerasmem.memory import allocator
-from kerasmem.memory.dtypes import inspect_dtypes
 from kerasmem.memory.pipeline import inspect_data, stream
 from kerasmem.memory.settings import configure, status
 from kerasmem.optional import module_attributes
@@ -16,7 +15,6 @@ __all__ = [
     "allocator",
     "configure",
     "inspect_data",
-    "inspect_dtypes",
     "isolated",
     "scope",
     "status",

@@ -1,58 +1,38 @@
 """Finds arrays and tensors that objects reference, tracked by the collector or not."""
 
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import compress
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasmem.graph.values import nbytes
-from kerasmem.memory.kinds import KindTable, attribute, is_own
 
 _CHUNK = 20_000
 _PLAIN = frozenset((dict, tuple))
 
 
 def arrays_of(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield the arrays and tensors that `objects` reference, possibly repeatedly."""
-    has_size, arrays = KindTable(_has_size), dict[type, bool]()
-    for container in held_by(objects, has_size):
-        for one in compress(container, map(has_size.__getitem__, map(type, container))):
-            kind = type(one)
-            if kind not in arrays:  # Checking each object is slow.
-                arrays[kind] = is_array(one)
-            if arrays[kind]:
-                yield one
+    """Yield the arrays and tensors that `objects` reference, possibly repeatedly.
 
-
-def held_by(objects: Sequence[Any], sized: KindTable | None = None) -> Iterator[list]:
-    """Yield lists of dictionaries and tuples referenced by objects, with repetitions.
-
-    The contents of `untracked` containers are included. `sized` contains additional
-    types to yield.
+    The contents of dictionaries and tuples that the garbage collector does not track
+    are included. They contain only arrays, numbers, text or other such containers.
     """
-    kinds = KindTable(
-        lambda kind: kind in _PLAIN or (sized is not None and sized[kind])
-    )
+    has_size, arrays = functools.cache(_has_size), dict[type, bool]()
     for start in range(0, len(objects), _CHUNK):
-        containers = gc.get_referents(*objects[start : start + _CHUNK])
-        while containers:
-            containers = [
-                *compress(containers, map(kinds.__getitem__, map(type, containers)))
-            ]
-            yield containers
-            containers = gc.get_referents(*untracked(containers))
-
-
-def untracked(held: Sequence[Any]) -> list[Any]:
-    """Return the dictionaries and tuples that the garbage collector does not track.
-
-    They contain only arrays, numbers, text or other untracked containers.
-    """
-    return [one for one in held if type(one) in _PLAIN and not gc.is_tracked(one)]
+        referents = gc.get_referents(*objects[start : start + _CHUNK])
+        while referents:
+            for one in referents:
+                kind = type(one)
+                if has_size(kind) and kind not in arrays:  # Each check is slow.
+                    arrays[kind] = is_array(one)
+                if arrays.get(kind):
+                    yield one
+            plain = (one for one in referents if type(one) in _PLAIN)
+            referents = gc.get_referents(*(x for x in plain if not gc.is_tracked(x)))
 
 
 def is_array(one: Any) -> bool:
@@ -84,3 +64,24 @@ def _has_size(kind: type) -> bool:
 def _has(kind: type, name: str) -> bool:
     bases = attribute(kind, "__mro__")
     return any(name in attribute(base, "__dict__") for base in bases)
+
+
+def is_own(kind: type) -> bool:
+    """Return whether a type belongs to kerasmem."""
+    return module_of(kind).startswith("kerasmem.")
+
+
+def module_of(kind: type) -> str:
+    """Return the module name of a type, or `""` if it is not a string."""
+    module = attribute(kind, "__module__")
+    return module if isinstance(module, str) else ""  # Some classes define a property.
+
+
+def attribute(kind: type, name: str) -> Any:
+    """Return an attribute defined for every type, without calling the metaclass.
+
+    Example:
+        >>> attribute(int, "__name__")
+        'int'
+    """
+    return type.__dict__[name].__get__(kind)

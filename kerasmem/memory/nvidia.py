@@ -21,15 +21,8 @@ def read_card(ordinal: int) -> CardReading | None:
     `CUDA_DEVICE_ORDER=PCI_BUS_ID` is needed. `ordinal` is the CUDA index among the GPUs
     in `CUDA_VISIBLE_DEVICES`.
     """
-    handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if handle is None:
-        return None
-    pynvml = _pynvml()
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError:  # Some GPUs do not report their memory.
-        return None
-    return CardReading(int(memory.used), int(memory.total))
+    memory = _asked(ordinal, "nvmlDeviceGetMemoryInfo")
+    return memory and CardReading(int(memory.used), int(memory.total))
 
 
 def count_cards() -> int:
@@ -43,16 +36,20 @@ def own_bytes(ordinal: int) -> int | None:
 
     Returns None if the driver does not list the process, for example in a container.
     """
+    processes = _asked(ordinal, "nvmlDeviceGetComputeRunningProcesses") or ()
+    own = [p.usedGpuMemory for p in processes if p.pid == os.getpid()]
+    return own[0] if own else None
+
+
+def _asked(ordinal: int, function: str) -> Any | None:
     handle = _handle(ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if handle is None:
         return None
     pynvml = _pynvml()
     try:
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:  # Some GPUs do not list their processes.
+        return getattr(pynvml, function)(handle)
+    except pynvml.NVMLError:  # Some GPUs do not report this figure.
         return None
-    own = [p.usedGpuMemory for p in processes if p.pid == os.getpid()]
-    return own[0] if own else None
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
-from kerasmem.memory.allocator.torch_allocator import Allocator, RoundingAllocator
 from kerasmem.records import EstimatePart
 
 _SMALL = 64
@@ -249,6 +248,31 @@ class AllocationPlan:
             self.events.append(Event(block, nbytes, op))
 
 
+class RoundingAllocator:
+    """Counts blocks rounded up to a multiple, so more bytes never reduce the sum."""
+
+    def __init__(self, rounding: int) -> None:
+        self.in_use_bytes = 0
+        self._rounding = rounding
+        self._sizes: dict[int, int] = {}
+        self._next = 0
+
+    def allocate(self, size: int) -> int:
+        """Allocate a block and return its number."""
+        self._next += 1
+        size = self._sizes[self._next] = -(-size // self._rounding) * self._rounding
+        self.in_use_bytes += size
+        return self._next
+
+    def free(self, address: int) -> None:
+        """Free a block."""
+        self.in_use_bytes -= self._sizes.pop(address)
+
+
+Allocator = BFCAllocator | RoundingAllocator
+"""An allocator with `allocate(size)` and `free(address)`."""
+
+
 @dataclass(frozen=True)
 class Peak:
     """The point of a step at which most memory is in use.
@@ -279,11 +303,10 @@ def unlimited_bfc() -> BFCAllocator:
     return BFCAllocator(PoolPolicy(limit_bytes=1 << 62))
 
 
-def live(plans: Sequence[AllocationPlan], memory: Allocator) -> tuple[list[Peak], int]:
+def live(plans: Sequence[AllocationPlan], memory: Allocator) -> list[Peak]:
     """Simulate consecutive steps in an allocator after creating the variables.
 
-    Returns:
-        The peak of each step, and the pool size of the allocator in bytes.
+    Returns the peak of each step.
     """
     addresses = [_initialized(memory, x) for x in plans[0].program.present]
     peaks = []
@@ -295,7 +318,7 @@ def live(plans: Sequence[AllocationPlan], memory: Allocator) -> tuple[list[Peak]
         addresses = [at.pop(plan.owner.get(x, x)) for x in survivors]
         for address in at.values():
             memory.free(address)
-    return peaks, memory.pool_bytes
+    return peaks
 
 
 def _initialized(memory: Allocator, x: ProgramTensor) -> int:

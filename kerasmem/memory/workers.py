@@ -5,28 +5,12 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from kerasmem.errors import InputError
 from kerasmem.files.run_dir import file_name
 from kerasmem.records import MemoryRecord, own_allocators
 from kerasmem.records.regular import open_regular
 from kerasmem.units import to_mib
-
-
-class WorkerReader(Protocol):
-    """Interface that returns the newest memory record of every other process.
-
-    Set `MemoryMonitor().workers` to an implementation if processes share no folder.
-    """
-
-    def newest(self) -> Mapping[int, MemoryRecord | None]:
-        """Return the newest record per process, None if a process has no record yet.
-
-        Process 0 calls this method at the end of every epoch. The method should not
-        wait for slower processes.
-        """
-        ...
 
 
 class RunFolderReader:

@@ -15,7 +15,6 @@ from kerasmem.records.figures import (
     SearchReport,
     SearchTrial,
     WeightChange,
-    WideType,
 )
 from kerasmem.records.post_mortem import CAUSES, TORN, Cause, PostMortem, Remedy
 from kerasmem.records.run import (
@@ -102,7 +101,6 @@ __all__ = [
     "VariableGradient",
     "VariantFigures",
     "WeightChange",
-    "WideType",
     "gravest_first",
     "own_allocators",
 ]

@@ -58,12 +58,11 @@ class DeviceStatus(JsonRecord):
 
 _Key = TypeVar("_Key", str, str | None)
 
-ESTIMATE_CATEGORIES = (*CATEGORIES, "cache", "workspace", "rounding", "pool")
-"""Categories of memory in an estimate: the categories of a timeline and four more.
+ESTIMATE_CATEGORIES = (*CATEGORIES, "cache", "workspace", "rounding")
+"""Categories of memory in an estimate: the categories of a timeline and three more.
 
-`"cache"` is the key-value cache of `generate`. The other three belong to the allocator:
-`"workspace"` is scratch space of kernels. `"rounding"` is the excess of allocations
-over requests. `"pool"` is reserved memory that is not in use at the peak.
+`"cache"` is the key-value cache of `generate`. `"workspace"` is scratch space of
+kernels. `"rounding"` is the excess of allocations over requests.
 """
 
 _WIDE = 0.25
@@ -123,8 +122,7 @@ class OfParts:
 
         The key of bytes without a layer is `None`.
         """
-        parts = (part for part in self.parts if part.category != "pool")
-        return _largest_first((part.layer, part.nbytes) for part in parts)
+        return _largest_first((part.layer, part.nbytes) for part in self.parts)
 
     def layer_rows(self, most: int) -> list[str]:
         """Returns a line of text for each of the `most` largest layers."""
@@ -146,8 +144,7 @@ class MemoryEstimate(OfParts, JsonRecord):
             algorithms. `None` if the method cannot estimate this peak.
         first_step_low_bytes: Lower bound for the first step, or `None`.
         first_step_high_bytes: Upper bound for the first step, or `None`.
-        parts: Bytes in use at the peak by category and layer. The sum is `peak_bytes`;
-            parts of the category `"pool"` are not included in the sum.
+        parts: Bytes in use at the peak by category and layer. The sum is `peak_bytes`.
         batch_size: Number of samples in the batch.
         backend: `"tensorflow"`, `"jax"` or `"torch"`.
         jit_compile: Whether the step is compiled.
@@ -240,14 +237,12 @@ class MemoryEstimate(OfParts, JsonRecord):
         ]
         if self.first_step_bytes is not None:
             lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
-        sizes = self.by_category()
-        pool = sizes.pop("pool", 0)
-        lines += ["in use at the peak, by category:", *size_rows(sizes.items())]
+        sizes = self.by_category().items()
+        lines += ["in use at the peak, by category:", *size_rows(sizes)]
         largest = self.layer_rows(layers)
         lines += ["in use at the peak, by layer:", *largest] if largest else []
         buffers = [(_text(buffer), buffer.nbytes) for buffer in self.buffers[:layers]]
         lines += ["largest buffers:", *size_rows(buffers)] if buffers else []
-        lines += [f"unused allocator pool: {format_bytes(pool)}"] if pool else []
         lines += [self.advice] if self.advice else []
         return "\n".join(lines)
 

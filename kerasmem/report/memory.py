@@ -109,7 +109,6 @@ _CATEGORIES = {
     "cache": "key-value cache",
     "workspace": "kernel workspace",
     "rounding": "allocator rounding",
-    "pool": "unused allocator pool",
     "unknown": "unknown",
 }
 
@@ -119,7 +118,6 @@ def category_table(estimate: MemoryEstimate, title: str = "") -> rich.table.Tabl
     sizes = {
         _CATEGORIES[category]: nbytes
         for category, nbytes in estimate.by_category().items()
-        if category != "pool"
     }
     sizes["peak"] = estimate.peak_bytes
     what = "in use at the peak (estimated)"
@@ -158,9 +156,6 @@ def estimate_summary(estimate: MemoryEstimate) -> str:
             f"first step, with benchmarking of algorithms: {format_bytes(first)}, "
             f"between {format_bytes(low)} and {format_bytes(high)}"
         )
-    pool = estimate.by_category().get("pool", 0)
-    if pool:
-        lines.append(f"unused allocator pool at the peak: {format_bytes(pool)}")
     if estimate.advice:
         lines.append(estimate.advice)
     return "\n".join(lines)

@@ -24,7 +24,7 @@ class Kept:
 @pytest.fixture
 def counting(monkeypatch):
     """Have objects really counted. The process of a whole suite has very many."""
-    monkeypatch.setattr("kerasmem.memory.census._MOST_SECONDS", 60.0)
+    monkeypatch.setattr("kerasmem.memory.references._SECONDS", 60.0)
     gc.collect()  # what other tests left must not be freed while it counts
 
 
@@ -107,7 +107,7 @@ def test_a_growing_array_is_named_with_its_bytes_and_its_holder():
     (finding,) = watched(10, host=host)
 
     assert "Growth per epoch: numpy.ndarray by 0.0 (2.00 MiB)" in finding.text
-    assert finding.text.endswith("Held by the callback Callback, in .curves.loss.")
+    assert finding.text.endswith("Held by the callback Callback, in .curves['loss'].")
 
 
 def test_objects_that_python_does_not_list_are_called_so():

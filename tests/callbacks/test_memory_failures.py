@@ -108,14 +108,14 @@ def test_a_part_of_the_monitor_that_fails(
     trains_alike(MemoryMonitor(), "ZeroDivisionError: nobody thought of this")
 
 
-def test_a_reader_of_the_other_processes_that_fails(trains_alike, devices):
+def test_a_reader_of_the_other_processes_that_fails(trains_alike, devices, monkeypatch):
     class Lost:
         def newest(self):
             raise TimeoutError("no route to host")
 
     devices(FakeDevices())
     monitor = MemoryMonitor()
-    monitor.workers = Lost()
+    monkeypatch.setattr(monitor, "_other_processes", Lost)
     trains_alike(monitor, "could not read the memory of the other processes: Ti")
 
 

@@ -1,6 +1,5 @@
 """Output layer and loss of a language model that never hold all logits in memory."""
 
-from kerasmem.extras.chunked.training import ChunkedCrossentropy
-from kerasmem.extras.chunked.vocabulary import ChunkedVocabulary
+from kerasmem.extras.chunked.vocabulary import ChunkedCrossentropy, ChunkedVocabulary
 
 __all__ = ["ChunkedCrossentropy", "ChunkedVocabulary"]

@@ -10,10 +10,10 @@ from weakref import ref
 
 import keras
 
-from kerasmem.extras.growth.names import Link, names
 from kerasmem.graph.values import nbytes
 from kerasmem.memory.census import kind_name
 from kerasmem.memory.held_arrays import array_bytes, is_array
+from kerasmem.memory.references import Link, names
 
 OF_KERAS = (
     keras.layers.Layer,  # includes models

@@ -4,11 +4,14 @@ The compiler is part of JAX's CUDA plug-in, which the extra `kerasmem[plans]` in
 It compiles for the description of a GPU and needs no GPU.
 """
 
+import hashlib
 import importlib.util
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,14 +21,16 @@ import keras
 
 from kerasmem import backends
 from kerasmem.backends.trace import tracer
-from kerasmem.errors import ConfigError, ModelError
-from kerasmem.extras.plans import cache
+from kerasmem.errors import ConfigError, InputError, ModelError, OutputError
+from kerasmem.files.atomic import replacing
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes
 from kerasmem.memory.estimate.inputs import symbolic_batch
 from kerasmem.memory.estimate.request import Request, request_of
 from kerasmem.memory.timeline import watched
 from kerasmem.processes import ON_THE_CPU, run_in_child, run_script
+from kerasmem.records.regular import read_regular
+from kerasmem.units import MIB
 
 _PLUGINS = {
     "jax-cuda13-plugin": ("nvidia-cuda-nvcc", "nvidia-nvvm"),
@@ -150,11 +155,11 @@ def compiled(program: StepProgram, target: str, devices: int = 1) -> bytes:
         ChildDiedError: If the compiler fails.
     """
     flags = _flags(program)
-    key = cache.key(program.content, target, devices, flags, check_installed())
-    plan = cache.read(key)
+    name = key(program.content, target, devices, flags, check_installed())
+    plan = read(name)
     if plan is None:
         plan = _compile(program, target, devices, flags)
-        cache.write(key, plan)
+        write(name, plan)
     return plan
 
 
@@ -196,8 +201,62 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def versions() -> Iterator[str]:
-    """Yield the versions that a plan depends on."""
-    yield check_installed()
-    for name in ("kerasmem", "keras", "jaxlib", "tensorflow"):
-        yield f"{name} {_version(name)}"
+_MOST_FILES = 64
+# Files are in `kerasmem/plans` of the user's cache folder. The name of each is a hash
+# of all inputs of the plan. The oldest files are deleted.
+_KEY = re.compile("[0-9a-f]{64}")
+_MOST_BYTES = 256 * MIB
+"""Maximum size of a plan, which is text of a few MiB."""
+
+
+def key(*parts: Any) -> str:
+    """Return a hash of bytes, strings and numbers.
+
+    Example:
+        >>> key(b"a", 1) == key(b"a", 1), key(b"a", 1) == key(b"a1")
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
+
+
+def read(name: str) -> bytes | None:
+    """Return the cached content of a key, or None if missing or incomplete."""
+    path, inflate = _folder() / name, zlib.decompressobj()
+    try:
+        content = inflate.decompress(read_regular(path, _MOST_BYTES), _MOST_BYTES)
+    except (OSError, InputError, zlib.error):
+        return None
+    if not inflate.eof:
+        return None
+    with suppress(OSError):
+        path.touch()
+    return content
+
+
+def write(name: str, content: bytes) -> None:
+    """Cache content under a key. File errors are ignored."""
+    folder = _folder()
+    with suppress(OSError, OutputError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name, follow_link=False) as part:
+            part.write_bytes(zlib.compress(content, 1))
+        plans = [path for path in folder.iterdir() if _KEY.fullmatch(path.name)]
+        newest = sorted(plans, key=_when, reverse=True)
+        for path in newest[_MOST_FILES:]:
+            path.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "kerasmem", "plans")
+
+
+def _when(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process deleted the file
+        return 0.0

@@ -1,24 +1,12 @@
 """Simulation of TensorFlow's device allocator, to predict whether a training fits."""
 
-from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy
-from kerasmem.memory.allocator.chunks import Chunk
-from kerasmem.memory.allocator.recording import (
-    MemoryWatcher,
-    Replay,
-    load_timelines,
-    replay,
-    save_timeline,
-    why_refused,
-)
+from kerasmem.memory.allocator.bfc import BFCAllocator, Chunk, PoolPolicy
+from kerasmem.memory.allocator.recording import MemoryWatcher, why_refused
 
 __all__ = [
     "BFCAllocator",
     "Chunk",
     "MemoryWatcher",
     "PoolPolicy",
-    "Replay",
-    "load_timelines",
-    "replay",
-    "save_timeline",
     "why_refused",
 ]

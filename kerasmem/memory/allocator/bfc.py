@@ -6,14 +6,12 @@ the wait for another thread to free memory, and timestamps that delay the reuse 
 chunks, which only virtual devices have.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
-from kerasmem.checks import Checked, Real, Whole, invalid
-from kerasmem.memory.allocator.chunks import Chunk, FreeList
+from kerasmem.checks import Checked, Whole, invalid
 from kerasmem.units import MIB
 
 ROUNDING = 256
@@ -23,7 +21,6 @@ WHOLE_CHUNK_WASTE = 128 * MIB
 """A chunk is always split if it exceeds the request by this number of bytes."""
 
 _FIRST_REGION = 2 * MIB
-_BACK_OFF = np.float32(0.9)  # single precision, because it affects sizes in TensorFlow
 _GAP = ROUNDING  # gap between regions, so that they never merge
 
 
@@ -39,39 +36,130 @@ def rounded(size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPolicy(Checked):
-    """The limit, growth and fragmentation policy of a memory pool.
+    """The limit and growth policy of a memory pool.
 
     Args:
         limit_bytes: Integer, at least 256. Maximum size of the pool in bytes.
         growth: Boolean. Whether the pool starts small and grows by doubling regions. If
             False, the pool takes the whole limit at the first request (TensorFlow's
             default on GPUs). Defaults to True.
-        garbage_collection: Boolean. Whether regions without a used chunk are released
-            before a request fails, as on GPUs. Defaults to True.
-        fragmentation_fraction: Float in [0, 1]. A chunk is split if it exceeds the
-            request by this fraction of the limit. 0 means 128 MiB. Defaults to 0.
-        device_bytes: Integer. Memory of the device that is available to the pool in
-            bytes, which other processes may reduce. Defaults to None, for the limit.
 
     Raises:
         ConfigError: If a value is out of range.
 
     Example:
-        >>> PoolPolicy(limit_bytes=4 << 20, device_bytes=3 << 20).most_bytes
-        3145728
+        >>> PoolPolicy(limit_bytes=4 << 20).growth
+        True
     """
 
     limit_bytes: Annotated[int, Whole(ROUNDING)]
     growth: bool = True
-    garbage_collection: bool = True
-    fragmentation_fraction: Annotated[float, Real(least=0, most=1)] = 0.0
-    device_bytes: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """A used or free chunk of memory in a region.
+
+    Args:
+        address: Integer. Start address.
+        size: Integer. Size in bytes.
+        requested: Integer. Requested bytes, 0 if the chunk is free.
+        previous: Previous chunk in the region, or None.
+        next: Next chunk in the region, or None.
+
+    Example:
+        >>> behind = Chunk(address=512, size=256)
+        >>> chunk = Chunk(address=256, size=256, requested=100, next=behind)
+        >>> [(each.address, each.is_free) for each in chunk.onward()]
+        [(256, False), (512, True)]
+    """
+
+    address: int
+    size: int
+    requested: int = 0
+    previous: "Chunk | None" = None
+    next: "Chunk | None" = None
 
     @property
-    def most_bytes(self) -> int:
-        """Maximum size of the pool in bytes."""
-        device = self.limit_bytes if self.device_bytes is None else self.device_bytes
-        return min(self.limit_bytes, device)
+    def is_free(self) -> bool:
+        """Whether the chunk is free."""
+        return self.requested == 0
+
+    def onward(self) -> Iterator["Chunk"]:
+        """Yield this chunk and the later chunks in the region.
+
+        Returns:
+            An iterator over `Chunk` objects, ordered by address.
+        """
+        chunk: Chunk | None = self
+        while chunk is not None:
+            yield chunk
+            chunk = chunk.next
+
+
+class FreeList:
+    """Free chunks, ordered by size and address.
+
+    TensorFlow uses 21 bins. Each bin is a range of sizes, so the smallest chunk that
+    fits is the same without bins.
+    """
+
+    def __init__(self) -> None:
+        self._ordered: list[tuple[int, int]] = []
+        self._chunks: dict[int, Chunk] = {}
+
+    def add(self, chunk: Chunk) -> None:
+        """Add a free chunk."""
+        insort(self._ordered, (chunk.size, chunk.address))
+        self._chunks[chunk.address] = chunk
+
+    def remove(self, chunk: Chunk) -> None:
+        """Remove a chunk."""
+        del self._ordered[bisect_left(self._ordered, (chunk.size, chunk.address))]
+        del self._chunks[chunk.address]
+
+    def smallest(self, size: int) -> Chunk | None:
+        """Return the smallest chunk that fits, with the lowest address."""
+        place = bisect_left(self._ordered, (size, 0))
+        if place == len(self._ordered):
+            return None
+        return self._chunks[self._ordered[place][1]]
+
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest chunk, 0 if the list is empty."""
+        return self._ordered[-1][0] if self._ordered else 0
+
+    def split(self, chunk: Chunk, size: int) -> None:
+        """Reduce a chunk to `size` bytes and add the rest as a free chunk."""
+        behind = chunk.next
+        rest = Chunk(
+            chunk.address + size, chunk.size - size, previous=chunk, next=behind
+        )
+        if behind is not None:
+            behind.previous = rest
+        chunk.size, chunk.next = size, rest
+        self.add(rest)
+
+    def give_back(self, chunk: Chunk) -> None:
+        """Add a chunk that was in use, merged with its free neighbors."""
+        chunk.requested = 0
+        before, behind = chunk.previous, chunk.next
+        if behind is not None and behind.is_free:
+            self.remove(behind)
+            _absorb(chunk, behind)
+        if before is not None and before.is_free:
+            self.remove(before)
+            _absorb(before, chunk)
+            chunk = before
+        self.add(chunk)
+
+
+def _absorb(chunk: Chunk, behind: Chunk) -> None:
+    chunk.size += behind.size
+    chunk.next = behind.next
+    if behind.next is not None:
+        behind.next.previous = chunk
 
 
 class BFCAllocator:
@@ -84,7 +172,7 @@ class BFCAllocator:
 
     Attributes:
         in_use_bytes: Bytes of the used chunks, including rounding and waste.
-        peak_bytes: Peak of `in_use_bytes` since the start or the last `clear_peak()`.
+        peak_bytes: Peak of `in_use_bytes` since the start.
         pool_bytes: Bytes taken from the device.
 
     Example:
@@ -144,10 +232,6 @@ class BFCAllocator:
         self.in_use_bytes -= chunk.size
         self._free.give_back(chunk)
 
-    def clear_peak(self) -> None:
-        """Reset the peak to the current use."""
-        self.peak_bytes = self.in_use_bytes
-
     def chunk_at(self, address: int) -> Chunk:
         """Return the used chunk at an address.
 
@@ -178,13 +262,10 @@ class BFCAllocator:
 
     @property
     def obtainable_bytes(self) -> int:
-        """Size of the largest block that a request could get now, in bytes.
-
-        Exact unless `device_bytes` is below the limit.
-        """
-        idle = self._idle_regions() if self.policy.garbage_collection else []
-        busy_bytes = self.pool_bytes - sum(region.size for region in idle)
-        room = (self.policy.most_bytes - busy_bytes) // ROUNDING * ROUNDING
+        """Size of the largest block that a request could get now, in bytes."""
+        idle_bytes = sum(region.size for region in self._idle_regions())
+        busy_bytes = self.pool_bytes - idle_bytes
+        room = (self.policy.limit_bytes - busy_bytes) // ROUNDING * ROUNDING
         return max(self.largest_free_bytes, room)
 
     @property
@@ -200,9 +281,7 @@ class BFCAllocator:
 
     def _take(self, chunk: Chunk, size: int, need: int) -> int:
         self._free.remove(chunk)
-        share = self.policy.fragmentation_fraction
-        waste = int(share * self.policy.limit_bytes) if share else WHOLE_CHUNK_WASTE
-        if chunk.size >= 2 * need or chunk.size - need >= waste:
+        if chunk.size >= 2 * need or chunk.size - need >= WHOLE_CHUNK_WASTE:
             self._free.split(chunk, need)
         chunk.requested = size
         self._in_use[chunk.address] = chunk
@@ -217,9 +296,7 @@ class BFCAllocator:
         has_doubled = need > self._region_bytes
         while need > self._region_bytes:
             self._region_bytes *= 2
-        size = self._granted(min(self._region_bytes, available), need)
-        if size is None:
-            return False
+        size = min(self._region_bytes, available)
         if not has_doubled:
             self._region_bytes *= 2
         chunk = Chunk(self._next_address, size)
@@ -229,17 +306,7 @@ class BFCAllocator:
         self._free.add(chunk)
         return True
 
-    def _granted(self, size: int, need: int) -> int | None:
-        device = self.policy.device_bytes
-        while device is not None and self.pool_bytes + size > device:
-            size = rounded(int(np.float32(size) * _BACK_OFF))
-            if size < need:
-                return None
-        return size
-
     def _collect_and_extend(self, need: int) -> bool:
-        if not self.policy.garbage_collection:
-            return False
         idle = self._idle_regions()
         idle_bytes = sum(region.size for region in idle)
         if not idle or need > self.policy.limit_bytes - self.pool_bytes + idle_bytes:

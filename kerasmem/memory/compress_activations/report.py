@@ -16,7 +16,7 @@ from kerasmem.memory.compress_activations.apply import compress_in_place, settin
 from kerasmem.memory.compress_activations.plan import GraphPlan, StoredSegment, plan
 from kerasmem.memory.compress_activations.store import EmptyStore, packed_bytes
 from kerasmem.records.plain import AnyNumber, JsonRecord
-from kerasmem.types import Dataset, Model, Node, Tensor, Variable
+from kerasmem.types import Dataset, Model, Node, Tensor
 from kerasmem.units import format_bytes
 
 FATES = ("8 bits", "as it is", "not stored")
@@ -178,41 +178,16 @@ class _ByteCount:
         return values
 
 
-class _Recorder(keras.optimizers.Optimizer):
-    """Optimizer that records the gradient without changing the weights."""
-
-    def __init__(self) -> None:
-        super().__init__(learning_rate=1.0, name="recorder")
-        self.gradients: list[Any] = []
-
-    def build(self, variables: Sequence[Any]) -> None:
-        if self.built:
-            return
-        super().build(variables)
-        self.gradients = [
-            self.add_variable_from_reference(v, name="gradient") for v in variables
-        ]
-
-    def update_step(
-        self,
-        gradient: Tensor,
-        variable: Variable,
-        learning_rate: Any,  # noqa: ARG002
-    ) -> None:
-        # Adding to zeros lets Keras handle sparse gradients.
-        slot = self.gradients[self._get_variable_index(variable)]
-        self.assign_add(slot, gradient)
-
-
 def gradients(model: Model, batch: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return the gradient of each trainable variable by path.
 
-    The model is compiled again and runs one step without updates.
+    The model is compiled again and runs one step, after which each momentum is the
+    negative gradient.
     """
-    recorder = _Recorder()
+    optimizer = keras.optimizers.SGD(learning_rate=1.0, momentum=0.5)
     settings = compile_settings(model) or {}
     model.compile(
-        optimizer=recorder,
+        optimizer=optimizer,
         loss=settings["loss"],
         loss_weights=settings["loss_weights"],
         jit_compile=settings["jit_compile"],
@@ -220,8 +195,8 @@ def gradients(model: Model, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         auto_scale_loss=False,
     )
     model.train_on_batch(*batch)
-    pairs = zip(model.trainable_variables, recorder.gradients, strict=True)
-    return {variable.path: to_numpy(slot) for variable, slot in pairs}
+    pairs = zip(model.trainable_variables, optimizer.momentums, strict=True)
+    return {variable.path: -to_numpy(slot) for variable, slot in pairs}
 
 
 def changes(

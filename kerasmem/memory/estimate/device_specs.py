@@ -12,9 +12,6 @@ from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import InputError
 from kerasmem.units import GIB, KIB, MIB
 
-OPENXLA = "openxla/xla, xla/backends/gpu/target_config/specs"
-MAKER = "NVIDIA data sheet, not compared with the openxla descriptions"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -29,7 +26,6 @@ class Card:
         cache_bytes: Size of the L2 cache in bytes.
         shared_bytes: Shared memory per multiprocessor in bytes.
         clock_ghz: Maximum clock of the multiprocessors in GHz.
-        source: Source of the numbers.
     """
 
     title: str
@@ -40,7 +36,6 @@ class Card:
     cache_bytes: int
     shared_bytes: int
     clock_ghz: float
-    source: str = OPENXLA
 
     @property
     def description(self) -> str:
@@ -78,6 +73,8 @@ _MANY_THREADS = ((7, 0), (8, 0), (9, 0), (10, 0))
 _FEW_UNITS = ((7, 0), (7, 5), (8, 0))
 _GB = 10**9
 
+# Sources: openxla/xla, xla/backends/gpu/target_config/specs. From "l4" on: NVIDIA data
+# sheets, not compared with the openxla descriptions.
 CARDS: Mapping[str, Card] = {
     "h200": Card(
         title="NVIDIA H200 141GB HBM3e",
@@ -168,7 +165,6 @@ CARDS: Mapping[str, Card] = {
         cache_bytes=48 * MIB,
         shared_bytes=100 * KIB,
         clock_ghz=2.04,
-        source=MAKER,
     ),
     "l40s": Card(
         title="NVIDIA L40S",
@@ -179,7 +175,6 @@ CARDS: Mapping[str, Card] = {
         cache_bytes=96 * MIB,
         shared_bytes=100 * KIB,
         clock_ghz=2.52,
-        source=MAKER,
     ),
     "rtx3090": Card(
         title="NVIDIA GeForce RTX 3090",
@@ -190,7 +185,6 @@ CARDS: Mapping[str, Card] = {
         cache_bytes=6 * MIB,
         shared_bytes=100 * KIB,
         clock_ghz=1.7,
-        source=MAKER,
     ),
     "rtx4090": Card(
         title="NVIDIA GeForce RTX 4090",
@@ -201,7 +195,6 @@ CARDS: Mapping[str, Card] = {
         cache_bytes=72 * MIB,
         shared_bytes=100 * KIB,
         clock_ghz=2.52,
-        source=MAKER,
     ),
     "t4": Card(
         title="Tesla T4",
@@ -212,7 +205,6 @@ CARDS: Mapping[str, Card] = {
         cache_bytes=4 * MIB,
         shared_bytes=64 * KIB,
         clock_ghz=1.59,
-        source=MAKER,
     ),
 }
 """GPU specifications by the name used in `device=`."""

@@ -72,9 +72,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
             - `"traced"`: from the step of the framework, traced in a child process.
             - `"plan"`: from XLA's compiler, for a GPU that need not be installed. Takes
               10 to 100 seconds and requires `pip install kerasmem[plans]`.
-            - `"measured"`: from real steps with up to 16 samples of zeros on the CPU,
-              extrapolated to `batch_size`. Takes seconds to minutes in a child process.
-              Not available on JAX.
+            - `"measured"`: from real steps on zeros on the CPU, in a child process. Not
+              available on JAX.
             - `"auto"`: analytic if the model has a graph, else traced.
 
         input_shape: Input shape without the batch axis, for models with variable

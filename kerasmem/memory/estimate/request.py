@@ -10,7 +10,7 @@ import keras
 
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.backends.trace import Step
-from kerasmem.errors import ConfigError, KerasMemError, ModelError, first_line
+from kerasmem.errors import KerasMemError, ModelError, first_line
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
@@ -96,18 +96,6 @@ class Request:
             inputs=tuple(map(sized, self.inputs)),
             labels=keras.tree.map_structure(sized, self.labels, none_is_leaf=False),
         )
-
-    def check_backend(self, running: str, how: str) -> None:
-        """Check that the requested backend is the current backend.
-
-        Raises:
-            ConfigError: If the requested backend is another one.
-        """
-        if self.backend != running:
-            raise ConfigError(
-                f"A step {how}. Expected: {running!r}. Received: "
-                f"backend={self.backend!r}."
-            )
 
     def answer(
         self,

@@ -16,14 +16,6 @@ from kerasmem.errors import ConfigError
 from kerasmem.types import Variable
 
 
-def _replicated(_variable: Any) -> None:
-    """Return `None`: each device holds the whole variable."""
-
-
-def _none() -> None:
-    """Return `None`: there is no distribution."""
-
-
 @dataclass(frozen=True)
 class Sharding:
     """Distribution of a training over devices.
@@ -40,8 +32,8 @@ class Sharding:
 
     devices: int = 1
     replicas: int = 1
-    layout_of: Callable[[Any], Any | None] = _replicated
-    config_of: Callable[[], Mapping[str, Any] | None] = _none
+    layout_of: Callable[[Any], Any | None] = lambda _: None
+    config_of: Callable[[], Mapping[str, Any] | None] = lambda: None
 
     @property
     def config(self) -> Mapping[str, Any] | None:

@@ -122,7 +122,7 @@ def fit(  # noqa: PLR0913 - the public entry point
     metrics, sample weights, masks and callbacks. If a memory limit is known, the number
     of micro-batches is estimated before the first step. If a step runs out of memory,
     the state of the training is restored from a copy on the host. The same batch is
-    then repeated in smaller parts. Larger parts are tried again some epochs later.
+    then repeated in smaller parts.
     Validation steps are split in the same way.
 
     Differences from whole batches:

@@ -16,15 +16,6 @@ from kerasmem.units import format_bytes
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 
 
-def stateful_layers(model: Model) -> list[str]:
-    """Return the names of the stateful recurrent layers."""
-    return [
-        layer.name
-        for layer in sublayers(model)
-        if isinstance(layer, _RECURRENT) and layer.stateful
-    ]
-
-
 def smaller_batches(model: Model) -> Remedy | None:
     """Return a remedy if batches of the model cannot be split, else `None`."""
     optimizers = other_optimizers(model)
@@ -35,7 +26,11 @@ def smaller_batches(model: Model) -> Remedy | None:
             "than `model.optimizer`, so a batch cannot be split; pass a smaller "
             "batch_size if memory runs out",
         )
-    names = stateful_layers(model)
+    names = [
+        layer.name
+        for layer in sublayers(model)
+        if isinstance(layer, _RECURRENT) and layer.stateful
+    ]
     if not names:
         return None
     return Remedy(

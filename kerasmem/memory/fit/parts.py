@@ -32,11 +32,6 @@ class Parts(ABC):
         self._is_masked = False
         self._count = steps.counting(self._valid) if losses.is_counted(model) else None
 
-    @property
-    @abstractmethod
-    def functions(self) -> tuple[Step, ...]:
-        """The compiled functions."""
-
     def open(self, state: Any) -> Any:
         """Start splitting batches. Returns the new state."""
         self._factors.install()
@@ -94,11 +89,6 @@ class MicroBatches(Parts):
         self._undo = ExitStack()
         # Under a `tf.distribute` strategy, each replica runs in a separate thread.
         self._now = threading.local()
-
-    @property
-    def functions(self) -> tuple[Step, ...]:
-        """The compiled functions."""
-        return tuple(self._functions.values())
 
     def open(self, state: Any) -> Any:
         """Create the gradient accumulators. Returns the new state."""
@@ -205,11 +195,6 @@ class EvaluationParts(Parts):
                 return original(*state, batch)
 
         self._function = evaluation.function_of(step)
-
-    @property
-    def functions(self) -> tuple[Step, ...]:
-        """The compiled function."""
-        return (self._function,)
 
     def run(self, state: Any, batch: Tensors, count: int) -> tuple[Any, Any]:
         """Run one batch. Returns its logs and the new state."""

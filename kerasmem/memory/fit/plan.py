@@ -18,15 +18,11 @@ from kerasmem.memory.oom.cause import figures_of
 from kerasmem.records import MemoryEstimate
 from kerasmem.types import Model, Tensors
 
-_FIRST_PATIENCE = 2
-
 
 class MicroBatchPlan:
     """Number of samples that run through the model at a time.
 
-    The number decreases after a failure. A failure may have a temporary cause, so twice
-    as many samples are tried again after some epochs. If they fail, the waiting time is
-    doubled, because a failure on TensorFlow takes ten seconds or more.
+    The number decreases after a failure.
 
     Attributes:
         most: Maximum number of samples at a time, or `None` for no limit.
@@ -34,39 +30,14 @@ class MicroBatchPlan:
 
     def __init__(self) -> None:
         self.most: int | None = None
-        self._ceiling: int | None = None
-        self._patience = _FIRST_PATIENCE
-        self._waited = 0
-        self._is_trying = False
 
     def foresee(self, most: int) -> None:
         """Set an upper bound for `most` from an estimate."""
-        self._ceiling = most if self._ceiling is None else min(most, self._ceiling)
-        self.most = self._ceiling if self.most is None else min(most, self.most)
+        self.most = most if self.most is None else min(most, self.most)
 
     def fail(self, size: int, parts: int) -> None:
         """Record a failure, and split a batch of `size` samples into `parts`."""
-        if self._is_trying:
-            self._patience *= 2
-        self._is_trying = False
-        self._waited = 0
         self.most = -(-size // parts)
-
-    def begin_epoch(self, largest: int) -> bool:
-        """Return whether more samples at a time are tried in the new epoch."""
-        if self.most is None or self.most == self._ceiling:
-            return False
-        self._waited += 1
-        if self._waited <= self._patience:
-            return False
-        self._waited = 0
-        self._is_trying = True
-        more = 2 * self.most
-        if self._ceiling is not None:
-            self.most = min(more, self._ceiling)
-        else:
-            self.most = more if more < largest else None
-        return True
 
     def parts(self, size: int) -> int:
         """Return the number of parts for a batch of `size` samples."""

@@ -260,24 +260,10 @@ class SurvivingTraining(SurvivingStep):
         self._input_shape: Any | None = None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Renew the copy of the state, and try larger parts if due."""
+        """Renew the copy of the state at the next step."""
         self._epoch = epoch
         self._rollback.expire()
         self._notice_changes()
-        if self._plan.begin_epoch(self._largest):
-            self._safe = SafeShapes()
-
-    @property
-    def versions(self) -> tuple[Step, ...]:
-        """All compiled functions in use."""
-        return self.whole, *(self._parts.functions if self._parts else ())
-
-    @property
-    def latest(self) -> Step:
-        """The Keras function for whole batches, or this object if batches are split."""
-        if self._parts is not None and self._parts.is_open:
-            return self.__call__
-        return getattr(self.whole, "latest", self.whole)
 
     def end(self) -> None:
         """Free the memory of the training."""

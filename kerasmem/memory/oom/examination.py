@@ -126,9 +126,7 @@ class _Examination:
         if measurement is not None or self._cause.kind not in _OF_THE_DEVICE:
             return measurement
         estimate = self._estimate(self._context.micro_batch_size)
-        # Excludes memory that the allocator caches, because the limit prevents it.
-        parts = tuple(part for part in estimate.parts if part.category != "pool")
-        return estimate.peak_bytes, estimate.method, parts
+        return estimate.peak_bytes, estimate.method, estimate.parts
 
     def _room(self, other_bytes: int) -> Room | None:
         limits = (self._context.limit_bytes, self._cause.limit_bytes)

@@ -1,4 +1,4 @@
-"""Damaged folders that kerasmem resumes from, reads or writes into.
+"""Damaged folders that kerasmem reads or writes into.
 
 Each kind of folder is a module of this package and a key of `worker.KINDS`:
 

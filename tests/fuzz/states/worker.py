@@ -11,9 +11,9 @@ from typing import Any
 from tests.fuzz.forked import forked
 from tests.fuzz.graphs.operation import Draw
 from tests.fuzz.outcome import Outcome, WrongResultError, line_of
-from tests.fuzz.states import predict, presets, runs
+from tests.fuzz.states import presets, runs
 
-KINDS: dict[str, Any] = {"predict": predict, "presets": presets, "runs": runs}
+KINDS: dict[str, Any] = {"presets": presets, "runs": runs}
 MOST_SECONDS = 10
 MOST_BYTES = 1 << 30
 _HASHED_BYTES = 1 << 26

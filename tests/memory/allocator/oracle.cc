@@ -2,7 +2,7 @@
 // prints what it did: the oracle of test_bfc_oracle.py. No memory is touched; the
 // regions lie one after the other at made-up addresses.
 //
-// First line: limit growth garbage_collection fragmentation_fraction device_bytes
+// First line: limit growth
 // Then, per line: "a SIZE" (prints the address, 0 for a failure) or "f ADDRESS".
 // At the end: bytes in use, peak, pool.
 #include <cstdint>
@@ -32,18 +32,14 @@ class Device : public tsl::SubAllocator {
 };
 
 int main() {
-  unsigned long long limit, device, number;
-  int growth, collection;
-  double fraction;
-  if (scanf("%llu %d %d %lf %llu", &limit, &growth, &collection, &fraction,
-            &device) != 5)
-    return 2;
+  unsigned long long limit, number;
+  int growth;
+  if (scanf("%llu %d", &limit, &growth) != 2) return 2;
   tsl::BFCAllocator::Options options;
   options.allow_growth = growth;
-  options.garbage_collection = collection;
-  options.fragmentation_fraction = fraction;
+  options.garbage_collection = true;
   options.allow_retry_on_failure = false;
-  auto* allocator = new tsl::BFCAllocator(std::make_unique<Device>(device), limit,
+  auto* allocator = new tsl::BFCAllocator(std::make_unique<Device>(limit), limit,
                                           "oracle", options);
   tsl::AllocationAttributes attributes;
   attributes.retry_on_failure = false;

@@ -14,8 +14,7 @@ Three rules tell, each a consequence of how the allocator works:
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kerasmem.memory.allocator.bfc import BFCAllocator, PoolPolicy, rounded
-from kerasmem.memory.allocator.chunks import Chunk
+from kerasmem.memory.allocator.bfc import BFCAllocator, Chunk, PoolPolicy, rounded
 
 ROOM = PoolPolicy(limit_bytes=1 << 40)  # the device was far from full
 

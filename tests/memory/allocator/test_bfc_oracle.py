@@ -39,13 +39,7 @@ def oracle(tmp_path_factory):
 
 def random_policy(rng):
     limit = rng.choice([8, 64, 256, 1024]) * MIB + rng.randrange(5000)
-    return PoolPolicy(
-        limit_bytes=limit,
-        growth=rng.random() < 0.7,
-        garbage_collection=rng.random() < 0.6,
-        fragmentation_fraction=rng.choice([0.0, 0.0, 0.01, 0.1]),
-        device_bytes=rng.choice([limit + MIB, limit + MIB, int(limit * 0.7)]),
-    )
+    return PoolPolicy(limit_bytes=limit, growth=rng.random() < 0.7)
 
 
 def random_size(rng, policy):
@@ -79,10 +73,7 @@ def test_a_hundred_thousand_requests_get_the_oracles_addresses(oracle):
         rng = random.Random(seed)
         policy = random_policy(rng)
         asked, answers, end = simulate(policy, rng)
-        head = (
-            f"{policy.limit_bytes} {policy.growth:d} {policy.garbage_collection:d} "
-            f"{policy.fragmentation_fraction} {policy.device_bytes}"
-        )
+        head = f"{policy.limit_bytes} {policy.growth:d}"
         finished = subprocess.run(
             [oracle],
             input="\n".join([head, *asked, ""]),

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 
 import keras
 import pytest
@@ -11,7 +10,7 @@ from keras import layers
 import kerasmem as km
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.memory.estimate import METHODS
-from kerasmem.records import ESTIMATE_CATEGORIES, EstimatePart, MemoryEstimate
+from kerasmem.records import ESTIMATE_CATEGORIES, MemoryEstimate
 
 UNITS, BATCH, DEPTH = 32, 200, 3
 TENSOR = BATCH * UNITS * 4  # one layer's output
@@ -46,7 +45,7 @@ def test_torch_keeps_every_output_and_writes_nothing_in_place():
         "input": TENSOR,
         "parameter": WEIGHTS,
         "optimizer_state": COUNTERS["torch"],
-    } | {k: v for k, v in found.by_category().items() if k in ("pool", "rounding")}
+    } | {k: v for k, v in found.by_category().items() if k == "rounding"}
     assert found.by_category().get("rounding", 0) == 0
     assert found.peak_bytes == WEIGHTS + COUNTERS["torch"] + 6 * TENSOR
 
@@ -82,7 +81,7 @@ def test_predict_on_torch_holds_every_layers_output_until_the_end():
 def test_every_byte_of_the_peak_has_a_category():
     for backend in ("tensorflow", "jax", "torch"):
         found = estimate(backend=backend, jit_compile=backend == "jax")
-        parts = [part for part in found.parts if part.category != "pool"]
+        parts = found.parts
         assert sum(part.nbytes for part in parts) == found.peak_bytes
         assert {part.category for part in parts} <= set(ESTIMATE_CATEGORIES)
 
@@ -228,17 +227,6 @@ def test_random_images_count_as_traces_do(layer, backend, images):
     assert images <= used / size < images + 0.5
     still = estimate(model, batch_size=32, backend=backend, training=False)
     assert still.peak_bytes < found.peak_bytes
-
-
-def test_the_pool_stands_apart_from_the_categories_of_the_peak():
-    found = estimate()
-    parts = [part for part in found.parts if part.category != "pool"]
-    pool = EstimatePart("pool", None, 3 * 2**20)
-    text = replace(found, parts=(*parts, pool)).table()
-    assert "pool" not in replace(found, parts=tuple(parts)).table()
-    assert text.endswith("\nunused allocator pool: 3.00 MiB")
-    assert "  pool" not in text
-    assert "in use at the peak, by category:\n" in text
 
 
 def test_a_tensor_converted_to_a_tensor_takes_nothing():

@@ -16,8 +16,7 @@ from kerasmem.backends.xla.hlo import Instruction
 from kerasmem.backends.xla.plan import Planned, PlannedBlock
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.extras import plans
-from kerasmem.extras.plans import cache, compiler
-from kerasmem.extras.plans.workspaces import library_calls
+from kerasmem.extras.plans import compiler, library_calls
 from kerasmem.memory.allocator import BFCAllocator, PoolPolicy
 from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import METHODS
@@ -288,28 +287,28 @@ def test_a_card_may_be_described_by_a_file(tmp_path):
 
 def test_what_was_kept_is_read_back_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    name = cache.key("program", 1)
-    assert cache.read(name) is None
-    cache.write(name, b"plan" * 100)
-    assert cache.read(name) == b"plan" * 100
+    name = compiler.key("program", 1)
+    assert compiler.read(name) is None
+    compiler.write(name, b"plan" * 100)
+    assert compiler.read(name) == b"plan" * 100
     path = tmp_path / "kerasmem" / "plans" / name
     path.write_bytes(path.read_bytes()[:-3])
-    assert cache.read(name) is None
-    cache.write(name, b"0" * 2**20)
-    monkeypatch.setattr(cache, "_MOST_BYTES", 2**20 - 1)
-    assert cache.read(name) is None
+    assert compiler.read(name) is None
+    compiler.write(name, b"0" * 2**20)
+    monkeypatch.setattr(compiler, "_MOST_BYTES", 2**20 - 1)
+    assert compiler.read(name) is None
     path.unlink()
     os.mkfifo(path)
-    assert cache.read(name) is None
+    assert compiler.read(name) is None
     path.unlink()
     (tmp_path / "other").write_bytes(b"of the user")
     path.symlink_to(tmp_path / "other")
-    assert cache.read(name) is None
-    cache.write(name, b"plan")
+    assert compiler.read(name) is None
+    compiler.write(name, b"plan")
     assert (tmp_path / "other").read_bytes() == b"of the user"
-    assert cache.read(name) == b"plan"
+    assert compiler.read(name) == b"plan"
     for number in range(70):
-        cache.write(cache.key(number), b"")
+        compiler.write(compiler.key(number), b"")
     assert len(list(path.parent.iterdir())) == 64
 
 

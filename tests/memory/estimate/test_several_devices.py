@@ -228,7 +228,6 @@ def by_layout(_):
 
     compiler = plans.compiler
     compiler.check_installed = lambda: "none"
-    compiler.versions = lambda: ["none"]
     compiler.program_of, compiler.compiled = program_of, lambda *_: b""
     plans.answer = answer
     held = {}
@@ -269,7 +268,6 @@ def under_a_class_of_ones_own(_):
             found[cls.__name__] = asked(8, method="analytic").to_json()
             if cls is Own:
                 plans.compiler.check_installed = lambda: "none"
-                plans.compiler.versions = lambda: ["none"]
                 with pytest.raises(ConfigError) as raised:
                     asked(8, method="plan", device="a100")
                 found["plan"] = str(raised.value)

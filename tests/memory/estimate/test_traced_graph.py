@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kerasmem.backends.trace import Graph, Operation, OperationOutput
-from kerasmem.memory.allocator.torch_allocator import RoundingAllocator
 from kerasmem.memory.estimate.traced.on_tensorflow import written
-from kerasmem.memory.program import AllocationPlan, live, peak_of
+from kerasmem.memory.program import AllocationPlan, RoundingAllocator, live, peak_of
 from kerasmem.memory.timeline.watched import KnownVariable, LayerNode, Watched
 
 pytestmark = pytest.mark.one_backend
@@ -126,7 +125,7 @@ def test_a_variable_that_is_still_read_moves_to_a_copy():
 def test_after_every_step_the_variables_are_all_that_is_left():
     step = program(_update(read_again=True))
     memory = RoundingAllocator(1)
-    peaks, _ = live([AllocationPlan(step, in_place=True)] * 3, memory)
+    peaks = live([AllocationPlan(step, in_place=True)] * 3, memory)
     assert len({peak.nbytes for peak in peaks}) == 1
     assert memory.in_use_bytes == KB.nbytes
 

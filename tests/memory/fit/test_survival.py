@@ -171,19 +171,6 @@ def test_any_other_error_ends_the_fit_as_ever():
     model.fit(**data(), verbose=0)
 
 
-def test_larger_parts_are_tried_again_after_some_epochs():
-    """The third check fails, for a reason that passes."""
-    shortage = Shortage(at=[2])
-    sizes = []
-    check = shortage.check
-    shortage.check = lambda array: (sizes.append(len(array)), check(array))[1]
-    model = failing_model(shortage, "forward")
-    with pytest.warns(KerasMemWarning, match="repeated in 2 parts"):
-        fit(model, **data(64), batch_size=32, epochs=6, verbose=0)
-    assert sizes[:4] == [32, 32, 32, 16]
-    assert sizes[-2:] == [32, 32]
-
-
 def test_what_is_wrong_is_said():
     model = failing_model(Shortage(), "forward")
     with pytest.raises(ConfigError, match="on_oom='skip'"):

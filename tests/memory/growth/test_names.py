@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasmem.extras.growth.names import names
+from kerasmem.memory.references import names
 
 pytestmark = pytest.mark.one_backend
 

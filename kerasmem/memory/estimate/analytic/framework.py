@@ -12,15 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kerasmem.memory.allocator.torch_allocator import Allocator, CachingAllocator
 from kerasmem.memory.estimate import scratch as space
-from kerasmem.memory.program import (
-    Op,
-    ProgramTensor,
-    as_ready,
-    as_written,
-    unlimited_bfc,
-)
+from kerasmem.memory.program import Op, ProgramTensor, as_ready, as_written
 from kerasmem.units import MIB
 
 _TENSOR_CORE_LAYOUT_IS_LAST = 4
@@ -68,7 +61,7 @@ class Framework:
             as in Keras's own loop over the layers.
         keeps_gradients: Whether gradients are kept until the next step.
         one_block: Whether the whole step is one allocation.
-        allocator: Creates an allocator without a limit.
+        whole_chunks: Whether the allocator may leave a chunk unsplit.
         rounding: Block sizes are multiples of this number of bytes.
         waste: Average fraction of memory allocated beyond the rounded size.
         scratch: Returns the scratch space of a convolution.
@@ -90,7 +83,7 @@ class Framework:
     keeps_outputs: bool = False
     keeps_gradients: bool = False
     one_block: bool = False
-    allocator: Callable[[], Allocator] = unlimited_bfc
+    whole_chunks: bool = True
     rounding: int = 256
     waste: float = 0.0
     scratch: Callable[[ProgramTensor, ProgramTensor, ProgramTensor], Scratch] = (
@@ -195,7 +188,8 @@ def fused(ops: Sequence[Op], results: Sequence[ProgramTensor]) -> list[Op]:
                 sources[y] = reads
                 continue
         over = tuple(reads) if op.fusible else ()
-        remaining.append(replace(op, reads=tuple(reads), over=over))
+        space = 0 if op.fusible else op.workspace
+        remaining.append(replace(op, reads=tuple(reads), over=over, workspace=space))
     return remaining
 
 
@@ -218,7 +212,7 @@ _TORCH = Framework(
     in_place=False,
     keeps_outputs=True,
     keeps_gradients=True,
-    allocator=CachingAllocator,
+    whole_chunks=False,
     rounding=512,
 )
 _FRAMEWORKS = {

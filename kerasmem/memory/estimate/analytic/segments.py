@@ -19,6 +19,8 @@ BARRIER = "barrier"
 """Name of an operation without effect that enforces an execution order."""
 
 _FLOAT = 4
+_PACKED_AT_ONCE, _UNPACKED_AT_ONCE = 5, 3
+"""Tensors of float32 that exist at once while codes or their values are computed."""
 
 RETURN = "return"
 """End of Keras's loop over the layers, which keeps all layer outputs until then."""
@@ -119,12 +121,12 @@ class ReplayedSegment:
 class StoredActivation:
     """An activation that is saved in another form.
 
-    `pack` computes the saved `tensors`, and `unpack` computes `restored` from them.
+    `pack` computes `saved`, and `unpack` computes `restored` from it.
     """
 
-    tensors: tuple[ProgramTensor, ...]
-    pack: tuple[Op, ...]
-    unpack: tuple[Op, ...]
+    saved: ProgramTensor
+    pack: Op
+    unpack: Op
     restored: ProgramTensor
 
 
@@ -207,7 +209,7 @@ class _Piece:
             x: s for x in saved_tensors if (s := _stored(segment, x)) is not None
         }
         self._waiting = [x for x in saved_tensors if x not in self._stored]
-        self._waiting += [x for one in self._stored.values() for x in one.tensors]
+        self._waiting += [one.saved for one in self._stored.values()]
 
     def rewritten(
         self, handed_on: Sequence[ProgramTensor]
@@ -218,10 +220,10 @@ class _Piece:
         gates |= dict.fromkeys(handed_on, end)
         late = self._late()
         begin = ProgramTensor((0,), 1)
-        codes = [x for one in self._stored.values() for x in one.tensors]
+        codes = [one.saved for one in self._stored.values()]
         upstream = self._read - self._outputs - self._backward.outputs - self._entering
         self._forward.ops = [
-            *(self._of(op, "forward") for s in self._stored.values() for op in s.pack),
+            *(self._of(one.pack, "forward") for one in self._stored.values()),
             *self._forward.ops,
             self._wait("forward", codes, packing),
         ]
@@ -240,9 +242,8 @@ class _Piece:
             for op in self._forward.ops
             if op.name == RETURN
         ]
-        unpack = [op for one in self._stored.values() for op in one.unpack]
         return [
-            *(self._of(op, "backward") for op in unpack),
+            *(self._of(one.unpack, "backward") for one in self._stored.values()),
             *(_twin(op, twins) for op in (*self._again, *ends)),
             *(_twin(op, twins, again=False) for op in self._backward.ops),
         ]
@@ -300,7 +301,7 @@ def zeros(x: ProgramTensor) -> StoredActivation:
         ProgramTensor(x.shape, x.width, x.layer),
     )
     return StoredActivation(
-        (number,), (_op("zero", (), number),), (_op("zeros", (number,), late),), late
+        number, _op("zero", (), number), _op("zeros", (number,), late), late
     )
 
 
@@ -310,53 +311,15 @@ def packed(x: ProgramTensor) -> StoredActivation | None:
         return None
     codes = ProgramTensor((packed_bytes(x.shape),), 1, x.layer)
     late = ProgramTensor(x.shape, x.width, x.layer)
-    return StoredActivation((codes,), _pack(x, codes), _unpack(codes, late), late)
-
-
-def _pack(x: ProgramTensor, codes: ProgramTensor) -> tuple[Op, ...]:
-    finite, above, below = (_like(x, 1) for _ in range(3))
-    finite_values, first, special, exact, noise, whole = (_like(x) for _ in range(6))
-    fraction, total, all_codes = (_like(x) for _ in range(3))
-    return (
-        _op("finite", (x,), finite),
-        _op("below", (x,), below),
-        _op("above", (x,), above),
-        _op("infinite", (below,), first),
-        _op("special", (above, first), special, over=(first,)),
-        _op("known", (finite, x), finite_values),
-        _op("exact", (finite_values,), exact, over=(finite_values,)),
-        _op("noise", (finite_values,), noise),
-        _op("whole part", (noise,), whole),
-        _op("fraction", (noise, whole), fraction, over=(noise, whole)),
-        _op("rounded", (exact, fraction), total, over=(exact, fraction)),
-        _op("coded", (finite, total, special), all_codes, over=(total, special)),
-        _op("codes", (all_codes,), codes),
-    )
-
-
-def _unpack(codes: ProgramTensor, late: ProgramTensor) -> tuple[Op, ...]:
-    floats, values, first, special = (_like(late) for _ in range(4))
-    is_special, is_infinite, is_nan = (_like(late, 1) for _ in range(3))
-    return (
-        _op("floats", (codes,), floats),
-        _op("infinite", (floats,), is_infinite),
-        _op("nan", (floats,), is_nan),
-        _op("special", (floats,), is_special),
-        _op("values", (floats,), values, over=(floats,)),
-        _op("infinities", (is_infinite,), first),
-        _op("specials", (is_nan, first), special, over=(first,)),
-        _op("restored", (is_special, special, values), late, over=(special, values)),
-    )
-
-
-def _like(x: ProgramTensor, width: int = _FLOAT) -> ProgramTensor:
-    return ProgramTensor((math.prod(x.shape),), width, x.layer)
+    space = math.prod(x.shape) * _FLOAT
+    pack = replace(_op("codes", (x,), codes), workspace=_PACKED_AT_ONCE * space)
+    unpack = replace(_op("floats", (codes,), late), workspace=_UNPACKED_AT_ONCE * space)
+    return StoredActivation(codes, pack, unpack, late)
 
 
 def _op(
     name: str,
     reads: tuple[ProgramTensor, ...],
     y: ProgramTensor,
-    over: tuple[ProgramTensor, ...] = (),
 ) -> Op:
-    return Op(name, None, "forward", reads, (y,), over, fusible=True)
+    return Op(name, None, "forward", reads, (y,), fusible=True)

@@ -3,8 +3,6 @@
 import tempfile
 from dataclasses import replace
 
-import keras
-
 from kerasmem.backends.trace import tracer
 from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import has_graph, sublayers
@@ -61,12 +59,8 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     """Estimate the memory from a trace in this process.
 
     The model gets an optimizer with slots and is traced, so it must be a copy.
-
-    Raises:
-        ConfigError: If the requested backend is not the current backend.
     """
-    how, is_compiled = "is traced on the current backend", request.jit_compile
-    request.check_backend(keras.backend.backend(), how)
+    is_compiled = request.jit_compile
     if is_compiled and request.backend == "tensorflow" and request.device == "gpu":
         # Keras detects layers without XLA support only if a GPU is present.
         is_compiled = tracer().compiles_on_gpu(sublayers(request.model))

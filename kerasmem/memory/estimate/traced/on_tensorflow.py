@@ -51,7 +51,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     step = written(graph, model, request.device)
     plan = pg.AllocationPlan(step, in_place=True)
     plans = [pg.AllocationPlan(step, in_place=True, is_first=True), plan, plan]
-    (first, *_, later), pool = pg.live(plans, pg.unlimited_bfc())
+    first, *_, later = pg.live(plans, pg.unlimited_bfc())
     requested_bytes = pg.peak_of(plan.events, 1, step.present).nbytes
     uses_cudnn = any(op.kind.startswith("CudnnRNN") for op in graph.operations)
     below, above = _IN_CUDNN if uses_cudnn else (_LOW, _HIGH)
@@ -64,12 +64,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
         high = max(high, first.nbytes)
     return request.answer(
         "traced",
-        pg.parts_of(
-            plan,
-            later,
-            rounding=later.nbytes - later.requested_bytes,
-            pool=max(pool - later.nbytes, 0),
-        ),
+        pg.parts_of(plan, later, rounding=later.nbytes - later.requested_bytes),
         (low, later.nbytes, high),
         (None, first.nbytes, None),
     )

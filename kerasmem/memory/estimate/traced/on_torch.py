@@ -44,7 +44,7 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
             f"{str(error)[:200]} Expected: a step whose shapes do not depend on its "
             "data. Next: pass method='measured'."
         ) from error
-    libraries = library_bytes(request)
+    libraries = _LIBRARY_WORKSPACE if request.device == "gpu" else 0
     first, peak = (nbytes + libraries for nbytes in peaks)
     plan = pg.AllocationPlan(step, in_place=False)
     fullest = pg.peak_of(plan.events, ROUNDING_BYTES, step.present)
@@ -65,11 +65,6 @@ def later_step(request: Request) -> Sequence[MemoryEvent]:
     """Run real steps and return the events of a later one."""
     _, events, _ = _live(request, fake=False)
     return events
-
-
-def library_bytes(request: Request) -> int:
-    """Return the device memory of libraries in addition to torch's tensors."""
-    return _LIBRARY_WORKSPACE if request.device == "gpu" else 0
 
 
 def _live(

@@ -139,9 +139,7 @@ def _in_pool(model: Watched, planned: int, batch_bytes: int) -> int:
     begin = Op("input", None, "input", (), (batch,))
     step = Op("step", None, "forward", (), (block,))
     program = Program((begin, step), (batch, *variables), variables)
-    (peak,), _ = pg.live(
-        [pg.AllocationPlan(program, in_place=False)], pg.unlimited_bfc()
-    )
+    (peak,) = pg.live([pg.AllocationPlan(program, in_place=False)], pg.unlimited_bfc())
     return peak.nbytes
 
 

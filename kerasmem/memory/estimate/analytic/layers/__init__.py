@@ -11,7 +11,6 @@ from kerasmem.memory.estimate.analytic.layers import (
     attention,
     common,
     convolution,
-    images,
     normalization,
     recurrent,
 )
@@ -52,8 +51,8 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("Dot Matmul Einsum Tensordot", common.contract),
     ("Rescaling Normalization", common.rescale),
     ("ConvertToTensor", common.identity),
-    ("RandomFlip", images.flip),
-    ("RandomContrast RandomBrightness RandomCrop", images.change),
+    ("RandomFlip", common.flip),
+    ("RandomContrast RandomBrightness RandomCrop", common.change),
     ("Dense EinsumDense", common.dense),
     ("ChunkedVocabulary", common.chunked_vocabulary),
     (OF_CODES, common.reversible_embedding),
@@ -82,7 +81,7 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     (class_names("average_pooling"), convolution.average_pooling),
 ]
 _OTHERWISE_IN_TENSORFLOW: list[tuple[tuple[str, ...] | str, Handler]] = [
-    ("RandomTranslation RandomRotation RandomZoom", images.change)
+    ("RandomTranslation RandomRotation RandomZoom", common.change)
 ]
 _OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
     (
@@ -91,7 +90,7 @@ _OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
     ),
     (
         "RandomTranslation RandomRotation RandomZoom RandomContrast",
-        images.torch_change,
+        common.torch_change,
     ),
     ("BatchNormalization", normalization.torch_batch_normalization),
     ("LayerNormalization", normalization.torch_layer_normalization),

@@ -7,20 +7,35 @@ import sysconfig
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MemberDescriptorType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
-from kerasmem.memory.census import attributes, own_dict
-from kerasmem.memory.kinds import attribute, is_own
+import keras
+
+from kerasmem.memory.held_arrays import attribute, is_own
 
 _SECONDS = 2.0
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, FrameType, CodeType)
 _LIBRARIES = tuple(
     sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_PLACES = {
+    "callback": keras.callbacks.Callback,
+    "model": keras.Model,
+    "layer": keras.layers.Layer,
+    "optimizer": keras.optimizers.Optimizer,
+}
 _SEQUENCES = (list, tuple, deque)
 _OWN_DICT_IS_COPIED = sys.version_info < (3, 13)
 
@@ -51,22 +66,46 @@ class Link(NamedTuple):
 
     def __str__(self) -> str:
         root, *below = self.chain()
-        text, above = root.name, root.object
-        for link in below:
-            is_cells = isinstance(above, FunctionType) and type(link.object) is tuple
-            if not is_cells and link.object is not own_dict(above):
-                text += _step(above, link.object)
-                above = link.object
-        return text
+        return root.name + _path([root, *below])
 
 
-def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
+def _path(links: Sequence[Link]) -> str:
+    text, above = "", links[0].object
+    for link in links[1:]:
+        is_cells = isinstance(above, FunctionType) and type(link.object) is tuple
+        if not is_cells and link.object is not own_dict(above):
+            text += _step(above, link.object)
+            above = link.object
+    return text
+
+
+def holder(link: Link) -> str:
+    """Describe the innermost Keras object that holds an object, or else its name.
+
+    Example:
+        >>> keep = keras.callbacks.Callback()
+        >>> keep.kept = [[object()]]
+        >>> (link,) = names([keep.kept[0][0]]).values()
+        >>> holder(link)
+        'the callback Callback, in .kept[0][0]'
+    """
+    links = link.chain()
+    for number in reversed(range(len(links) - 1)):
+        one = links[number].object
+        for what, kind in _PLACES.items():
+            if issubclass(type(one), kind):
+                name = attribute(type(one), "__name__")
+                return f"the {what} {name}, in {_path(links[number:])}"
+    return f"{link} ({link.where})"
+
+
+def names(objects: Sequence[Any]) -> dict[int, Link]:
     """Return the link of each object by its identity.
 
     References are followed breadth first, so that names are short. The search starts at
     local variables and the program's own modules, then continues at all other modules.
 
-    Objects that are not found within `seconds` of CPU time are left out.
+    Objects that are not found within two seconds of CPU time are left out.
 
     Example:
         >>> def search():
@@ -82,7 +121,7 @@ def names(objects: Sequence[Any], seconds: float = _SECONDS) -> dict[int, Link]:
     # A module namespace must not connect unrelated variables.
     visited_ids |= {id(vars(module)) for module in list(sys.modules.values()) if module}
     links_by_id: dict[int, Link] = {}
-    until = time.thread_time() + seconds
+    until = time.thread_time() + _SECONDS
     for roots in (local_variables(), _globals(own=True), _globals(own=False)):
         links, queue = roots, deque[Link]()
         while len(links_by_id) < len(target_ids) and time.thread_time() < until:
@@ -157,3 +196,21 @@ def _step(above: Any, below: Any) -> str:
         return form.format(key)
     is_inside = isinstance(above, (dict, set, frozenset, *_SEQUENCES))
     return "[...]" if is_inside else f".<{attribute(type(above), '__name__')}>"
+
+
+def own_dict(one: Any) -> dict[str, Any]:
+    """Return the `__dict__` of an object, or an empty dictionary."""
+    # A class may define `__getattribute__` with side effects.
+    with suppress(AttributeError):
+        return object.__getattribute__(one, "__dict__")
+    return {}
+
+
+def attributes(one: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of the attributes in the `__dict__` and the slots."""
+    yield from own_dict(one).items()
+    for base in attribute(type(one), "__mro__"):
+        for name, member in attribute(base, "__dict__").items():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):  # An unset slot.
+                    yield name, member.__get__(one)
