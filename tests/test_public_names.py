@@ -75,6 +75,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
         "allocator",
         "configure",
         "inspect_data",
+        "inspect_dtypes",
         "isolated",
         "scope",
         "status",

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kerasmem.memory import allocator
+from kerasmem.memory.dtypes import inspect_dtypes
 from kerasmem.memory.pipeline import inspect_data, stream
 from kerasmem.memory.settings import configure, status
 from kerasmem.optional import module_attributes
@@ -15,6 +16,7 @@ __all__ = [
     "allocator",
     "configure",
     "inspect_data",
+    "inspect_dtypes",
     "isolated",
     "scope",
     "status",

@@ -15,6 +15,7 @@ from kerasmem.records.figures import (
     SearchReport,
     SearchTrial,
     WeightChange,
+    WideType,
 )
 from kerasmem.records.post_mortem import CAUSES, TORN, Cause, PostMortem, Remedy
 from kerasmem.records.run import (
@@ -101,6 +102,7 @@ __all__ = [
     "VariableGradient",
     "VariantFigures",
     "WeightChange",
+    "WideType",
     "gravest_first",
     "own_allocators",
 ]

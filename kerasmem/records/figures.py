@@ -4,6 +4,26 @@ from dataclasses import dataclass, field
 
 from kerasmem.records.plain import OrNaN
 
+
+@dataclass(frozen=True)
+class WideType:
+    """A weight or an array with a wider data type than necessary.
+
+    Args:
+        where: Description, such as `"weight dense/kernel"` or `"data x"`.
+        dtype: Current data type.
+        enough: Sufficient data type.
+        saved_bytes: Bytes saved by the change.
+        reason: Reason, with instructions for the change.
+    """
+
+    where: str
+    dtype: str
+    enough: str
+    saved_bytes: int
+    reason: str
+
+
 _CODES = 255
 
 
