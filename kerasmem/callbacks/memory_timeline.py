@@ -58,10 +58,9 @@ class MemoryTimeline(keras.callbacks.Callback):
         steps: Range of consecutive steps to record, counted from 0 over the whole
             `fit`. The first steps differ from later ones, because optimizer slots are
             created and kernels are tuned. Defaults to `range(2, 5)`.
-        log_dir: Folder for `timeline-0000.json.gz` (or the next free number, at most 5
-            MB). Its page `timeline-0000.html` is written after `fit`. Without a
-            timeline, the reason is written to `findings.jsonl`. Defaults to None, which
-            writes no files.
+        log_dir: Folder for `timeline-0000.json.gz` (or the next free number). Its page
+            `timeline-0000.html` is written after `fit`. Without a timeline, the reason
+            is written to `findings.jsonl`. Defaults to None, which writes no files.
 
     Attributes:
         timelines: List of `Timeline` of the latest `fit`, one per allocator and plan,
