@@ -38,8 +38,6 @@ from kerasmem.errors import ConfigError, DataError, TargetError
 from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
 
-_FAR_WORSE = 0.02
-
 
 @command(
     "compress",
@@ -101,12 +99,6 @@ _FAR_WORSE = 0.02
         "(default: file,weights,metrics).",
     ),
     REPORT,
-    option(
-        "--sensitivity",
-        action="store_true",
-        help="Measure the metric while each weight is pruned separately, with five "
-        "evaluations per weight. Needs --report and --data.",
-    ),
     "advanced",
     option(
         "--checkpoint-dir",
@@ -132,9 +124,7 @@ def compress(options: Namespace) -> CommandResult:
     job = job_of(options)
     _check(options, job)
     by_file = _goes_by_file(options, job)
-    if by_file and options.sensitivity:
-        raise _no_sensitivity()
-    alone = tokens = None
+    tokens = None
     with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
         if by_file:
             say(f"compressing {options.model} with weights on disk")
@@ -143,13 +133,11 @@ def compress(options: Namespace) -> CommandResult:
         else:
             show(OPENING)
             inputs = _load(options, job)
-            if options.sensitivity:
-                alone = _sensitivity(*inputs)
             if are_tokens(options):  # tokens are evaluated after compression
                 *model_and_data, rows = inputs
                 inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
-            with shown_by(_announcing(show, options.model)):
-                result = _searched(options, job, inputs)
+            say(f"compressing {options.model}, then measuring both models")
+            result = _searched(options, job, inputs)
         report = result.report
         if tokens is not None:
             models = tokens[0], result.model
@@ -157,11 +145,10 @@ def compress(options: Namespace) -> CommandResult:
         # Write the page first, so that a failed command leaves no model. The page stays
         # valid if the model cannot be saved.
         if options.report:
-            _write_page(options, report, result.changes, alone)
+            _write_page(options, report, result.changes)
         if not by_file:  # otherwise already saved
             show("saving")
             result.save(options.output, format=options.format)
-    _say_if_untrained(job, report)
     return _outcome(options, report, result.changes)
 
 
@@ -171,20 +158,9 @@ def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any
     except TargetError as error:
         nearest = error.result
         if options.report and nearest is not None:
-            _write_page(options, nearest.report, nearest.changes, None)
+            _write_page(options, nearest.report, nearest.changes)
             say(f"No model was written. {options.report} shows the nearest one.")
         raise
-
-
-def _announcing(show: Any, model: str) -> Any:
-    coming = [f"compressing {model}, then measuring both models"]
-
-    def shown(name: str, done: int = 0, total: int = 0) -> None:
-        if name != OPENING and coming:
-            say(coming.pop())
-        show(name, done, total)
-
-    return shown
 
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
@@ -249,10 +225,7 @@ def _check(options: Namespace, job: Job) -> None:
         )
     if options.report:
         check_output(options.report, ".html")
-    if options.sensitivity and not options.report:
-        raise ConfigError("--sensitivity needs a page. Next: add --report FILE.html.")
     wants_data = {
-        "--sensitivity": options.sensitivity,
         "--target": options.targets,
         "--fine-tune-epochs": options.fine_tune_epochs,
         "--max-drop": options.max_drop is not None,
@@ -319,23 +292,7 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     return model, train, test
 
 
-def _sensitivity(model: Any, _: Any, test: Any) -> Any:
-    from kerasmem.compression.prune.analysis import sensitivity
-
-    if test is None:
-        raise _no_sensitivity()
-    say("measuring the metric with each weight pruned separately")
-    return sensitivity(model, test)
-
-
-def _no_sensitivity() -> ConfigError:
-    return ConfigError(
-        "Sensitivity needs a metric. Expected: --data with labels, and a model whose "
-        "weights fit in memory. Received: --sensitivity without them."
-    )
-
-
-def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> None:
+def _write_page(options: Namespace, report: Any, changes: Any) -> None:
     from kerasmem.report.compression import Page, write_page
 
     page = Page(
@@ -345,25 +302,8 @@ def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> No
         origin=origin_of(options),
         search=report.search,
         warning=report.warning or "",
-        sensitivity=alone,
     )
     write_page(options.report, page)
-
-
-def _say_if_untrained(job: Job, report: Any) -> None:
-    from kerasmem.compression.judge import drop_of, first_metric, is_better_if_higher
-    from kerasmem.compression.recipe import as_preset
-
-    if job.trains or not report.before.metrics:
-        return
-    name = first_metric(report.before.metrics)
-    learns = any(step.trains_on for step in as_preset(job.steps).steps)
-    if learns and is_better_if_higher(name) and drop_of(report) > _FAR_WORSE:
-        before, after = report.before.metrics[name], report.after.metrics[name]
-        say(
-            f"{name} went from {before:.4f} to {after:.4f}, and the model was not "
-            "fine-tuned. Next: add --fine-tune-epochs 3."
-        )
 
 
 def _outcome(options: Namespace, report: Any, changes: Any) -> CommandResult:

@@ -1,7 +1,6 @@
 """`kerasmem distill`: train a student model with a teacher model."""
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -80,8 +79,6 @@ from kerasmem.records.regular import check_output
 )
 def distill(options: Namespace) -> CommandResult:
     """Train and save the student, and compare it with its teacher."""
-    import keras
-
     from kerasmem.compression.distill import distill as train_student
     from kerasmem.files import save_model
     from kerasmem.report.progress import FitProgress
@@ -95,7 +92,6 @@ def distill(options: Namespace) -> CommandResult:
             f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
         )
     teacher, student, train, test = _load(options)
-    curves = keras.callbacks.History()
     with FitProgress("distilling", progress_console()) as progress:
         new_student = train_student(
             teacher,
@@ -105,13 +101,13 @@ def distill(options: Namespace) -> CommandResult:
             batch_size=options.batch_size,
             temperature=options.temperature,
             cache=options.cache,
-            callbacks=[progress, curves],
+            callbacks=[progress],
             verbose=0,
             seed=options.seed,
         )
     save_model(new_student, options.output)
     models = {"teacher": teacher, "student": new_student}
-    return _outcome(options, models, test, curves.history)
+    return _outcome(options, models, test)
 
 
 def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
@@ -137,12 +133,7 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     return teacher, student, train, test
 
 
-def _outcome(
-    options: Namespace,
-    models: dict[str, Any],
-    test: Any,
-    history: Mapping[str, Sequence[float]],
-) -> CommandResult:
+def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> CommandResult:
     from kerasmem.cli.evaluation import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
@@ -163,7 +154,6 @@ def _outcome(
             figures,
             origin=origin_of(options),
             warning=warning or "",
-            history=history,
         )
         write_page(options.report, page)
     data = {

@@ -211,25 +211,6 @@ def test_compress_sets_the_share_of_weights_to_zero_that_it_was_told(folder, ker
 
 
 @pytest.mark.one_backend
-def test_compress_names_fine_tuning_where_the_model_does_far_worse(
-    folder, kerasmem, samples, new_network
-):
-    model = new_network()
-    model.optimizer.learning_rate = 0.05
-    model.fit(*samples, epochs=20, verbose=0)
-    model.save("model.keras")
-    line = "compress model.keras -o small.keras --prune 0.98 --prune-include kernel "
-    line += "--data split.npz"
-    hint = "the model was not fine-tuned. Next: add --fine-tune-epochs 3."
-    said = kerasmem(line).err
-    assert hint in said
-    assert "accuracy went from " in said
-    assert hint not in kerasmem(f"{line} --fine-tune-epochs 1").err
-    assert hint not in kerasmem(line.replace("0.98", "0.01")).err
-    assert hint not in kerasmem("compress model.keras -o s.keras --prune 0.98").err
-
-
-@pytest.mark.one_backend
 def test_what_is_far_worse_is_the_first_line_everywhere(
     folder, kerasmem, samples, new_network
 ):

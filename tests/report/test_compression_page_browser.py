@@ -2,7 +2,6 @@
 
 import pytest
 
-from kerasmem.compression.prune.analysis import Sensitivity, WeightSensitivity
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.report.compression import Page, write_page
 from tests.report.browser import chromium, opened, playwright
@@ -22,16 +21,6 @@ CHANGES = tuple(
     )
     for name, before, ratio in (("b", 999, 50.5), ("a", 2048, 9.5), ("c", 1024, 48.0))
 )
-HISTORY = {"loss": [2.0, 1.0, 0.5, 0.25], "distillation_loss": [4.0, 3.0, 2.0, 1.0]}
-SENSITIVITY = Sensitivity(
-    "accuracy",
-    0.9,
-    (0.5, 0.8, 0.95),
-    (
-        WeightSensitivity("a/kernel", 100, (0.9, 0.85, 0.5)),
-        WeightSensitivity("b/kernel", 50, (0.88, 0.8, 0.7)),
-    ),
-)
 
 
 def page_of_all():
@@ -44,8 +33,6 @@ def page_of_all():
         memory,
         gradients,
         search=REPORT,
-        history=HISTORY,
-        sensitivity=SENSITIVITY,
     )
 
 
@@ -175,27 +162,3 @@ def test_a_print_has_every_table_open_and_is_light(browser, path):
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
         assert page.locator("#theme").is_hidden()
         assert page.locator("[aria-labelledby='weights'] th").first.inner_text()
-
-
-def test_a_weights_sensitivity_is_told_at_a_sparsity(page):
-    chart = page.locator("[aria-labelledby='sensitivity'] .lines")
-    chart.scroll_into_view_if_needed()
-    chart.focus()
-    page.keyboard.press("End")
-    assert tooltip(page) == ["sparsity 0.95", "a/kernel", "0.5", "b/kernel", "0.7"]
-    page.evaluate("document.dispatchEvent(new Event('scroll'))")  # a late one
-    assert page.locator(".tooltip").is_visible()
-    page.mouse.wheel(0, -40)
-    page.locator(".tooltip").wait_for(state="hidden")
-    page.keyboard.press("Home")
-    assert tooltip(page)[0] == "sparsity 0"
-    marks = page.locator("[aria-labelledby='sensitivity'] svg text").all_text_contents()
-    assert "0.5" in marks  # an axis of shares, not of whole epochs
-
-
-def test_a_trainings_losses_are_told_by_epoch(page):
-    chart = page.locator("figure", has_text="Losses").locator(".lines").first
-    chart.scroll_into_view_if_needed()
-    chart.focus()
-    page.keyboard.press("Home")
-    assert tooltip(page) == ["epoch 1", "loss", "2", "distillation_loss", "4"]

@@ -16,8 +16,6 @@ from kerasmem.records import (
 )
 from kerasmem.report.compression import Page, render_page, write_page
 from kerasmem.report.compression.page import (
-    history_panels,
-    history_table,
     layer_bars,
     model_bars,
 )
@@ -174,26 +172,6 @@ def test_bars_of_layers_go_from_the_first_technique_to_the_last():
     assert next(iter(rows)) == "l19"
     assert list(rows)[-1] == "4 smaller layers"
     assert rows["4 smaller layers"] == (10 + 11 + 12 + 13, 0 + 1 + 2 + 3)
-
-
-def test_a_figure_of_every_second_epoch_stands_at_its_epochs():
-    history = {"loss": [4.0, 3.0, 2.0, 1.0], "val_loss": [3.5, 1.5], "lr": []}
-    (panel,) = history_panels({name: history[name] for name in ("loss", "val_loss")})
-    assert [(line.x, line.y) for line in panel.lines] == [
-        ([1, 2, 3, 4], [4, 3, 2, 1]),
-        ([2, 4], [3.5, 1.5]),
-    ]
-    of_five = {"loss": [5.0, 4.0, 3.0, 2.0, 1.0], "val_loss": [3.5, 1.5]}
-    assert history_panels(of_five)[0].lines[1].x == [2, 4]
-    # Of three epochs one was validated: the second, or the third.
-    of_three = {"loss": [3.0, 2.0, 1.0], "val_loss": [3.5]}
-    assert [line.name for line in history_panels(of_three)[0].lines] == ["loss"]
-    assert history_table(history).rows == (
-        ("1", "4", "-", "-"),
-        ("2", "3", "3.5", "-"),
-        ("3", "2", "-", "-"),
-        ("4", "1", "1.5", "-"),
-    )
 
 
 def test_the_page_says_how_to_do_it_again(full):

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from kerasmem.compression.prune.analysis import Sensitivity
 from kerasmem.records import (
     GradientRecord,
     MemoryRecord,
@@ -19,10 +18,9 @@ from kerasmem.records import (
     WeightChange,
 )
 from kerasmem.records.comparison import file_label, models_table
-from kerasmem.records.table import Table, evenly, number_text
 from kerasmem.records.weights import weight_table
 from kerasmem.report.page.html import html_page, write_html
-from kerasmem.report.page.panels import Packer, Panel, Series, packed_panels
+from kerasmem.report.page.panels import Packer, packed_panels
 from kerasmem.report.run.epochs import later_fits
 from kerasmem.report.run.gradients import gradient_flow, norm_panel, norm_table
 from kerasmem.report.run.memory import memory_panels, memory_tables
@@ -137,102 +135,6 @@ def packed_bars(charts: Mapping[str, Bars | None], packer: Packer) -> dict[str, 
     }
 
 
-_STYLES = ("peak", "current", "validation", "largest", "within", "pool", "card")
-"""Line styles. Limits the number of lines in a chart."""
-
-
-def history_panels(history: Mapping[str, Sequence[float]]) -> list[Panel]:
-    """Returns the charts of a `History.history`: the losses and the other metrics."""
-    losses = [name for name in history if name.endswith("loss")]
-    others = [name for name in history if name not in losses]
-    panels = {"Losses": losses, "Metrics": others}
-    return [
-        Panel(title, tuple(_lines(history, names)), unit="number")
-        for title, names in panels.items()
-        if names
-    ]
-
-
-def _lines(
-    history: Mapping[str, Sequence[float]], names: Sequence[str]
-) -> list[Series]:
-    points = [(name, _by_epoch(history, name)) for name in names]
-    non_empty = [(name, values) for name, values in points if values]
-    return [
-        Series(name, style, [*map(float, values)], [*map(float, values.values())])
-        for (name, values), style in zip(non_empty, _STYLES, strict=False)
-    ]
-
-
-def _by_epoch(history: Mapping[str, Sequence[float]], name: str) -> dict[int, float]:
-    """Returns values by epoch, for metrics recorded every N epochs.
-
-    With `validation_freq=2`, there are half as many validation values as epochs.
-    Returns an empty dict if N is ambiguous.
-    """
-    values, epochs = history[name], _epochs(history)
-    steps = [n for n in range(1, epochs + 1) if epochs // n == len(values)]
-    if len(steps) != 1:
-        return {}
-    return {steps[0] * (n + 1): value for n, value in enumerate(values)}
-
-
-def _epochs(history: Mapping[str, Sequence[float]]) -> int:
-    return max(map(len, history.values()), default=0)
-
-
-def history_table(history: Mapping[str, Sequence[float]]) -> Table:
-    """Returns the losses and metrics of all epochs."""
-    columns = {name: _by_epoch(history, name) for name in history}
-    rows, note = evenly(
-        [
-            (f"{n:,}", *(number_text(c.get(n), 4) for c in columns.values()))
-            for n in range(1, _epochs(history) + 1)
-        ]
-    )
-    return Table("training", ("epoch", *columns), tuple(rows), 0, note)
-
-
-def sensitivity_panel(sensitivity: Sensitivity) -> Panel:
-    """Returns the metric against the sparsity of individual weights.
-
-    Shows the weights with the largest drop at the highest sparsity.
-    """
-    by_drop = sorted(
-        sensitivity.weights, key=lambda w: -float(sensitivity.drops(w)[-1])
-    )
-    most_sensitive = by_drop[: len(_STYLES)]
-    places = [0.0, *sensitivity.sparsities]
-    lines = [
-        Series(
-            w.weight,
-            style,
-            places,
-            [float(sensitivity.baseline), *map(float, w.values)],
-        )
-        for w, style in zip(most_sensitive, _STYLES, strict=False)
-    ]
-    notes = ["Only one weight is pruned at a time, without fine-tuning."]
-    if len(most_sensitive) < len(by_drop):
-        notes.append(
-            f"Showing the {len(most_sensitive)} most sensitive of {len(by_drop)}."
-        )
-    title = f"{sensitivity.metric} by sparsity of one weight"
-    return Panel(title, tuple(lines), tuple(notes), unit="number", step="sparsity")
-
-
-def sensitivity_table(sensitivity: Sensitivity) -> Table:
-    """Returns the metric for all weights and sparsities."""
-    rows, note = evenly(
-        [
-            (w.weight, f"{w.size:,}", *(number_text(float(v), 4) for v in w.values))
-            for w in sensitivity.weights
-        ]
-    )
-    heads = tuple(f"{sparsity:.0%} zero" for sparsity in sensitivity.sparsities)
-    return Table("sensitivity", ("weight", "entries", *heads), tuple(rows), 1, note)
-
-
 @dataclass(frozen=True)
 class Page:
     """Content of the page. Empty parts are omitted.
@@ -247,8 +149,6 @@ class Page:
             ...}`.
         search: Report of the search, or `None` if the techniques were specified.
         warning: Warning of a severe degradation, shown at the top.
-        history: Losses and metrics of a training, by name and epoch.
-        sensitivity: Metric with individually pruned weights, or `None`.
     """
 
     title: str
@@ -259,23 +159,13 @@ class Page:
     origin: Mapping[str, object] = field(default_factory=dict[str, object])
     search: SearchReport | None = None
     warning: str = ""
-    history: Mapping[str, Sequence[float]] = field(
-        default_factory=dict[str, Sequence[float]]
-    )
-    sensitivity: Sensitivity | None = None
 
 
 def page_content(page: Page) -> dict[str, Any]:
     """Returns the template variables. `packed` contains the data for the scripts."""
     search = page.search
     norms = norm_panel(page.gradients)
-    panels = [
-        *memory_panels(page.memory),
-        *([norms] if norms else []),
-        *history_panels(page.history),
-    ]
-    sensitivity = page.sensitivity
-    alone = [sensitivity_panel(sensitivity)] if sensitivity else []
+    panels = [*memory_panels(page.memory), *([norms] if norms else [])]
     fits = later_fits(Run(memory=page.memory, gradients=page.gradients))
     packer = Packer()
     of_models, of_layers = model_bars(page.models), layer_bars(page.changes)
@@ -283,7 +173,7 @@ def page_content(page: Page) -> dict[str, Any]:
         {
             "bars": packed_bars({"models": of_models, "layers": of_layers}, packer),
             "fits": packer.whole(fits),
-            "panels": packed_panels([*panels, *alone], packer),
+            "panels": packed_panels(panels, packer),
             "search": packed_trials(search, packer) if search else None,
         }
     )
@@ -294,12 +184,9 @@ def page_content(page: Page) -> dict[str, Any]:
         "of_layers": of_layers,
         "models": models_table(page.models) if page.models else None,
         "panels": panels,
-        "alone": alone,
-        "alone_table": sensitivity_table(sensitivity) if sensitivity else None,
         "epoch_tables": [
             *memory_tables(page.memory),
             norm_table(page.gradients, flow),
-            history_table(page.history),
         ],
         "chart": search_chart(search) if search else None,
         "trials": trial_table(search) if search else None,

@@ -114,7 +114,7 @@ class Panel:
         notes: Explanations.
         unit: `"bytes"`, `"number"`, or `"log"` for a logarithmic axis.
         marks: Positions marked with a cross.
-        step: Quantity of the horizontal axis: `"epoch"`, `"call"` or `"sparsity"`.
+        step: Quantity of the horizontal axis: `"epoch"` or `"call"`.
     """
 
     title: str
