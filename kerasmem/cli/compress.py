@@ -310,7 +310,7 @@ def _outcome(options: Namespace, report: Any, changes: Any) -> CommandResult:
     from kerasmem.cli.evaluation import file_sentence
     from kerasmem.records.comparison import comparison_table
     from kerasmem.records.weights import left_alone_table, noise_table, worst_first
-    from kerasmem.report.search import search_table
+    from kerasmem.report.compression import search_table
 
     data = {
         "model": options.model,

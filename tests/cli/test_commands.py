@@ -461,8 +461,8 @@ def test_demo_shows_the_models_side_by_side_and_where_the_files_are(
 ):
     asked = []
 
-    def run_demo(out, data, *, console):
-        asked.append((str(out), data))
+    def run_demo(out, *, console):
+        asked.append(str(out))
         models = {
             "original": ModelFigures(2048, 1024, 256, 256),
             "student": ModelFigures(512, 256, 64, 64),
@@ -473,9 +473,9 @@ def test_demo_shows_the_models_side_by_side_and_where_the_files_are(
     shown = kerasmem("demo")
     assert "4.00x" in shown.out
     assert "here/original.keras" in shown.out
-    found = kerasmem("demo --out here --data own.npz --json").json
+    found = kerasmem("demo --out here --json").json
     assert found["models"]["student"]["file_bytes"] == 512
-    assert asked == [("kerasmem-demo", None), ("here", "own.npz")]
+    assert asked == ["kerasmem-demo", "here"]
 
 
 @pytest.mark.one_backend
