@@ -52,7 +52,7 @@ def test_lagging_statistics_are_the_cause_of_a_bad_validation():
     batches = 8 * (finding.epoch + 1)
     left = 0.999**batches
     distance = np.mean(left * np.abs(X.mean(0)) / X.std(0))
-    (reported,) = re.findall(r"is ([\d.]+) standard deviations", finding.text)
+    (reported,) = re.findall(r"by ([\d.]+) standard deviations", finding.text)
     assert float(reported) == pytest.approx(distance, rel=0.05)
     # The advice helps: the validation is that of the training.
     small = km.compress(model, km.ReestimateBatchNorm(), data=(X, Y)).model
