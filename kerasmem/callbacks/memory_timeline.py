@@ -156,7 +156,7 @@ class MemoryTimeline(keras.callbacks.Callback):
                 f"MemoryTimeline recorded no step: `fit` ran {self._seen} steps and "
                 "the window starts later. Use earlier steps, such as steps=range(0, 1)."
             )
-        self._log.complete(self._fitted)
+        self._log.begin(self._fitted)
         self.finish()
 
     def finish(self) -> None:

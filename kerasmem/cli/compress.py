@@ -1,7 +1,7 @@
 """`kerasmem compress`: compresses a saved model."""
 
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ from kerasmem.cli.command import (
     varied,
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
-from kerasmem.cli.tokens import (
-    are_tokens,
-    check_length,
-    check_tokens_suffice,
-    judged_by_tokens,
-    split_tokens,
-)
 from kerasmem.errors import ConfigError, DataError, TargetError
 from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
@@ -141,7 +134,7 @@ def compress(options: Namespace) -> CommandResult:
         report = result.report
         if tokens is not None:
             models = tokens[0], result.model
-            report = judged_by_tokens(report, models, tokens[1], options.batch_size)
+            report = _judged_by_tokens(report, models, tokens[1], options.batch_size)
         # Write the page first, so that a failed command leaves no model. The page stays
         # valid if the model cannot be saved.
         if options.report:
@@ -237,7 +230,41 @@ def _check(options: Namespace, job: Job) -> None:
             raise ConfigError(f"{name} needs data. Next: add --data.")
     check_length(options)
     if are_tokens(options):
-        check_tokens_suffice(options, job)
+        _check_tokens_suffice(options, job)
+
+
+def _check_tokens_suffice(options: Namespace, job: Job) -> None:
+    """Raise `ConfigError` if the task needs labels."""
+    requests = {
+        "--fine-tune-epochs": job.trains,
+        "a search": job.steps is None,
+        "--max-drop": options.max_drop is not None,
+        "--loss": options.loss,
+        "--metric": options.metrics,
+    }
+    for name, value in requests.items():
+        if value:
+            raise ConfigError(
+                "Text and token ids are only used for calibration and for perplexity. "
+                f"Received: {name} with --data {options.data}. Next: pass samples with "
+                f"labels, or omit {name}."
+            )
+
+
+def are_tokens(options: Namespace) -> bool:
+    """Return whether `--data` is a text or token ids."""
+    from kerasmem.files.data.tokens import are_texts
+
+    return are_texts(options.data)
+
+
+def check_length(options: Namespace) -> None:
+    """Raise `ConfigError` if `--length` is passed without text or token ids."""
+    if options.length and not are_tokens(options):
+        raise ConfigError(
+            "--length is only valid for text or token ids. Received: "
+            f"--data {options.data}."
+        )
 
 
 def _samples(options: Namespace) -> tuple[Any, Any]:
@@ -268,12 +295,14 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     )
     from kerasmem.files import load_model
     from kerasmem.files.data import check_data, load_data
+    from kerasmem.files.data.tokens import token_samples
 
     model = load_model(options.model)
     if not options.data:
         return model, None, None
     if are_tokens(options):
-        return model, *split_tokens(options, model)
+        tokens = token_samples(options.data, model, options.length)
+        return model, *split_to_judge(tokens)
     splits = load_data(options.data)
     train, test = splits.train, splits.test
     compile_for(model, options.loss, options.metrics)
@@ -290,6 +319,29 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     test = train if test is None else test
     check_judging(model, test, options.batch_size)
     return model, train, test
+
+
+def _judged_by_tokens(
+    report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
+) -> Any:
+    """Return the report with the figures of language models before and after."""
+    from kerasmem.extras.language.metrics import language_figures
+    from kerasmem.graph.outputs import without_preprocessor
+
+    with without_preprocessor(models):
+        by_name: dict[str, Any] = {"before": models[0], "after": models[1]}
+        before, after = language_figures(by_name, rows, batch_size).values()
+    sizes = ("file_bytes", "optimizer_file_bytes")
+    old, new = (
+        {name: getattr(each, name) for name in sizes}
+        for each in (report.before, report.after)
+    )
+    return replace(
+        report,
+        before=replace(before, **old),
+        after=replace(after, **new),
+        samples=len(rows[1]),
+    )
 
 
 def _write_page(options: Namespace, report: Any, changes: Any) -> None:

@@ -1,6 +1,5 @@
 """Immutable records of measurements, estimates and reports."""
 
-from kerasmem.records.compression import CompressionReport
 from kerasmem.records.estimate import (
     ESTIMATE_CATEGORIES,
     CardStatus,
@@ -11,6 +10,7 @@ from kerasmem.records.estimate import (
 )
 from kerasmem.records.figures import (
     ActivationRange,
+    CompressionReport,
     ModelFigures,
     SearchReport,
     SearchTrial,
