@@ -166,29 +166,28 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
     by_file = model is None
     # Layers of a preset may need their weights in memory.
     low_memory = True if options.low_memory or not is_preset(options.model) else None
-    with FitProgress("fine-tuning", progress_console()) as progress:
-        return compress_model(
-            options.model if by_file else Loaded(model, options.model, options.output),
-            job.steps,
-            data=train,
-            validation_data=test,
-            fine_tune_epochs=options.fine_tune_epochs,
-            target=job.target,
-            time_budget=options.time_budget,
-            parallel=options.parallel,
-            max_drop=options.max_drop,
-            loss=(options.loss or None) if by_file else None,
-            metrics=(list(options.metrics) or None) if by_file else None,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            # A progress bar cannot be sent to other processes.
-            callbacks=[] if options.parallel or by_file else [progress],
-            coding=options.coding,
-            checkpoint_dir=options.checkpoint_dir,
-            output=options.output if by_file else None,
-            low_memory=low_memory if by_file else False,
-            measure=options.measure,
-        )
+    return compress_model(
+        options.model if by_file else Loaded(model, options.model, options.output),
+        job.steps,
+        data=train,
+        validation_data=test,
+        fine_tune_epochs=options.fine_tune_epochs,
+        target=job.target,
+        time_budget=options.time_budget,
+        parallel=options.parallel,
+        max_drop=options.max_drop,
+        loss=(options.loss or None) if by_file else None,
+        metrics=(list(options.metrics) or None) if by_file else None,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        # A progress bar cannot be sent to other processes.
+        callbacks=[] if options.parallel or by_file else [FitProgress()],
+        coding=options.coding,
+        checkpoint_dir=options.checkpoint_dir,
+        output=options.output if by_file else None,
+        low_memory=low_memory if by_file else False,
+        measure=options.measure,
+    )
 
 
 def _goes_by_file(options: Namespace, job: Job) -> bool:

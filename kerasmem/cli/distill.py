@@ -18,7 +18,6 @@ from kerasmem.cli.command import (
     command,
     option,
     origin_of,
-    progress_console,
     say,
     varied,
 )
@@ -92,19 +91,19 @@ def distill(options: Namespace) -> CommandResult:
             f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
         )
     teacher, student, train, test = _load(options)
-    with FitProgress("distilling", progress_console()) as progress:
-        new_student = train_student(
-            teacher,
-            student,
-            train,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            temperature=options.temperature,
-            cache=options.cache,
-            callbacks=[progress],
-            verbose=0,
-            seed=options.seed,
-        )
+    say("distilling")
+    new_student = train_student(
+        teacher,
+        student,
+        train,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        temperature=options.temperature,
+        cache=options.cache,
+        callbacks=[FitProgress()],
+        verbose=0,
+        seed=options.seed,
+    )
     save_model(new_student, options.output)
     models = {"teacher": teacher, "student": new_student}
     return _outcome(options, models, test)

@@ -56,11 +56,11 @@ class Workshop:
         return residual_network(x.shape[1:], 1 + int(y.max()), widths, dropout)
 
     @contextmanager
-    def stage(self, title: str) -> Iterator[FitProgress]:
-        """Time a stage and show its progress bar."""
+    def stage(self, title: str) -> Iterator[None]:
+        """Time a stage and print its title."""
+        self.console.print(title, highlight=False)
         start = time.perf_counter()
-        with FitProgress(title, self.console) as progress:
-            yield progress
+        yield
         self.seconds[title] = round(time.perf_counter() - start, 1)
 
 
@@ -70,7 +70,7 @@ def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
     model = shop.network(recipe.widths, recipe.dropout)
     compile_classifier(model, recipe.learning_rate)
     memory, gradients = MemoryMonitor(), GradientMonitor()
-    with shop.stage("training") as progress:
+    with shop.stage("training"):
         model.fit(
             *shop.train,
             batch_size=recipe.batch_size,
@@ -81,7 +81,7 @@ def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
                 memory,
                 gradients,
                 keras.callbacks.CSVLogger(shop.out / "epochs.csv"),
-                progress,
+                FitProgress(),
             ],
             verbose=0,
         )
@@ -93,7 +93,7 @@ def shrink(shop: Workshop) -> CompressionResult:
     """Compress the saved file: prune 80 %, fine-tune, quantize to int8."""
     recipe = shop.recipe
     rate = falling_rate(recipe.fine_tune_learning_rate, recipe.fine_tune_epochs)
-    with shop.stage("fine-tuning") as progress:
+    with shop.stage("fine-tuning"):
         result = compress(
             shop.out / "original.keras",
             [
@@ -104,7 +104,7 @@ def shrink(shop: Workshop) -> CompressionResult:
             validation_data=shop.test,
             fine_tune_epochs=recipe.fine_tune_epochs,
             batch_size=recipe.batch_size,
-            callbacks=[rate, progress],
+            callbacks=[rate, FitProgress()],
             seed=recipe.seed,
             measure=("file", "weights", "metrics", "activations"),
         )
@@ -117,7 +117,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
     recipe = shop.recipe
     student = shop.network(recipe.student_widths)
     # The cache lets the teacher run once per image, not once per epoch.
-    with TemporaryDirectory() as cache, shop.stage("distilling") as progress:
+    with TemporaryDirectory() as cache, shop.stage("distilling"):
         new_student = distill(
             teacher,
             compile_classifier(student, recipe.learning_rate),
@@ -129,7 +129,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
             cache=cache,
             callbacks=[
                 falling_rate(recipe.learning_rate, recipe.student_epochs),
-                progress,
+                FitProgress(),
             ],
             verbose=0,
             seed=recipe.seed,
