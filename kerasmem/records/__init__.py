@@ -1,5 +1,6 @@
 """Immutable records of measurements, estimates and reports."""
 
+from kerasmem.records.compression import CompressionReport
 from kerasmem.records.estimate import (
     ESTIMATE_CATEGORIES,
     CardStatus,
@@ -10,7 +11,6 @@ from kerasmem.records.estimate import (
 )
 from kerasmem.records.figures import (
     ActivationRange,
-    CompressionReport,
     ModelFigures,
     SearchReport,
     SearchTrial,

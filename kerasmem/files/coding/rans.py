@@ -27,6 +27,7 @@ class Frequencies:
 
     def of(self, context: np.ndarray | int, symbols: np.ndarray) -> tuple:
         """Returns the frequencies and cumulative frequencies of symbols."""
+        symbols = symbols.astype(np.intp, copy=False)  # flags are no indices
         return self.table[context, symbols], self._before[context, symbols]
 
     def reader(self, contexts: np.ndarray | None, count: int) -> "_Flags | _Places":
