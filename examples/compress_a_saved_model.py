@@ -17,7 +17,8 @@ from rich.console import Console
 import kerasmem as km
 from kerasmem.demo.recipe import load_demo_data
 from kerasmem.records.comparison import comparison_table
-from kerasmem.records.weights import changes_table
+from kerasmem.records.table import terminal_table
+from kerasmem.records.weights import weight_table
 
 
 def save_trained_model(path: Path, data: tuple) -> None:
@@ -58,7 +59,7 @@ def main() -> None:
 
     console = Console(width=100)
     console.print(comparison_table(result.report.by_name()))
-    console.print(changes_table(result.changes))
+    console.print(terminal_table(weight_table(result.changes)))
     print(f"accuracy of the saved file, loaded by stock Keras: {accuracy:.4f}")
 
 

@@ -1,6 +1,5 @@
 """Gradients of an update: hooks into the optimizer, and their statistics."""
 
-import math
 import threading
 from abc import ABC
 from collections.abc import Callable, Sequence
@@ -8,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from kerasmem.backends.patching import patch_method
@@ -202,15 +200,6 @@ class GradientBackend(ABC):
         return ops.stack(
             [ops.max(ops.abs(values)), *(ops.cast(n, "float32") for n in counts)]
         )
-
-    def gradient_bytes(self, gradient: Tensor) -> Any:
-        """Return the size of a gradient in bytes.
-
-        An int for a dense gradient. For a sparse one, a float32 scalar tensor with the
-        size of its values and indices.
-        """
-        dtype = np.dtype(keras.backend.standardize_dtype(gradient.dtype))
-        return math.prod(gradient.shape) * dtype.itemsize
 
     def _float32(self, gradient: Tensor) -> Any:
         return self.ops.cast(gradient, "float32")

@@ -202,7 +202,7 @@ class GradientMonitor(AttachedCallback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Remove all hooks from the model."""
         super().on_train_end(logs)
-        self._log.complete(self.model)
+        self._log.begin(self.model)
 
     def _skipped(self) -> int:
         optimizer = self.model.optimizer

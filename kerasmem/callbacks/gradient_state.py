@@ -96,12 +96,10 @@ class GradientState:
         place = keras.ops.mod(vector[sums.STEPS], every)
         return keras.ops.equal(place, 0), vector[sums.SAMPLED] > 0.0
 
-    def add_step(self, squared_norms: Any, sparse_bytes: Any, sampled: Any) -> None:
+    def add_step(self, squared_norms: Any, sampled: Any) -> None:
         """Add an update, see `gradient_sums.with_step`."""
         vector = self._vector.variable
-        vector.assign(
-            sums.with_step(vector.value, squared_norms, sparse_bytes, sampled)
-        )
+        vector.assign(sums.with_step(vector.value, squared_norms, sampled))
 
     def add_rows(
         self,
@@ -143,37 +141,30 @@ class GradientState:
         entries.assign(after)
 
     def read_epoch(
-        self, epoch: int, every: int, dense_bytes: Sequence[int], skipped: int
+        self, epoch: int, every: int, skipped: int
     ) -> GradientReading | None:
         """Return the statistics of an epoch, or None if there was no step.
 
-        Must be called between epochs. `dense_bytes` has 0 for sparse gradients.
+        Must be called between epochs.
         """
         vector: list[float] = self._vector.read().tolist()
-        count = len(self.paths)
-        first_bad = vector[sums.HEAD : sums.HEAD + count]
-        sparse_bytes = vector[sums.HEAD + count :]
+        first_bad = vector[sums.HEAD :]
         steps = round(vector[sums.STEPS])
         if not steps + skipped:
             return None
         nonfinite = round(vector[sums.NONFINITE])
         first_norm, last = vector[sums.FIRST], vector[sums.LAST]
         finite = steps - nonfinite
-        gradient_bytes = [
-            dense or round(sparse)
-            for dense, sparse in zip(dense_bytes, sparse_bytes, strict=True)
-        ]
         record = GradientRecord(
             epoch=epoch,
             steps=steps,
             norm=vector[sums.NORM] / finite if finite else math.nan,
             norm_max=vector[sums.LARGEST] if finite else math.nan,
             nonfinite_steps=nonfinite + skipped,
-            variables=self._variables(gradient_bytes),
+            variables=self._variables(),
             norm_last=last if steps and math.isfinite(last) else math.nan,
             norm_first=first_norm if steps and math.isfinite(first_norm) else math.nan,
             sampled_steps=tuple(range(0, steps, every) if every else ()),
-            gradient_bytes=sum(gradient_bytes),
             own_bytes=self.own_bytes,
             time=time.time(),
         )
@@ -186,16 +177,11 @@ class GradientState:
             nonfinite_paths=tuple(bad if first else ()),
         )
 
-    def _variables(self, gradient_bytes: Sequence[int]) -> tuple[VariableGradient, ...]:
+    def _variables(self) -> tuple[VariableGradient, ...]:
         if self._rows is None:
             return ()
-        figures = zip(
-            self.paths,
-            self.sizes,
-            gradient_bytes,
-            self._rows.read().tolist(),
-            strict=True,
-        )
+        rows = self._rows.read().tolist()
+        figures = zip(self.paths, self.sizes, rows, strict=True)
         records = [sums.variable_record(*each) for each in figures]
         return tuple(record for record in records if record is not None)
 

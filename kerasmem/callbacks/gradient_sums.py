@@ -1,10 +1,10 @@
 """Running gradient statistics of an epoch, updated in each step.
 
 There are two small float32 arrays. The vector contains statistics of the whole gradient
-and whether the latest update was sampled. It also has two entries per variable: the
-1-based index of the first update with a nonfinite gradient, and the bytes of the
-largest sparse gradient. The matrix has a row of statistics per variable, from sampled
-steps only. The size of an update is estimated from a sample of entries.
+and whether the latest update was sampled. It also has an entry per variable: the
+1-based index of the first update with a nonfinite gradient. The matrix has a row of
+statistics per variable, from sampled steps only. The size of an update is estimated
+from a sample of entries.
 """
 
 import math
@@ -34,7 +34,7 @@ def no_steps(variables: int, *, sampled: float) -> np.ndarray:
 
     `sampled` is 1.0 if the sampled entries match the current variables, else 0.0.
     """
-    vector = np.zeros(HEAD + 2 * variables, "float32")
+    vector = np.zeros(HEAD + variables, "float32")
     vector[SAMPLED] = sampled
     return vector
 
@@ -44,15 +44,14 @@ def no_rows(variables: int) -> np.ndarray:
     return np.zeros((variables, len(_COLUMNS)), "float32")
 
 
-def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) -> Any:
+def with_step(vector: Any, squared_norms: Any, sampled: Any) -> Any:
     """Return the vector after one more update.
 
-    `squared_norms` and `sparse_bytes` have a value per gradient. `sparse_bytes` is None
-    if all gradients are dense. `sampled` is 1.0 or 0.0.
+    `squared_norms` has a value per gradient. `sampled` is 1.0 or 0.0.
     """
     ops = backends.current().ops
-    ends = np.cumsum([_SUMS, 1, 1, 2, squared_norms.shape[0]])
-    sums, largest, first_norm, _, first, most = ops.split(vector, ends.tolist())
+    ends = np.cumsum([_SUMS, 1, 1, 2])
+    sums, largest, first_norm, _, first = ops.split(vector, ends.tolist())
     norm = ops.reshape(ops.sqrt(ops.sum(squared_norms)), (1,))
     is_finite = ops.isfinite(norm)
     finite_norm, one = ops.where(is_finite, norm, 0.0), ops.ones_like(norm)
@@ -67,7 +66,6 @@ def with_step(vector: Any, squared_norms: Any, sparse_bytes: Any, sampled: Any) 
             norm,
             one * sampled,
             ops.where(is_first, sums[STEPS] + 1.0, first),
-            most if sparse_bytes is None else ops.maximum(most, sparse_bytes),
         ]
     )
 
@@ -118,7 +116,7 @@ def with_changes(rows: Any, changes: Any) -> Any:
 
 
 def variable_record(
-    path: str, size: int, gradient_bytes: int, row: Sequence[float]
+    path: str, size: int, row: Sequence[float]
 ) -> VariableGradient | None:
     """Return the record of one variable, or None if it was never sampled."""
     figures = dict(zip(_COLUMNS, row, strict=True))
@@ -136,7 +134,6 @@ def variable_record(
         norm_max=figures["largest_norm"] if finite else math.nan,
         norm_last=figures["last_norm"],
         update_ratio=figures["ratio"] / ratios if ratios else None,
-        gradient_bytes=gradient_bytes,
     )
 
 

@@ -39,7 +39,6 @@ class GradientTally:
         # For eager steps only; in a trace the state has both values.
         self._updates, self._was_sampled = 0, model.built
         self._layouts: dict[tuple[int, ...], _Layout] = {}
-        self._dense_bytes: list[int] = []
         if model.built:
             self._prepare(in_step=False)
         self._get_off = register_state(model.optimizer, self.keep)
@@ -61,8 +60,7 @@ class GradientTally:
             parts = [[gradients[i] for i in group] for group in groups]
             squares = [self._backend.squared_norms(part) for part in parts]
             squared_norms = self._backend.ops.concatenate(squares)
-            sparse_bytes = self._sparse_bytes(gradients, order)
-            state.add_step(place(squared_norms), sparse_bytes, _as_number(is_sampled))
+            state.add_step(place(squared_norms), _as_number(is_sampled))
             if is_sampled is False and was_sampled is False:
                 return None
             figures = [
@@ -96,9 +94,7 @@ class GradientTally:
         """Return the statistics since `clear()`, or None if there was no step."""
         if self._state is None:
             return None
-        # Loss scaling may have skipped all steps so far.
-        dense_bytes = self._dense_bytes or [0] * len(self._state.paths)
-        return self._state.read_epoch(epoch, self._every, dense_bytes, skipped)
+        return self._state.read_epoch(epoch, self._every, skipped)
 
     def keep(self) -> Callable[[], None]:
         """Return a function that discards everything counted after this call."""
@@ -154,15 +150,6 @@ class GradientTally:
             order = state.order(variables)
             self._layouts[key] = _Layout(groups, order, placing(order))
         return self._layouts[key]
-
-    def _sparse_bytes(self, gradients: Sequence[Any], order: Sequence[int]) -> Any:
-        sizes = [*map(self._backend.gradient_bytes, gradients), 0]
-        sizes = [sizes[index] for index in order]
-        self._dense_bytes = [size if isinstance(size, int) else 0 for size in sizes]
-        if all(isinstance(size, int) for size in sizes):
-            return None
-        zero = ops.zeros((), "float32")
-        return ops.stack([zero if isinstance(size, int) else size for size in sizes])
 
 
 def _as_number(condition: Any) -> Any:

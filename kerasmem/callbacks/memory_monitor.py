@@ -156,7 +156,7 @@ class MemoryMonitor(keras.callbacks.Callback):
         if record is not None and logs is not None:
             logs.update(self._series(record))
         model = self.model
-        self._log.complete(model)
+        self._log.begin(model)
         self._look_for_leaks(self._leaks, epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +20,7 @@ from kerasmem.files.atomic import replacing
 from kerasmem.files.run_dir import Journal, file_name
 from kerasmem.graph.values import nbytes
 from kerasmem.records import Finding, RunInfo
-from kerasmem.records.plain import MOST_BYTES, JsonRecord
-from kerasmem.records.regular import read_regular
+from kerasmem.records.plain import JsonRecord
 from kerasmem.types import Model
 
 
@@ -67,7 +65,6 @@ class RunLog:
         self._log_dir = log_dir
         self._guard = guard
         self._journals: dict[str, Journal] = {}
-        self._may_lack_size = False
         self.process, self.processes = 0, 1
 
     def find_process(self, model: Model) -> None:
@@ -76,20 +73,9 @@ class RunLog:
         self._journals = {}
 
     def begin(self, model: Model) -> None:
-        """Write `run.json` for a model, unless it exists. Only process 0 writes."""
-        self._may_lack_size = True
+        """Write `run.json` for a built model, unless it exists."""
         with self._guard("write run.json"):
             begin_run(self._log_dir, model)
-
-    def complete(self, model: Model) -> None:
-        """Add the size of a model that was not built at the start to `run.json`.
-
-        TensorFlow builds a model without an `Input` only in its first step.
-        """
-        if self._may_lack_size:
-            self._may_lack_size = False
-            with self._guard("write run.json"):
-                _complete_run(self._log_dir, model)
 
     def append(self, stem: str, record: JsonRecord) -> None:
         """Append a record to the file with a stem such as `"memory"`."""
@@ -126,8 +112,12 @@ def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
-    """Write `run.json` to the folder of the run once. Only process 0 writes."""
-    if log_dir is None:
+    """Write `run.json` to the folder of the run once. Only process 0 writes.
+
+    TensorFlow builds a model without an `Input` only in its first step, so `RunLog`
+    calls this function again after the first epoch.
+    """
+    if log_dir is None or not model.built:
         return
     process, processes = backends.current().processes(model)
     path = Path(log_dir) / file_name("run", ".json")
@@ -137,32 +127,12 @@ def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
     backend = keras.backend.backend()
     info = RunInfo(
         model=model.name,
-        **_size(model),
+        parameters=model.count_params(),
+        weight_bytes=sum(nbytes(variable) for variable in model.weights),
         backend=backend,
         versions={name: version(name) for name in ("keras", backend, "kerasmem")},
         started=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
         processes=processes,
     )
-    _write(path, info)
-
-
-def _complete_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
-    if log_dir is None or not model.built or backends.current().processes(model)[0]:
-        return
-    path = Path(log_dir) / file_name("run", ".json")
-    info = RunInfo.from_json(read_regular(path, MOST_BYTES).decode())
-    if info.parameters or info.model != model.name:
-        return  # the file belongs to another fit in this folder
-    _write(path, replace(info, **_size(model)))
-
-
-def _write(path: Path, info: RunInfo) -> None:
     with replacing(path, follow_link=False) as temporary:
         temporary.write_text(info.to_json(), encoding="utf-8")
-
-
-def _size(model: Model) -> dict[str, int]:
-    return {
-        "parameters": model.count_params() if model.built else 0,
-        "weight_bytes": sum(nbytes(variable) for variable in model.weights),
-    }

@@ -18,10 +18,6 @@ FAR = 2.0
 EPOCHS_OF_LAG = 2
 """Consecutive epochs of lagging statistics before a finding."""
 
-EPOCHS_OF_RISE = 3
-"""Epochs after the best validation loss before a finding of overfitting."""
-
-_RISE = 1.5
 _LEAST_ACCURACY_DROP = 0.2
 _LEAST_GAP = 0.5
 """Minimum distance of moving mean and batch mean, in standard deviations."""
@@ -63,13 +59,9 @@ def lag(before: Statistics, after: Statistics, remaining: float) -> tuple[float,
 class ValidationGap:
     """Reports a validation loss far from the training loss once per fit.
 
-    | probable cause | rule |
-    |---|---|
-    | lagging statistics of BatchNormalization | measured in two consecutive epochs |
-    | overfitting | `val_loss` rises for three epochs while `loss` falls |
-
-    The validation loss must be at least twice the training loss. If the logs contain
-    accuracies, lagging statistics must also reduce accuracy by 0.2.
+    The cause must be lagging statistics of BatchNormalization, measured in two
+    consecutive epochs. The validation loss must be at least twice the training loss. If
+    the logs contain accuracies, the accuracy must also drop by 0.2.
     """
 
     def __init__(self, monitor: str) -> None:
@@ -78,7 +70,6 @@ class ValidationGap:
 
     def start_fit(self) -> None:
         """Start a new fit."""
-        self._losses: list[tuple[int, float, float]] = []
         self._before: dict[int, Statistics] = {}
         self._lagging_epochs = 0
         self._is_reported = False
@@ -94,18 +85,15 @@ class ValidationGap:
         loss, val_loss = (float(logs.get(n, math.nan)) for n in ("loss", "val_loss"))
         if self._is_reported or not math.isfinite(loss + val_loss):
             return []
-        self._losses.append((epoch, loss, val_loss))
-        lags, text = {}, None
-        if val_loss >= FAR * loss > 0:
-            lags = self._lags(model, batches) if _is_worse(logs) else {}
-            text = None if lags else self._overfitting_text()
+        lags = {}
+        if val_loss >= FAR * loss > 0 and _is_worse(logs):
+            lags = self._lags(model, batches)
         self._lagging_epochs = self._lagging_epochs + 1 if lags else 0
-        if self._lagging_epochs >= EPOCHS_OF_LAG:
-            text = _lag_text(lags, logs)
-        if text is None:
+        if self._lagging_epochs < EPOCHS_OF_LAG:
             return []
         self._is_reported = True
         about = (epoch, next(iter(lags)) if len(lags) == 1 else None, self._monitor)
+        text = _lag_text(lags, logs)
         return [Finding("validation gap", text, *about, layers=tuple(lags))]
 
     def _lags(self, model: Model, batches: int) -> dict[str, tuple[float, float]]:
@@ -118,20 +106,6 @@ class ValidationGap:
                     path = norm.moving_mean.path.removeprefix(f"{model.name}/")
                     lags[layer_of(path)] = gap, ratio
         return lags
-
-    def _overfitting_text(self) -> str | None:
-        epoch, loss, val_loss = self._losses[-1]
-        best, best_loss, best_val_loss = min(self._losses, key=lambda each: each[2])
-        is_rise = val_loss >= _RISE * best_val_loss and loss < best_loss
-        if epoch - best < EPOCHS_OF_RISE or not is_rise:
-            return None
-        return (
-            f"Since epoch {best + 1} val_loss rose from {best_val_loss:.3g} to "
-            f"{val_loss:.3g}, while loss fell from {best_loss:.3g} to {loss:.3g}. "
-            "Probable cause: overfitting. Next: use "
-            "EarlyStopping(restore_best_weights=True), more data, augmentation, "
-            "dropout or weight decay."
-        )
 
 
 def _trained_norms(model: Model) -> list[Any]:

@@ -65,8 +65,8 @@ def compare(options: Namespace) -> CommandResult:
 def _judged(
     options: Namespace, paths: list[str]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    from kerasmem.cli.compress import check_length
     from kerasmem.cli.evaluation import of_its_file
-    from kerasmem.cli.tokens import check_length
     from kerasmem.files import load_model
     from kerasmem.files.data.tokens import is_token_file
 

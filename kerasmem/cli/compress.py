@@ -1,7 +1,7 @@
 """`kerasmem compress`: compresses a saved model."""
 
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,9 @@ from kerasmem.cli.command import (
     varied,
 )
 from kerasmem.cli.steps import STEPS, Job, job_of
-from kerasmem.cli.tokens import (
-    are_tokens,
-    check_length,
-    check_tokens_suffice,
-    judged_by_tokens,
-    split_tokens,
-)
 from kerasmem.errors import ConfigError, DataError, TargetError
 from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
-
-_FAR_WORSE = 0.02
 
 
 @command(
@@ -101,12 +92,6 @@ _FAR_WORSE = 0.02
         "(default: file,weights,metrics).",
     ),
     REPORT,
-    option(
-        "--sensitivity",
-        action="store_true",
-        help="Measure the metric while each weight is pruned separately, with five "
-        "evaluations per weight. Needs --report and --data.",
-    ),
     "advanced",
     option(
         "--checkpoint-dir",
@@ -132,9 +117,7 @@ def compress(options: Namespace) -> CommandResult:
     job = job_of(options)
     _check(options, job)
     by_file = _goes_by_file(options, job)
-    if by_file and options.sensitivity:
-        raise _no_sensitivity()
-    alone = tokens = None
+    tokens = None
     with StageProgress(progress_console(), TRAINING) as show, shown_by(show):
         if by_file:
             say(f"compressing {options.model} with weights on disk")
@@ -143,25 +126,22 @@ def compress(options: Namespace) -> CommandResult:
         else:
             show(OPENING)
             inputs = _load(options, job)
-            if options.sensitivity:
-                alone = _sensitivity(*inputs)
             if are_tokens(options):  # tokens are evaluated after compression
                 *model_and_data, rows = inputs
                 inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
-            with shown_by(_announcing(show, options.model)):
-                result = _searched(options, job, inputs)
+            say(f"compressing {options.model}, then measuring both models")
+            result = _searched(options, job, inputs)
         report = result.report
         if tokens is not None:
             models = tokens[0], result.model
-            report = judged_by_tokens(report, models, tokens[1], options.batch_size)
+            report = _judged_by_tokens(report, models, tokens[1], options.batch_size)
         # Write the page first, so that a failed command leaves no model. The page stays
         # valid if the model cannot be saved.
         if options.report:
-            _write_page(options, report, result.changes, alone)
+            _write_page(options, report, result.changes)
         if not by_file:  # otherwise already saved
             show("saving")
             result.save(options.output, format=options.format)
-    _say_if_untrained(job, report)
     return _outcome(options, report, result.changes)
 
 
@@ -171,20 +151,9 @@ def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any
     except TargetError as error:
         nearest = error.result
         if options.report and nearest is not None:
-            _write_page(options, nearest.report, nearest.changes, None)
+            _write_page(options, nearest.report, nearest.changes)
             say(f"No model was written. {options.report} shows the nearest one.")
         raise
-
-
-def _announcing(show: Any, model: str) -> Any:
-    coming = [f"compressing {model}, then measuring both models"]
-
-    def shown(name: str, done: int = 0, total: int = 0) -> None:
-        if name != OPENING and coming:
-            say(coming.pop())
-        show(name, done, total)
-
-    return shown
 
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:
@@ -197,29 +166,28 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
     by_file = model is None
     # Layers of a preset may need their weights in memory.
     low_memory = True if options.low_memory or not is_preset(options.model) else None
-    with FitProgress("fine-tuning", progress_console()) as progress:
-        return compress_model(
-            options.model if by_file else Loaded(model, options.model, options.output),
-            job.steps,
-            data=train,
-            validation_data=test,
-            fine_tune_epochs=options.fine_tune_epochs,
-            target=job.target,
-            time_budget=options.time_budget,
-            parallel=options.parallel,
-            max_drop=options.max_drop,
-            loss=(options.loss or None) if by_file else None,
-            metrics=(list(options.metrics) or None) if by_file else None,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            # A progress bar cannot be sent to other processes.
-            callbacks=[] if options.parallel or by_file else [progress],
-            coding=options.coding,
-            checkpoint_dir=options.checkpoint_dir,
-            output=options.output if by_file else None,
-            low_memory=low_memory if by_file else False,
-            measure=options.measure,
-        )
+    return compress_model(
+        options.model if by_file else Loaded(model, options.model, options.output),
+        job.steps,
+        data=train,
+        validation_data=test,
+        fine_tune_epochs=options.fine_tune_epochs,
+        target=job.target,
+        time_budget=options.time_budget,
+        parallel=options.parallel,
+        max_drop=options.max_drop,
+        loss=(options.loss or None) if by_file else None,
+        metrics=(list(options.metrics) or None) if by_file else None,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        # A progress bar cannot be sent to other processes.
+        callbacks=[] if options.parallel or by_file else [FitProgress()],
+        coding=options.coding,
+        checkpoint_dir=options.checkpoint_dir,
+        output=options.output if by_file else None,
+        low_memory=low_memory if by_file else False,
+        measure=options.measure,
+    )
 
 
 def _goes_by_file(options: Namespace, job: Job) -> bool:
@@ -249,10 +217,7 @@ def _check(options: Namespace, job: Job) -> None:
         )
     if options.report:
         check_output(options.report, ".html")
-    if options.sensitivity and not options.report:
-        raise ConfigError("--sensitivity needs a page. Next: add --report FILE.html.")
     wants_data = {
-        "--sensitivity": options.sensitivity,
         "--target": options.targets,
         "--fine-tune-epochs": options.fine_tune_epochs,
         "--max-drop": options.max_drop is not None,
@@ -264,7 +229,41 @@ def _check(options: Namespace, job: Job) -> None:
             raise ConfigError(f"{name} needs data. Next: add --data.")
     check_length(options)
     if are_tokens(options):
-        check_tokens_suffice(options, job)
+        _check_tokens_suffice(options, job)
+
+
+def _check_tokens_suffice(options: Namespace, job: Job) -> None:
+    """Raise `ConfigError` if the task needs labels."""
+    requests = {
+        "--fine-tune-epochs": job.trains,
+        "a search": job.steps is None,
+        "--max-drop": options.max_drop is not None,
+        "--loss": options.loss,
+        "--metric": options.metrics,
+    }
+    for name, value in requests.items():
+        if value:
+            raise ConfigError(
+                "Text and token ids are only used for calibration and for perplexity. "
+                f"Received: {name} with --data {options.data}. Next: pass samples with "
+                f"labels, or omit {name}."
+            )
+
+
+def are_tokens(options: Namespace) -> bool:
+    """Return whether `--data` is a text or token ids."""
+    from kerasmem.files.data.tokens import are_texts
+
+    return are_texts(options.data)
+
+
+def check_length(options: Namespace) -> None:
+    """Raise `ConfigError` if `--length` is passed without text or token ids."""
+    if options.length and not are_tokens(options):
+        raise ConfigError(
+            "--length is only valid for text or token ids. Received: "
+            f"--data {options.data}."
+        )
 
 
 def _samples(options: Namespace) -> tuple[Any, Any]:
@@ -295,12 +294,14 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     )
     from kerasmem.files import load_model
     from kerasmem.files.data import check_data, load_data
+    from kerasmem.files.data.tokens import token_samples
 
     model = load_model(options.model)
     if not options.data:
         return model, None, None
     if are_tokens(options):
-        return model, *split_tokens(options, model)
+        tokens = token_samples(options.data, model, options.length)
+        return model, *split_to_judge(tokens)
     splits = load_data(options.data)
     train, test = splits.train, splits.test
     compile_for(model, options.loss, options.metrics)
@@ -319,23 +320,30 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     return model, train, test
 
 
-def _sensitivity(model: Any, _: Any, test: Any) -> Any:
-    from kerasmem.compression.prune.analysis import sensitivity
+def _judged_by_tokens(
+    report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
+) -> Any:
+    """Return the report with the figures of language models before and after."""
+    from kerasmem.extras.language.metrics import language_figures
+    from kerasmem.graph.outputs import without_preprocessor
 
-    if test is None:
-        raise _no_sensitivity()
-    say("measuring the metric with each weight pruned separately")
-    return sensitivity(model, test)
-
-
-def _no_sensitivity() -> ConfigError:
-    return ConfigError(
-        "Sensitivity needs a metric. Expected: --data with labels, and a model whose "
-        "weights fit in memory. Received: --sensitivity without them."
+    with without_preprocessor(models):
+        by_name: dict[str, Any] = {"before": models[0], "after": models[1]}
+        before, after = language_figures(by_name, rows, batch_size).values()
+    sizes = ("file_bytes", "optimizer_file_bytes")
+    old, new = (
+        {name: getattr(each, name) for name in sizes}
+        for each in (report.before, report.after)
+    )
+    return replace(
+        report,
+        before=replace(before, **old),
+        after=replace(after, **new),
+        samples=len(rows[1]),
     )
 
 
-def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> None:
+def _write_page(options: Namespace, report: Any, changes: Any) -> None:
     from kerasmem.report.compression import Page, write_page
 
     page = Page(
@@ -345,32 +353,15 @@ def _write_page(options: Namespace, report: Any, changes: Any, alone: Any) -> No
         origin=origin_of(options),
         search=report.search,
         warning=report.warning or "",
-        sensitivity=alone,
     )
     write_page(options.report, page)
-
-
-def _say_if_untrained(job: Job, report: Any) -> None:
-    from kerasmem.compression.judge import drop_of, first_metric, is_better_if_higher
-    from kerasmem.compression.recipe import as_preset
-
-    if job.trains or not report.before.metrics:
-        return
-    name = first_metric(report.before.metrics)
-    learns = any(step.trains_on for step in as_preset(job.steps).steps)
-    if learns and is_better_if_higher(name) and drop_of(report) > _FAR_WORSE:
-        before, after = report.before.metrics[name], report.after.metrics[name]
-        say(
-            f"{name} went from {before:.4f} to {after:.4f}, and the model was not "
-            "fine-tuned. Next: add --fine-tune-epochs 3."
-        )
 
 
 def _outcome(options: Namespace, report: Any, changes: Any) -> CommandResult:
     from kerasmem.cli.evaluation import file_sentence
     from kerasmem.records.comparison import comparison_table
     from kerasmem.records.weights import left_alone_table, noise_table, worst_first
-    from kerasmem.report.search import search_table
+    from kerasmem.report.compression import search_table
 
     data = {
         "model": options.model,

@@ -1,7 +1,6 @@
 """`kerasmem distill`: train a student model with a teacher model."""
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +18,6 @@ from kerasmem.cli.command import (
     command,
     option,
     origin_of,
-    progress_console,
     say,
     varied,
 )
@@ -80,8 +78,6 @@ from kerasmem.records.regular import check_output
 )
 def distill(options: Namespace) -> CommandResult:
     """Train and save the student, and compare it with its teacher."""
-    import keras
-
     from kerasmem.compression.distill import distill as train_student
     from kerasmem.files import save_model
     from kerasmem.report.progress import FitProgress
@@ -95,23 +91,22 @@ def distill(options: Namespace) -> CommandResult:
             f"STUDENT={options.student!r}, --student-ratio={options.student_ratio!r}."
         )
     teacher, student, train, test = _load(options)
-    curves = keras.callbacks.History()
-    with FitProgress("distilling", progress_console()) as progress:
-        new_student = train_student(
-            teacher,
-            student,
-            train,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            temperature=options.temperature,
-            cache=options.cache,
-            callbacks=[progress, curves],
-            verbose=0,
-            seed=options.seed,
-        )
+    say("distilling")
+    new_student = train_student(
+        teacher,
+        student,
+        train,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        temperature=options.temperature,
+        cache=options.cache,
+        callbacks=[FitProgress()],
+        verbose=0,
+        seed=options.seed,
+    )
     save_model(new_student, options.output)
     models = {"teacher": teacher, "student": new_student}
-    return _outcome(options, models, test, curves.history)
+    return _outcome(options, models, test)
 
 
 def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
@@ -137,12 +132,7 @@ def _load(options: Namespace) -> tuple[Any, Any, Any, Any]:
     return teacher, student, train, test
 
 
-def _outcome(
-    options: Namespace,
-    models: dict[str, Any],
-    test: Any,
-    history: Mapping[str, Sequence[float]],
-) -> CommandResult:
+def _outcome(options: Namespace, models: dict[str, Any], test: Any) -> CommandResult:
     from kerasmem.cli.evaluation import file_sentence, of_its_file
     from kerasmem.compression.judge import chance_of, far_worse
     from kerasmem.compression.measure import measure
@@ -163,7 +153,6 @@ def _outcome(
             figures,
             origin=origin_of(options),
             warning=warning or "",
-            history=history,
         )
         write_page(options.report, page)
     data = {

@@ -10,10 +10,7 @@ from kerasmem.cli.command import (
     CommandResult,
     batch_of,
     command,
-    option,
 )
-
-_ORDERS = ("model", "weights", "outputs")
 
 
 @command(
@@ -21,13 +18,6 @@ _ORDERS = ("model", "weights", "outputs")
     "Show the bytes of a saved model per layer.",
     MODEL,
     batch_of(1),
-    option(
-        "--sort",
-        choices=_ORDERS,
-        default=_ORDERS[0],
-        help="Order of the layers: as in the model, or by bytes, largest first "
-        "(default: model).",
-    ),
     IMPORT,
 )
 def inspect(options: Namespace) -> CommandResult:
@@ -36,12 +26,7 @@ def inspect(options: Namespace) -> CommandResult:
     from kerasmem.files.contents import file_size, optimizer_state
     from kerasmem.report.memory import contents_table, layer_table
 
-    activations, peak = _layers(options)
-    largest = {
-        "weights": lambda layer: -layer.weight_bytes,
-        "outputs": lambda layer: -(layer.output_bytes or 0),
-    }
-    layers = sorted(activations, key=largest.get(options.sort, lambda _: 0))
+    layers, peak = _layers(options)
     state = optimizer_state(options.model)
     contents = inspect_file(options.model)
     outputs = [layer.output_bytes for layer in layers]

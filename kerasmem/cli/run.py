@@ -266,13 +266,12 @@ def _logged_line(tracker: str, target: object, scalars: int) -> str:
         metavar="DIR",
         help="Output folder, created if missing (default: kerasmem-demo).",
     ),
-    option("--data", metavar="NPZ", help="Labeled images (default: Fashion-MNIST)."),
 )
 def demo(options: Namespace) -> CommandResult:
     """Run the demo and return its figures."""
     from kerasmem.demo.run import run_demo
     from kerasmem.records.comparison import comparison_table
 
-    record = run_demo(options.out, options.data, console=progress_console())
+    record = run_demo(options.out, console=progress_console())
     table = comparison_table(record.models, f"accuracy on {record.samples} test images")
     return CommandResult(asdict(record), (table, "\n".join(record.files)))

@@ -8,15 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 from keras import layers
 
-from kerasmem.errors import DataError
-from kerasmem.files.data import hold_out, load_data
 from kerasmem.types import Model, Tensor
 
 TEACHER_WIDTHS = (16, 32, 64, 128)
@@ -129,67 +126,10 @@ def load_demo_data() -> tuple[Split, Split]:
         )
 
 
-_SMALLEST_SIDE = 8  # the network halves height and width three times
+def mirrored_demo_data() -> tuple[Split, Split]:
+    """Return `load_demo_data()`, with each training image also mirrored.
 
-
-@dataclass(frozen=True)
-class Images:
-    """Labeled images.
-
-    `train` and `test` are `(x, y)`: images of shape (n, height, width) or (n, height,
-    width, channels), values 0 to 255, and class numbers.
+    Mirroring does not change the class of clothes.
     """
-
-    train: Any
-    test: Any
-    name: str
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return 1 + int(max(self.train[1].max(), self.test[1].max()))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one image."""
-        return tuple(self.train[0].shape[1:])
-
-
-def load_images(path: str | Path | None) -> Images:
-    """Return the images of the demo or of an `.npz` file.
-
-    The demo's training images are augmented by mirroring, which does not change the
-    class of clothes. Other images are used unchanged.
-
-    Raises:
-        DataError: If the file does not contain labeled images.
-    """
-    if path is None:
-        (x, y), test = load_demo_data()
-        train = (np.concatenate([x, x[:, :, ::-1]]), np.concatenate([y, y]))
-        return Images(train, test, "Fashion-MNIST, 8,000 + 2,000 images")
-    splits = load_data(path)
-    train, test = splits.train, splits.test
-    _check(train, path)
-    if test is None:
-        train, test = hold_out(train, 0.2)
-    _check(test, path)
-    return Images(train, test, str(path))
-
-
-def _check(split: Any, path: str | Path) -> None:
-    x, y, *_ = (*split, None) if isinstance(split, tuple) else (split, None)
-    shape = np.shape(x)
-    if len(shape) not in {3, 4} or min(shape[1:3]) < _SMALLEST_SIDE:
-        raise DataError(
-            "Expected: images x of shape (n, height, width) or (n, height, width, "
-            f"channels), at least {_SMALLEST_SIDE} pixels high and wide. Received: "
-            f"{path} with x of shape {shape}."
-        )
-    labels = np.asarray(y)
-    numbers = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    if not numbers or labels.min() < 0:
-        raise DataError(
-            "Expected: class numbers y of shape (n,), integers from 0. Received: "
-            f"{path} with y of shape {labels.shape} and dtype {labels.dtype}."
-        )
+    (x, y), test = load_demo_data()
+    return (np.concatenate([x, x[:, :, ::-1]]), np.concatenate([y, y])), test

@@ -20,19 +20,20 @@ from kerasmem.compression.prune import Prune
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.result import CompressionResult
 from kerasmem.demo.recipe import (
-    Images,
     Recipe,
+    Split,
     compile_classifier,
     falling_rate,
-    load_images,
+    mirrored_demo_data,
     residual_network,
 )
 from kerasmem.files.contents import file_size
 from kerasmem.files.save import save_model
 from kerasmem.files.write import save_stored
-from kerasmem.records import ModelFigures
+from kerasmem.records import ModelFigures, Run
 from kerasmem.report.compression import Page, write_page
 from kerasmem.report.progress import FitProgress
+from kerasmem.report.run import write_run_page
 from kerasmem.types import Model
 
 _LATENCY_BATCH = 32
@@ -43,40 +44,44 @@ class Workshop:
     """Context of all stages."""
 
     out: Path
-    images: Images
+    train: Split
+    test: Split
     recipe: Recipe
     console: Console
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
+    def network(self, widths: tuple[int, ...], dropout: float = 0.0) -> Any:
+        """Return an untrained network for the images."""
+        x, y = self.train
+        return residual_network(x.shape[1:], 1 + int(y.max()), widths, dropout)
+
     @contextmanager
-    def stage(self, title: str) -> Iterator[FitProgress]:
-        """Time a stage and show its progress bar."""
+    def stage(self, title: str) -> Iterator[None]:
+        """Time a stage and print its title."""
+        self.console.print(title, highlight=False)
         start = time.perf_counter()
-        with FitProgress(title, self.console) as progress:
-            yield progress
+        yield
         self.seconds[title] = round(time.perf_counter() - start, 1)
 
 
 def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
     """Train the network with both monitors and write its files."""
-    recipe, images = shop.recipe, shop.images
-    model = residual_network(
-        images.shape, images.classes, recipe.widths, recipe.dropout
-    )
+    recipe = shop.recipe
+    model = shop.network(recipe.widths, recipe.dropout)
     compile_classifier(model, recipe.learning_rate)
     memory, gradients = MemoryMonitor(), GradientMonitor()
-    with shop.stage("training") as progress:
+    with shop.stage("training"):
         model.fit(
-            *images.train,
+            *shop.train,
             batch_size=recipe.batch_size,
             epochs=recipe.epochs,
-            validation_data=images.test,
+            validation_data=shop.test,
             callbacks=[
                 falling_rate(recipe.learning_rate, recipe.epochs),
                 memory,
                 gradients,
                 keras.callbacks.CSVLogger(shop.out / "epochs.csv"),
-                progress,
+                FitProgress(),
             ],
             verbose=0,
         )
@@ -86,20 +91,20 @@ def train(shop: Workshop) -> tuple[Any, MemoryMonitor, GradientMonitor]:
 
 def shrink(shop: Workshop) -> CompressionResult:
     """Compress the saved file: prune 80 %, fine-tune, quantize to int8."""
-    recipe, images = shop.recipe, shop.images
+    recipe = shop.recipe
     rate = falling_rate(recipe.fine_tune_learning_rate, recipe.fine_tune_epochs)
-    with shop.stage("fine-tuning") as progress:
+    with shop.stage("fine-tuning"):
         result = compress(
             shop.out / "original.keras",
             [
                 Prune(0.8, scope="global", include=("logits",)),
                 Quantize("int8"),
             ],
-            data=images.train,
-            validation_data=images.test,
+            data=shop.train,
+            validation_data=shop.test,
             fine_tune_epochs=recipe.fine_tune_epochs,
             batch_size=recipe.batch_size,
-            callbacks=[rate, progress],
+            callbacks=[rate, FitProgress()],
             seed=recipe.seed,
             measure=("file", "weights", "metrics", "activations"),
         )
@@ -109,14 +114,14 @@ def shrink(shop: Workshop) -> CompressionResult:
 
 def teach(shop: Workshop, teacher: Model) -> Any:
     """Distill the network into a student with less than a tenth of its parameters."""
-    recipe, images = shop.recipe, shop.images
-    student = residual_network(images.shape, images.classes, recipe.student_widths)
+    recipe = shop.recipe
+    student = shop.network(recipe.student_widths)
     # The cache lets the teacher run once per image, not once per epoch.
-    with TemporaryDirectory() as cache, shop.stage("distilling") as progress:
+    with TemporaryDirectory() as cache, shop.stage("distilling"):
         new_student = distill(
             teacher,
             compile_classifier(student, recipe.learning_rate),
-            images.train,
+            shop.train,
             epochs=recipe.student_epochs,
             batch_size=recipe.student_batch_size,
             temperature=recipe.temperature,
@@ -124,7 +129,7 @@ def teach(shop: Workshop, teacher: Model) -> Any:
             cache=cache,
             callbacks=[
                 falling_rate(recipe.learning_rate, recipe.student_epochs),
-                progress,
+                FitProgress(),
             ],
             verbose=0,
             seed=recipe.seed,
@@ -138,7 +143,7 @@ def compare(
 ) -> dict[str, ModelFigures]:
     """Return the figures of the three models."""
     shop.console.print("measuring", highlight=False)
-    test = shop.images.test
+    test = shop.test
     size = file_size(shop.out / "student.keras")
     report = compressed.report
     by_name = {
@@ -155,7 +160,7 @@ def compare(
 
 
 _FILES = ("original.keras", "compressed.keras", "student.keras", "epochs.csv")
-_PAGE = "report.html"
+_PAGE, _TRAINING_PAGE = "report.html", "training.html"
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,6 @@ class DemoRecord:
 
 def run_demo(
     out: str | Path,
-    data: str | Path | None = None,
     *,
     recipe: Recipe | None = None,
     console: Console | None = None,
@@ -178,15 +182,15 @@ def run_demo(
     """Train, compress and distill, and return the results.
 
     The files in `out` are `original.keras` (saved by Keras without optimizer state),
-    `compressed.keras`, `student.keras`, `epochs.csv` and `report.html`.
+    `compressed.keras`, `student.keras`, `epochs.csv`,
+    `report.html` and `training.html`.
 
     Raises:
-        DataError: If the file does not contain labeled images.
         OutputError: If a file cannot be written.
     """
     shop = Workshop(
         Path(out),
-        load_images(data),
+        *mirrored_demo_data(),
         recipe or Recipe(),
         console or Console(stderr=True, highlight=False),
     )
@@ -200,10 +204,12 @@ def run_demo(
         title="kerasmem demo",
         models=figures_by_name,
         changes=compression.changes,
-        memory=tuple(memory.records),
-        gradients=tuple(gradients.records),
-        origin={"data": shop.images.name, "seed": shop.recipe.seed},
+        origin={"seed": shop.recipe.seed},
     )
     write_page(shop.out / _PAGE, page)
-    files = tuple(str(shop.out / name) for name in (*_FILES, _PAGE))
-    return DemoRecord(figures_by_name, files, shop.seconds, len(shop.images.test[0]))
+    records = tuple(memory.records), tuple(gradients.records)
+    run = Run(memory=records[0], gradients=records[1], name="kerasmem demo")
+    write_run_page(run, shop.out / _TRAINING_PAGE)
+    names = (*_FILES, _PAGE, _TRAINING_PAGE)
+    files = tuple(str(shop.out / name) for name in names)
+    return DemoRecord(figures_by_name, files, shop.seconds, len(shop.test[0]))

@@ -11,29 +11,19 @@
 
 Process 0 writes these files. Process 1 writes `memory-p1.jsonl` etc.
 
-A timeline is a gzipped line of JSON of limited size. The largest blocks are kept. Small
-blocks of the same layer, phase and category are merged if no kept event separates their
-begins or their ends. A merged block begins with the last and ends with the first of its
-blocks. At every kept event and checkpoint, the blocks add up to the bytes in use. In
-between, the sum may be smaller. A small block that begins and ends between two kept
-events is omitted.
+A timeline is a gzipped line of JSON of limited size.
 """
 
 import gzip
 import io
 import os
 import zlib
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from heapq import nlargest
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
 
 from kerasmem.errors import InputError, OutputError
 from kerasmem.files.atomic import replacing
-from kerasmem.records import Block, PostMortem, Timeline
+from kerasmem.records import PostMortem, Timeline
 from kerasmem.records.regular import open_regular, read_regular
 from kerasmem.records.timeline import MOST_TEXT_BYTES
 from kerasmem.units import format_bytes
@@ -92,124 +82,17 @@ def run_name(folder: Path) -> str:
     return folder.resolve().name.encode(errors="replace").decode()
 
 
-_CHECKPOINTS = 2000
-
-
-def folded(timeline: Timeline, most_blocks: int) -> Timeline:
-    """Returns a timeline with about `most_blocks` blocks, half of them the largest."""
-    if len(timeline.blocks) <= most_blocks:
-        return timeline
-    large, small = _parted(timeline.blocks, most_blocks // 2)
-    borders = _borders(timeline, large, min(_CHECKPOINTS, most_blocks // 8))
-    sums, number = _merged(small, borders)
-    return _rebuilt(timeline, large, sums, timeline.folded + number)
-
-
-def _parted(blocks: tuple[Block, ...], number: int) -> tuple[list[Block], list[Block]]:
-    largest = set(nlargest(number, range(len(blocks)), lambda n: blocks[n].given_bytes))
-    return (
-        [block for n, block in enumerate(blocks) if n in largest],
-        [block for n, block in enumerate(blocks) if n not in largest],
-    )
-
-
-def _borders(timeline: Timeline, large: list[Block], checkpoints: int) -> list[int]:
-    events = len(timeline.times_ns)
-    numbers = {number for block in large for number in _events_of(block)}
-    numbers.update(range(0, events, max(events // max(checkpoints, 1), 1)))
-    numbers.add(events - 1)
-    if timeline.peak_event is not None:
-        numbers.add(timeline.peak_event)
-    return sorted(numbers)
-
-
-def _events_of(block: Block) -> Iterable[int]:
-    return (n for n in (block.allocated_at, block.freed_at) if n is not None)
-
-
-def _merged(small: list[Block], borders: list[int]) -> tuple[list[Block], int]:
-    groups: dict[tuple, list[Block]] = defaultdict(list)
-    for block in small:
-        begin = _gap(block.allocated_at, borders)
-        end = _gap(block.freed_at, borders)
-        if begin is None or begin != end:
-            what = (block.layer, block.phase, block.category)
-            groups[begin, end, *what].append(block)
-    sums = [_sum(group) for group in groups.values()]
-    alone = sum(len(group) == 1 for group in groups.values())
-    return sums, len(small) - alone
-
-
-def _gap(number: int | None, borders: list[int]) -> int | None:
-    # An event at a border counts as before the border, so that its bytes are included.
-    return None if number is None else bisect_right(borders, number - 1)
-
-
-def _sum(group: list[Block]) -> Block:
-    if len(group) == 1:
-        return group[0]
-    return replace(
-        group[0],
-        requested_bytes=sum(block.requested_bytes for block in group),
-        given_bytes=sum(block.given_bytes for block in group),
-        allocated_at=max(
-            (b.allocated_at for b in group if b.allocated_at is not None), default=None
-        ),
-        freed_at=min(
-            (b.freed_at for b in group if b.freed_at is not None), default=None
-        ),
-        operation="",
-        shape="",
-        dtype="",
-    )
-
-
-def _rebuilt(
-    timeline: Timeline, large: list[Block], merged: list[Block], number: int
-) -> Timeline:
-    blocks = [*large, *merged]
-    events = sorted(number for block in blocks for number in _events_of(block))
-    place = {old: new for new, old in enumerate(events)}
-    changes = [0] * len(events)
-    for block in blocks:
-        if block.allocated_at is not None:
-            changes[place[block.allocated_at]] += block.given_bytes
-        if block.freed_at is not None:
-            changes[place[block.freed_at]] -= block.given_bytes
-    return replace(
-        timeline,
-        times_ns=tuple(timeline.times_ns[old] for old in events),
-        in_use_bytes=tuple(
-            timeline.opening_bytes + change for change in accumulate(changes)
-        ),
-        reserved_bytes=_at(events, timeline.reserved_bytes),
-        fragmentation=_at(events, timeline.fragmentation),
-        blocks=tuple(_moved(block, place) for block in blocks),
-        folded=number,
-    )
-
-
-def _at(events: list[int], series: tuple) -> tuple:
-    return tuple(series[old] for old in events) if series else ()
-
-
-def _moved(block: Block, place: dict[int, int]) -> Block:
-    return replace(
-        block,
-        allocated_at=None if block.allocated_at is None else place[block.allocated_at],
-        freed_at=None if block.freed_at is None else place[block.freed_at],
-    )
-
-
-LIMIT_BYTES = 5_000_000
-_MOST_BLOCKS = 130_000
-_FEWEST_BLOCKS = 100
+_MOST_BLOCKS = 200_000
+"""Blocks of a window, so that the values are within the limit of `read_json`."""
 
 
 def add_timelines(
     folder: Path, timelines: Sequence[Timeline], process: int = 0
 ) -> Path:
-    """Writes one window of timelines under the next free number. Returns the path."""
+    """Writes one window of timelines under the next free number. Returns the path.
+
+    Raises `OutputError` if the file cannot be written or would be too large to read.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
@@ -217,31 +100,18 @@ def add_timelines(
         if not path.exists():
             break
         number += 1
-    write_timelines(path, timelines)
-    return path
-
-
-def write_timelines(
-    path: Path, timelines: Sequence[Timeline], limit_bytes: int = LIMIT_BYTES
-) -> None:
-    """Writes timelines atomically to one file.
-
-    The smallest blocks are merged (`folded`) until the file is small enough. Raises
-    `OutputError` if the file cannot be written or `limit_bytes` is too small.
-    """
-    most = min(_MOST_BLOCKS, max((len(t.blocks) for t in timelines), default=0))
-    content, text_bytes = _compressed([folded(each, most) for each in timelines])
-    while len(content) > limit_bytes or text_bytes > MOST_TEXT_BYTES:
-        if most < _FEWEST_BLOCKS:
-            raise OutputError(
-                f"The timelines do not fit in the file. Received: {limit_bytes=}."
-            )
-        # Slightly below proportional, so that one more iteration usually suffices.
-        over = max(len(content) / limit_bytes, text_bytes / MOST_TEXT_BYTES)
-        most = int(most * 0.9 / over)
-        content, text_bytes = _compressed([folded(each, most) for each in timelines])
+    lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines).encode()
+    blocks = sum(len(timeline.blocks) for timeline in timelines)
+    if len(lines) > MOST_TEXT_BYTES or blocks > _MOST_BLOCKS:
+        raise OutputError(
+            f"The timelines are too long: {blocks:,} blocks in "
+            f"{format_bytes(len(lines))}. Expected: {_MOST_BLOCKS:,} blocks and "
+            f"{format_bytes(MOST_TEXT_BYTES)} at most. Next: record fewer steps."
+        )
     with replacing(path, follow_link=False) as temporary:
-        temporary.write_bytes(content)
+        # Without a timestamp, the file is reproducible.
+        temporary.write_bytes(gzip.compress(lines, compresslevel=6, mtime=0))
+    return path
 
 
 def timeline_text(path: Path) -> bytes:
@@ -268,9 +138,3 @@ def timelines_in(text: bytes) -> list[Timeline]:
     """Parses timelines from JSON lines."""
     lines = [line for line in text.splitlines() if line.strip()]
     return [Timeline.from_json(line.decode("utf-8", "replace")) for line in lines]
-
-
-def _compressed(timelines: Sequence[Timeline]) -> tuple[bytes, int]:
-    lines = "".join(f"{timeline.to_json()}\n" for timeline in timelines).encode()
-    # Without a timestamp, the file is reproducible.
-    return gzip.compress(lines, compresslevel=6, mtime=0), len(lines)

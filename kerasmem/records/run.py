@@ -138,7 +138,7 @@ class VariableGradient:
             the update, or `None` if unknown. Covers the first update of a fit and each
             update after a sampled step. Large variables are subsampled evenly, which
             can miss the sparse updates of an embedding.
-        gradient_bytes: Bytes of the gradient in the backend.
+        gradient_bytes: Bytes of the gradient, in files of earlier versions.
     """
 
     path: str
@@ -168,7 +168,7 @@ class GradientRecord(JsonRecord):
         norm_last: Global L2 norm of the last update, or NaN if not finite.
         sampled_steps: Indices of the updates with statistics per variable, from 0 in
             each epoch.
-        gradient_bytes: Bytes of all gradients of one step.
+        gradient_bytes: Bytes of all gradients, in files of earlier versions.
         own_bytes: Bytes of the monitor's state on the device.
         time: Seconds since 1970 (UTC).
         norm_first: Global L2 norm of the first update, or NaN if not finite.

@@ -83,8 +83,8 @@ class Timeline:
         fragmentation: Fraction of the free pool bytes outside the largest free block,
             in [0, 1], after each event. Empty if unknown.
         blocks: All blocks.
-        folded: Number of blocks merged by layer, phase and category to limit the file
-            size. 0 if nothing is merged.
+        folded: Number of blocks merged by layer, phase and category in files of
+            earlier versions. Otherwise 0.
         lost_events: Number of profiler events omitted because of a gap in the
             recording. 0 if none is omitted.
 

@@ -12,20 +12,12 @@ from kerasmem.units import format_bytes
 _DONE = {"quantize": "quantized", "factorize": "factorized", "cluster": "clustered"}
 
 
-def changes_table(changes: Sequence[WeightChange], title: str = "") -> rich.table.Table:
-    """Returns the changes per weight and technique for the terminal.
-
-    Omits the signal-to-noise ratio, which does not fit into 80 columns.
-    """
-    return terminal_table(weight_table(changes, noise=False), title)
-
-
-def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Table:
+def weight_table(changes: Sequence[WeightChange]) -> Table:
     """Returns the changes and skipped weights of all techniques.
 
-    If `noise`, includes signal-to-noise ratios in dB.
+    Includes signal-to-noise ratios in dB.
     """
-    noise_head = _noise_head("signal to noise", changes) if noise else ()
+    noise_head = _noise_head("signal to noise", changes)
     of_outputs = len(noise_head) > 1
     rows = [
         (
@@ -34,7 +26,7 @@ def weight_table(changes: Sequence[WeightChange], *, noise: bool = True) -> Tabl
             change.detail if change.changed else f"skipped: {change.detail}",
             format_bytes(change.before_bytes),
             format_bytes(change.after_bytes),
-            *(_noise(change, of_outputs=of_outputs) if noise else ()),
+            *_noise(change, of_outputs=of_outputs),
         )
         for change in changes
     ]

@@ -1,7 +1,6 @@
 """Static matplotlib charts, readable on light and dark backgrounds.
 
-Charts of an estimate, a compression, a run, a timeline, and of quantized or pruned
-weights.
+Charts of an estimate, a compression, a run and a timeline.
 """
 
 import io
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kerasmem.compression.prune.analysis import Sensitivity
 from kerasmem.errors import ConfigError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records import (
@@ -19,11 +17,9 @@ from kerasmem.records import (
     CompressionReport,
     MemoryEstimate,
     Timeline,
-    WeightChange,
 )
 from kerasmem.records.comparison import file_label
 from kerasmem.records.estimate import NO_LAYER
-from kerasmem.records.weights import has_output_noise, worst_first
 from kerasmem.report.page.panels import Panel
 from kerasmem.report.run.timelines import sizes_by_category, timeline_title
 from kerasmem.units import MIB, format_bytes, format_ms
@@ -296,50 +292,3 @@ def timeline_plot(timelines: Sequence[Timeline]) -> Plot:
         place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
         axes.legend(handles[::-1], labels[::-1], **place)
     return Plot(figure, words)
-
-
-def plot_noise(
-    changes: Sequence[WeightChange], path: str | Path, most: int = 30
-) -> None:
-    """Writes a bar chart of signal-to-quantization-noise ratios, worst first.
-
-    Also shows the ratio of the layer's output if it was measured.
-
-    Args:
-        changes: Changes per weight from `km.compress`.
-        path: Path of the file. The suffix sets the format, such as `.svg` or `.png`.
-        most: Maximum number of weights. Defaults to 30.
-    """
-    worst = worst_first(changes)[:most]
-    series = {"weight": [change.sqnr_db or 0.0 for change in worst]}
-    if has_output_noise(worst):
-        series["output on data"] = [change.output_sqnr_db or 0.0 for change in worst]
-    thick = 0.8 / len(series)
-    with _drawing(1, 1.5 + 0.25 * len(worst) * len(series)) as (figure, (axes,)):
-        for number, (name, values) in enumerate(series.items()):
-            places = [index + number * thick for index in range(len(worst))]
-            axes.barh(places, values, thick, label=name)
-        middle = thick * (len(series) - 1) / 2
-        places = [index + middle for index in range(len(worst))]
-        axes.set_yticks(places, [change.weight for change in worst])
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", labelsize="small")
-        axes.set_xlabel("signal-to-quantization-noise ratio, dB")
-        axes.legend()
-    Plot(figure, "signal-to-quantization-noise ratios").save(path)
-
-
-def plot_sensitivity(sensitivity: Sensitivity, path: str | Path) -> None:
-    """Writes a plot of the metric against the sparsity of each weight.
-
-    Takes the result of `kerasmem.compression.prune.analysis.sensitivity`.
-    """
-    with _drawing(1, 5) as (figure, (axes,)):
-        places = [0.0, *sensitivity.sparsities]
-        for weight in sensitivity.weights:
-            values = [sensitivity.baseline, *weight.values]
-            axes.plot(places, values, "o-", label=weight.weight)
-        axes.set_xlabel("sparsity of one weight")
-        axes.set_ylabel(sensitivity.metric)
-        axes.legend(fontsize="small")
-    Plot(figure, f"{sensitivity.metric} by sparsity of one weight").save(path)

@@ -1,8 +1,6 @@
 """Progress displays for `fit` and for commands. Without a terminal, plain lines."""
 
-# ruff: noqa: ARG002 - Keras fixes the signatures of the hooks.
-
-import threading
+import sys
 import time
 from typing import Any
 
@@ -18,78 +16,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from kerasmem.types import Logs
 
+class FitProgress(keras.callbacks.ProgbarLogger):
+    """Displays the progress of `fit` as Keras does, also with `fit(verbose=0)`.
 
-class FitProgress(keras.callbacks.Callback):
-    """Displays the progress of `fit` by epoch.
-
-    On a terminal, shows one bar per epoch, followed by the metrics. Otherwise, prints
-    one line per epoch. The callback never accesses `self.model` and therefore does not
-    slow down training. Use it as a context manager around `fit` to restore the terminal
-    after an exception. The default console is stderr.
+    On a terminal, shows one bar per epoch. Otherwise, prints one line per epoch.
+    Commands send this output to stderr.
     """
 
-    # On JAX and torch, Keras does not synchronize before the batch hook.
-    async_safe = True
-
-    def __init__(self, label: str, console: Console | None = None) -> None:
-        super().__init__()
-        self._label = label
-        self._console = console or Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task: Any = None
-        self._done = 0
-        self._lock = threading.Lock()  # Keras may call batch hooks in several threads
-
-    def __enter__(self) -> "FitProgress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def on_train_begin(self, logs: Logs = None) -> None:
-        """Starts the display."""
-        self._bar.start()
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Adds the bar of the epoch."""
-        self._done = 0
-        self._task = self._bar.add_task(
-            self._title(epoch), total=self._parameter("steps"), figures=""
-        )
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Updates the bar of the epoch."""
-        with self._lock:
-            self._done = max(self._done, batch + 1)  # calls may be out of order
-            self._bar.update(self._task, completed=self._done)
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Shows the metrics of the epoch next to the bar or on a line."""
-        figures = ", ".join(f"{k} {v:.4g}" for k, v in sorted((logs or {}).items()))
-        # The total of a generator is unknown before its end.
-        self._bar.update(self._task, total=self._done, figures=figures)
-        if not self._console.is_terminal:
-            _print_line(self._console, f"{self._title(epoch)}: {figures}")
-
-    def on_train_end(self, logs: Logs = None) -> None:
-        """Stops the display. The bars remain visible."""
-        self._bar.stop()
-
-    def _title(self, epoch: int) -> str:
-        return f"{self._label}, epoch {epoch + 1}/{self._parameter('epochs') or '?'}"
-
-    def _parameter(self, name: str) -> Any:
-        return (self.params or {}).get(name)
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Sets the form of the display."""
+        super().set_params({**params, "verbose": 1 if sys.stdout.isatty() else 2})
 
 
 _SECONDS = 2.0
@@ -145,8 +82,5 @@ class StageProgress:
         self._stage = ""
         is_told = name and name not in self._silent and seconds > _SECONDS
         if is_told and not self._console.is_terminal:
-            _print_line(self._console, f"{name}: {seconds:.1f} s")
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+            line = f"{name}: {seconds:.1f} s"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -22,22 +22,23 @@ from kerasmem.demo.recipe import (
     Recipe,
     compile_classifier,
     falling_rate,
-    load_images,
+    mirrored_demo_data,
     residual_network,
 )
 from kerasmem.graph.clone import clone
 
-RECIPE, IMAGES = Recipe(), load_images(None)
+RECIPE = Recipe()
+TRAIN, TEST = mirrored_demo_data()
 
 
 def network(widths, seed, dropout=0.0):
     with seeded(seed):
-        model = residual_network(IMAGES.shape, IMAGES.classes, widths, dropout)
+        model = residual_network((28, 28), 10, widths, dropout)
     return compile_classifier(model, RECIPE.learning_rate)
 
 
 def accuracy(model):
-    found = model.evaluate(*IMAGES.test, batch_size=500, verbose=0, return_dict=True)
+    found = model.evaluate(*TEST, batch_size=500, verbose=0, return_dict=True)
     return found["accuracy"]
 
 
@@ -45,7 +46,7 @@ def trained_alone(model, *, epochs, batch_size, seed):
     with seeded(seed):
         model = clone(model)
         model.fit(
-            *IMAGES.train,
+            *TRAIN,
             epochs=epochs,
             batch_size=batch_size,
             callbacks=[falling_rate(RECIPE.learning_rate, epochs)],
@@ -58,7 +59,7 @@ def taught(teacher, student, seed):
     return distill(
         teacher,
         student,
-        IMAGES.train,
+        TRAIN,
         epochs=RECIPE.student_epochs,
         batch_size=RECIPE.student_batch_size,
         temperature=RECIPE.temperature,

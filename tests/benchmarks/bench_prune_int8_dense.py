@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 
 import kerasmem as km
-from kerasmem.demo.recipe import load_images
+from kerasmem.demo.recipe import mirrored_demo_data
 
 INT8 = km.Quantize("int8", granularity="tensor")  # 16 values stay 16 codes
 
@@ -28,16 +28,16 @@ def dense_network():
 
 def main():
     keras.utils.set_random_seed(0)
-    data = load_images(None)
+    train, test = mirrored_demo_data()
     model = dense_network()
-    model.fit(*data.train, epochs=8, batch_size=64, verbose=0)
+    model.fit(*train, epochs=8, batch_size=64, verbose=0)
 
     def made(model, *steps, coding="deflate", epochs=0):
         return km.compress(
             model,
             list(steps),
-            data=data.train,
-            validation_data=data.test,
+            data=train,
+            validation_data=test,
             fine_tune_epochs=epochs,
             batch_size=64,
             seed=0,

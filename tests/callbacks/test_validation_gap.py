@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.callbacks.validation_gap import EPOCHS_OF_RISE, ValidationGap, lag
+from kerasmem.callbacks.validation_gap import ValidationGap, lag
 
 RNG = np.random.default_rng(0)
 X = (RNG.normal(size=(256, 16)) + 6).astype("float32")
@@ -52,7 +52,7 @@ def test_lagging_statistics_are_the_cause_of_a_bad_validation():
     batches = 8 * (finding.epoch + 1)
     left = 0.999**batches
     distance = np.mean(left * np.abs(X.mean(0)) / X.std(0))
-    (reported,) = re.findall(r"is ([\d.]+) standard deviations", finding.text)
+    (reported,) = re.findall(r"by ([\d.]+) standard deviations", finding.text)
     assert float(reported) == pytest.approx(distance, rel=0.05)
     # The advice helps: the validation is that of the training.
     small = km.compress(model, km.ReestimateBatchNorm(), data=(X, Y)).model
@@ -73,24 +73,6 @@ def test_a_frozen_normalization_is_not_the_cause():
     norm = keras.layers.BatchNormalization(momentum=0.999, trainable=False)
     found, _ = gaps(classifier(norm), (X, Y), (X, Y), epochs=6, batch_size=32)
     assert found == []
-
-
-@pytest.mark.one_backend
-def test_overfitting_is_the_cause_where_the_validation_loss_rises():
-    noise = RNG.integers(0, 2, 256).astype("int32")
-    wide = keras.layers.Dense(256, "relu")
-    model = classifier(keras.layers.Rescaling(1, -6), wide)
-    data, others = (X[:64], noise[:64]), (X[64:], noise[64:])
-    found, history = gaps(model, data, others, epochs=15, batch_size=32)
-    (finding,) = found
-    best = int(np.argmin(history["val_loss"][: finding.epoch + 1]))
-    rise = history["val_loss"][best], history["val_loss"][finding.epoch]
-    assert (
-        f"Since epoch {best + 1} val_loss rose from {rise[0]:.3g} to " in finding.text
-    )
-    assert f"to {rise[1]:.3g}, while loss fell" in finding.text
-    assert "Probable cause: overfitting." in finding.text
-    assert rise[1] >= 2 * history["loss"][finding.epoch]
 
 
 @pytest.mark.one_backend
@@ -129,16 +111,3 @@ def test_ordinary_losses_are_no_finding(losses):
         gap.start_epoch(model)
         logs = {"loss": loss, "val_loss": val_loss}
         assert gap.after_epoch(epoch, logs, model, 10) == []
-
-
-@pytest.mark.one_backend
-def test_overfitting_is_reported_three_epochs_after_the_best_one():
-    gap, model = ValidationGap("Monitor"), classifier()
-    reported = [
-        epoch
-        for epoch, val_loss in enumerate((2.0, 1.0, 2.0, 3.0, 4.0, 5.0))
-        if gap.after_epoch(
-            epoch, {"loss": 0.5 - 0.01 * epoch, "val_loss": val_loss}, model, 10
-        )
-    ]
-    assert reported == [1 + EPOCHS_OF_RISE] == [4]

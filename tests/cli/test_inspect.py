@@ -107,15 +107,6 @@ def test_an_h5_file_is_read_too(kerasmem):
     assert abs(both[0] - both[1]) <= 8
 
 
-@pytest.mark.one_backend
-def test_layers_can_come_by_size(kerasmem):
-    saved(tower())
-    by_weights = kerasmem("inspect model.keras --sort weights --json").json["layers"]
-    assert [layer["name"] for layer in by_weights][:2] == ["last", "shared"]
-    by_outputs = kerasmem("inspect model.keras --sort outputs --json").json["layers"]
-    assert by_outputs[0]["name"] == "shared"
-
-
 @keras.saving.register_keras_serializable("kerasmem-tests")
 class Own(keras.Model):
     """A model without a graph: two layers, one of them inside of a third."""

@@ -4,7 +4,6 @@ import importlib.util
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 
 import kerasmem as km
@@ -91,44 +90,3 @@ def test_what_cannot_be_is_refused_in_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     assert message in refused(line)
-
-
-@pytest.mark.one_backend
-def test_a_distillation_has_its_curves_and_a_compression_its_sensitivity(
-    tmp_path, monkeypatch, kerasmem, refused
-):
-    from tests.cli.conftest import arrays, network
-
-    monkeypatch.chdir(tmp_path)
-    model = network()
-    model.save("model.keras")
-    x, y = arrays()
-    np.savez("data.npz", x=x, y=y)
-    line = "distill model.keras --student-ratio 0.5 -o small.keras --data data.npz"
-    assert kerasmem(f"{line} --epochs 3 --report taught.html").code == 0
-    page = Path("taught.html").read_text(encoding="utf-8")
-    losses = next(p for p in packed(page)["panels"] if p["title"] == "Losses")
-    assert all(list(line["x"]) == [1, 2, 3] for line in losses["lines"])
-    assert "loss" in [line["name"] for line in losses["lines"]]
-
-    line = "compress model.keras -o out.keras --prune 0.5 --data data.npz"
-    asked = f"{line} --report out.html --sensitivity --low-memory"
-    assert "whose weights fit in memory" in refused(asked)
-    assert kerasmem(f"{line} --report out.html --sensitivity").code == 0
-    page = Path("out.html").read_text(encoding="utf-8")
-    (panel,) = packed(page)["panels"]
-    assert (panel["step"], panel["title"]) == (
-        "sparsity",
-        "accuracy by sparsity of one weight",
-    )
-    baseline = model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"]
-    (hidden,) = (line for line in panel["lines"] if line["name"] == "hidden/kernel")
-    assert hidden["x"] == pytest.approx([0, 0.5, 0.7, 0.8, 0.9, 0.95])
-    assert hidden["y"][0] == pytest.approx(baseline)
-    kernel = model.get_layer("hidden").kernel
-    weights = keras.ops.convert_to_numpy(kernel).copy()
-    smallest = np.argsort(abs(weights), axis=None)[: round(0.5 * weights.size)]
-    weights.flat[smallest] = 0
-    kernel.assign(weights)
-    pruned = model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"]
-    assert hidden["y"][1] == pytest.approx(pruned)

@@ -16,8 +16,7 @@ from rich.console import Console
 import kerasmem as km
 from kerasmem.cli import main
 from kerasmem.files.contents import file_size
-from kerasmem.records.comparison import comparison_table
-from kerasmem.report.compression.page import Page, page_content
+from kerasmem.records.comparison import comparison_table, models_table
 from kerasmem.report.plots import comparison_plot
 
 pytestmark = pytest.mark.one_backend
@@ -121,7 +120,7 @@ def test_every_report_has_a_line_for_the_optimizer_state(path):
     text = io.StringIO()
     Console(file=text, width=150).print(comparison_table(models))
     card = result.model_card()
-    rows = {row[0]: row for row in page_content(Page("", models))["models"].rows}
+    rows = {row[0]: row for row in models_table(models).rows}
     label, line = "file without optimizer state", "optimizer state in the file"
     assert rows[label][3] == ratio
     assert rows[line][1:4] == (kib, "0 B", "")

@@ -32,26 +32,29 @@ FILES = (
     "student.keras",
     "epochs.csv",
     "report.html",
+    "training.html",
 )
 
 
 @pytest.fixture
-def images(tmp_path):
+def images(monkeypatch):
     """Two classes that any network tells apart: bright above, or bright below."""
     rng = np.random.default_rng(0)
     y = np.arange(80) % 2
     x = rng.integers(0, 60, (80, 8, 8))
     x[y == 0, :4] += 180
     x[y == 1, 4:] += 180
-    np.savez(tmp_path / "images.npz", x=x.astype("uint8"), y=y)
-    return tmp_path / "images.npz"
+    x = x.astype("uint8")
+    splits = (x[:64], y[:64]), (x[64:], y[64:])
+    monkeypatch.setattr("kerasmem.demo.run.mirrored_demo_data", lambda: splits)
 
 
-def test_the_demo_writes_what_it_measured(images, tmp_path, backend):
+@pytest.mark.usefixtures("images")
+def test_the_demo_writes_what_it_measured(tmp_path, backend):
     if backend == "jax":
         return  # the two others do not compile each of its steps
     out, progress = tmp_path / "new" / "out", io.StringIO()
-    record = run_demo(out, images, recipe=TINY, console=Console(file=progress))
+    record = run_demo(out, recipe=TINY, console=Console(file=progress))
 
     assert list(record.models) == ["original", "compressed", "student"]
     for name, figures in record.models.items():
@@ -72,7 +75,7 @@ def test_the_demo_writes_what_it_measured(images, tmp_path, backend):
     assert [row["epoch"] for row in rows] == ["0", "1"]
     assert all(float(row["gradient_norm"]) > 0 for row in rows)
     for stage in ("training", "fine-tuning", "distilling"):
-        assert f"{stage}, epoch 1/" in progress.getvalue()
+        assert stage in progress.getvalue()
         assert record.seconds[stage] > 0
 
 

@@ -1,6 +1,5 @@
 """A run's folder is read back whole, and as far as it goes where it was cut off."""
 
-import gc
 import gzip
 import re
 import sys
@@ -181,40 +180,3 @@ def test_damaged_windows_count_too(tmp_path, monkeypatch):
     limited(monkeypatch, _MOST_BYTES=4 << 20)
     with pytest.raises(InputError, match="left out, in timeline-0004.json.gz"):
         read_run(tmp_path)
-
-
-@pytest.fixture
-def collections():
-    """Return the collections of garbage begun since, at every few objects."""
-    begun, thresholds = [], gc.get_threshold()
-
-    def note(phase, info):
-        begun.append(phase)
-
-    gc.callbacks.append(note)
-    gc.set_threshold(100, 2, 2)
-    yield begun
-    gc.set_threshold(*thresholds)
-    gc.callbacks.remove(note)
-
-
-def test_nobody_looks_for_garbage_among_a_million_records(folder, collections):
-    write_lines(folder / "memory.jsonl", memory_records(4) * 200)
-    collections.clear()
-    run = read_run(folder)
-    assert len(run.memory) == 800
-    assert len(collections) < 5
-    assert gc.isenabled()
-
-
-def test_garbage_is_looked_for_again_whatever_was_read(tmp_path):
-    with pytest.raises(InputError, match="no records of a monitor"):
-        read_run(tmp_path)
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with pytest.raises(InputError, match="no records of a monitor"):
-            read_run(tmp_path)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

@@ -1,12 +1,11 @@
-"""The page of a compression in a real browser: charts, tables, phone and paper."""
+"""The page of a compression in a real browser: tables, phone and paper."""
 
 import pytest
 
-from kerasmem.compression.prune.analysis import Sensitivity, WeightSensitivity
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.report.compression import Page, write_page
 from tests.report.browser import chromium, opened, playwright
-from tests.report.runs import EVIL, gradient_records, memory_records
+from tests.report.runs import EVIL
 from tests.report.test_search import REPORT
 
 pytestmark = pytest.mark.browser
@@ -22,31 +21,11 @@ CHANGES = tuple(
     )
     for name, before, ratio in (("b", 999, 50.5), ("a", 2048, 9.5), ("c", 1024, 48.0))
 )
-HISTORY = {"loss": [2.0, 1.0, 0.5, 0.25], "distillation_loss": [4.0, 3.0, 2.0, 1.0]}
-SENSITIVITY = Sensitivity(
-    "accuracy",
-    0.9,
-    (0.5, 0.8, 0.95),
-    (
-        WeightSensitivity("a/kernel", 100, (0.9, 0.85, 0.5)),
-        WeightSensitivity("b/kernel", 50, (0.88, 0.8, 0.7)),
-    ),
-)
 
 
 def page_of_all():
     """A page with every part that one of a compression may have."""
-    memory, gradients = memory_records(4), gradient_records(4, 2)
-    return Page(
-        "small",
-        MODELS,
-        CHANGES,
-        memory,
-        gradients,
-        search=REPORT,
-        history=HISTORY,
-        sensitivity=SENSITIVITY,
-    )
+    return Page("small", MODELS, CHANGES, search=REPORT)
 
 
 @pytest.fixture(scope="module")
@@ -62,70 +41,9 @@ def page(browser, path):
         yield page
 
 
-def tooltip(page):
-    return page.locator(".tooltip").inner_text().split("\n")
-
-
 def weights(page):
     rows = page.locator("[aria-labelledby='weights'] tbody tr")
     return [text.split("\t")[0].replace("\n", "") for text in rows.all_inner_texts()]
-
-
-def test_a_trial_tells_of_itself_under_the_pointer_and_to_the_keyboard(page):
-    chart = page.locator("#search-chart")
-    chart.scroll_into_view_if_needed()
-    chart.locator(".dot.taken").first.hover()
-    assert tooltip(page)[0] == "prune, int8"
-    assert "+0.0020 ± 0.0010" in tooltip(page)
-    assert chart.locator(".ring").count() == 1
-    chart.focus()
-    page.keyboard.press("End")
-    assert tooltip(page)[0] == "unchanged"  # the largest stands to the right
-    page.keyboard.press("ArrowLeft")
-    said = page.get_by_role("status").inner_text()
-    assert said.startswith("int8: file_bytes 2.50 KiB")
-    page.keyboard.press("Escape")
-    assert page.locator(".tooltip").is_hidden()
-
-
-def test_points_lie_where_their_numbers_are(page):
-    centers = page.locator("#search-chart svg circle.dot").evaluate_all(
-        "dots => dots.slice(0, 3).map((dot) => [dot.cx.baseVal.value, "
-        "dot.cy.baseVal.value])"
-    )
-    (x_int8, y_int8), (x_all, y_all), (x_taken, y_taken) = centers
-    # On a logarithmic axis 0.75 to 1.25 is as far as 1.25 to 1.25 / 0.6.
-    share = (x_int8 - x_taken) / (x_all - x_taken)
-    assert share == pytest.approx(0.3052, abs=1e-3)  # log(1.25 / 0.75) / log(4 / 0.75)
-    assert (y_taken - y_all) / (y_int8 - y_all) == pytest.approx(0.002 / 0.03, abs=1e-3)
-    bounds = page.locator("#search-chart .bound")
-    assert bounds.count() == 2  # the limit, and the largest drop allowed
-    height = bounds.nth(1).evaluate("line => line.y1.baseVal.value")
-    assert (height - y_all) / (y_int8 - y_all) == pytest.approx(0.01 / 0.03, abs=1e-3)
-
-
-def test_bars_are_as_long_as_their_numbers(page):
-    chart = page.locator("#layers-chart")
-    widths = chart.locator("rect").evaluate_all(
-        "all => all.map((r) => r.width.baseVal.value)"
-    )
-    assert widths == pytest.approx(
-        [widths[0] * size / 2048 for size in (2048, 64, 1024, 64, 999, 64)], rel=1e-4
-    )
-    chart.focus()
-    page.keyboard.press("ArrowRight")
-    said = page.get_by_role("status").inner_text()
-    assert said == "a: before 2.00 KiB, after 64 B, 3.1 %"
-    assert chart.locator("rect.row").count() == 1
-    chart.locator("rect.dot").last.hover()
-    assert tooltip(page)[0] == "b"
-
-
-def test_lines_tell_their_numbers(page):
-    page.locator("[data-panel='0']").focus()
-    page.keyboard.press("End")
-    said = page.get_by_role("status").inner_text()
-    assert said.startswith("epoch 4: peak 156 MiB, in use 8.00 MiB")
 
 
 def test_a_table_sorts_by_what_its_figures_are_worth(page):
@@ -161,10 +79,6 @@ def test_on_a_phone_nothing_is_cut(browser, path):
             "document.querySelectorAll('details').forEach((d) => { d.open = true; })"
         )
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        for name in page.locator("#search-chart svg text").all():
-            box = name.bounding_box()
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= 390
 
 
 def test_a_print_has_every_table_open_and_is_light(browser, path):
@@ -175,27 +89,3 @@ def test_a_print_has_every_table_open_and_is_light(browser, path):
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
         assert page.locator("#theme").is_hidden()
         assert page.locator("[aria-labelledby='weights'] th").first.inner_text()
-
-
-def test_a_weights_sensitivity_is_told_at_a_sparsity(page):
-    chart = page.locator("[aria-labelledby='sensitivity'] .lines")
-    chart.scroll_into_view_if_needed()
-    chart.focus()
-    page.keyboard.press("End")
-    assert tooltip(page) == ["sparsity 0.95", "a/kernel", "0.5", "b/kernel", "0.7"]
-    page.evaluate("document.dispatchEvent(new Event('scroll'))")  # a late one
-    assert page.locator(".tooltip").is_visible()
-    page.mouse.wheel(0, -40)
-    page.locator(".tooltip").wait_for(state="hidden")
-    page.keyboard.press("Home")
-    assert tooltip(page)[0] == "sparsity 0"
-    marks = page.locator("[aria-labelledby='sensitivity'] svg text").all_text_contents()
-    assert "0.5" in marks  # an axis of shares, not of whole epochs
-
-
-def test_a_trainings_losses_are_told_by_epoch(page):
-    chart = page.locator("figure", has_text="Losses").locator(".lines").first
-    chart.scroll_into_view_if_needed()
-    chart.focus()
-    page.keyboard.press("Home")
-    assert tooltip(page) == ["epoch 1", "loss", "2", "distillation_loss", "4"]

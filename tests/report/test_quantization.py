@@ -1,4 +1,4 @@
-"""The table and the plot of what quantized weights lost."""
+"""The table of what quantized weights lost."""
 
 from dataclasses import replace
 
@@ -7,7 +7,6 @@ from rich.console import Console
 
 from kerasmem.records import WeightChange
 from kerasmem.records.weights import noise_table, worst_first
-from kerasmem.report.plots import plot_noise
 
 pytestmark = pytest.mark.one_backend
 
@@ -38,18 +37,10 @@ def test_the_title_says_what_was_done():
     assert "ratio of factorized and quantized weights, the worst first" in text
 
 
-def test_the_plot_names_every_weight(tmp_path):
-    plot_noise([GOOD, EXACT, BAD], tmp_path / "noise.svg")
-    text = (tmp_path / "noise.svg").read_text()
-    assert text.index(">b/kernel<") < text.index(">a/kernel<")
-
-
-def test_where_outputs_were_measured_they_say_which_is_the_worst(tmp_path):
+def test_where_outputs_were_measured_they_say_which_is_the_worst():
     seen = [replace(GOOD, output_sqnr_db=12.0), replace(BAD, output_sqnr_db=30.5)]
     assert worst_first(seen) == seen
     text = printed(noise_table(seen))
     assert text.index("12.0 dB") < text.index("30.5 dB")
     assert "of outputs" in text
     assert "of outputs" not in printed(noise_table([GOOD, BAD]))
-    plot_noise([*seen, GOOD], tmp_path / "noise.svg")
-    assert ">output on data<" in (tmp_path / "noise.svg").read_text()

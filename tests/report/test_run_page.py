@@ -17,7 +17,7 @@ import kerasmem.report.run
 from kerasmem.errors import OutputError
 from kerasmem.files.read_run import read_run
 from kerasmem.records import Finding, Run
-from kerasmem.report.compression import page as compression
+from kerasmem.report import compression
 from kerasmem.report.page import html as html_
 from kerasmem.report.run import notebook_html, run_page_html, write_run_page
 from kerasmem.report.run import page as run_page

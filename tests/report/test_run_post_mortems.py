@@ -41,21 +41,6 @@ def test_the_page_says_why_and_what_would_help():
     assert "mixed precision about 22.0 MiB less (estimated)" in text
 
 
-def test_the_bar_is_as_long_as_the_bytes():
-    (one, _), note = shown(post_mortems())
-    assert note == ""
-    widths = {part.name: part.width for part in one.bar}
-    assert widths == {
-        "activation": 50.0,
-        "optimizer state": 25.0,
-        "parameter": 12.5,
-        "gradient": 7.5,
-        "rounding": 5.0,
-    }
-    assert [part.start for part in one.bar] == [0.0, 50.0, 75.0, 87.5, 95.0]
-    assert one.bar[0].words == "40.0 MiB, 50.0 %"
-
-
 def test_the_table_has_every_layer_and_adds_up():
     (one, _), _ = shown(post_mortems())
     assert one.table.rows[0] == ("tower/dense", "activation", "40.0 MiB", "50.0 %")
@@ -65,7 +50,7 @@ def test_the_table_has_every_layer_and_adds_up():
 
 def test_a_pipeline_is_told_without_a_peak():
     (_, one), _ = shown(post_mortems())
-    assert one.bar == []
+    assert one.table.rows == ()
     assert one.figures == []
     assert one.fitting == ""
     assert "smaller micro-batches do not help" in one.cause

@@ -6,9 +6,7 @@ import pytest
 from rich.console import Console
 
 from kerasmem.records import ModelFigures, SearchReport, SearchTrial
-from kerasmem.report.compression import Page, render_page
-from kerasmem.report.search import search_table
-from tests.report.packed import packed
+from kerasmem.report.compression import Page, render_page, search_table
 
 pytestmark = pytest.mark.one_backend
 
@@ -50,25 +48,12 @@ def test_the_table_has_every_trial_and_the_one_that_was_taken():
     assert ["\x1b[1m" in row for row in rows] == [False, False, True]
 
 
-def test_the_page_has_the_trials_their_plot_and_what_was_left_out():
+def test_the_page_has_the_trials_and_what_was_left_out():
     figures = ModelFigures(8192, 2000, 500, 480)
     html = render_page(Page("A search", {"before": figures}, search=REPORT))
     assert html.count("±") == 3
     assert '<tr class="strong"><th scope="row" class="text">prune, int8</th>' in html
     assert "left out: nothing &lt;b&gt; to remove" in html
-    assert ">Drop of accuracy by share of the limit</h3>" in html
-    assert "3 trials, 2 on the Pareto front. Selected: prune, int8, 0.75 of" in html
-
-
-def test_the_browser_gets_every_trial_as_a_point():
-    found = packed(render_page(Page("A search", search=REPORT)))["search"]
-    assert found["names"] == ["unchanged", "int8", "prune, int8"]
-    assert found["x"] == [4.0, 1.25, 0.75]
-    assert found["y"] == pytest.approx([0.0, 0.03, 0.002])
-    assert (found["front"], found["taken"]) == ([0, 2], 2)
-    assert found["most"] == pytest.approx([0.01])
-    assert ["drop of accuracy", "+0.0020 ± 0.0010"] in found["rows"][2]
-    assert ["file_bytes", "1.50 KiB"] in found["rows"][2]
 
 
 def test_a_page_without_a_search_tells_of_none():

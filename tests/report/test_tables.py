@@ -9,7 +9,8 @@ from rich.console import Console
 from kerasmem.graph.activations import layer_activations
 from kerasmem.records import ModelFigures, WeightChange
 from kerasmem.records.comparison import comparison_table, models_table
-from kerasmem.records.weights import changes_table, left_alone_table
+from kerasmem.records.table import terminal_table
+from kerasmem.records.weights import left_alone_table, weight_table
 from kerasmem.report.memory import layer_table
 
 pytestmark = pytest.mark.one_backend
@@ -108,7 +109,7 @@ def test_the_changes_say_why_a_weight_was_skipped():
         WeightChange("a", "a/kernel", "prune", True, "80 % set to zero", 400, 400),
         WeightChange("a", "a/bias", "prune", False, "a bias", 40, 40),
     ]
-    text = printed(changes_table(changes))
+    text = printed(terminal_table(weight_table(changes)))
     assert "80 % set to zero" in text
     assert "skipped: a bias" in text
 

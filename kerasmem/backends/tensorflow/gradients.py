@@ -39,13 +39,6 @@ class TensorFlowGradients(GradientBackend):
         """Return gradients summed over replicas, with the shapes of the variables."""
         return _shaped(_all_reduced(gradients), variables)
 
-    def gradient_bytes(self, gradient: Gradient) -> int | tf.Tensor:
-        """Return the size of a gradient in bytes, as a tensor for a sparse one."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return super().gradient_bytes(gradient)
-        parts = (gradient.values, gradient.indices)
-        return tf.add_n([tf.cast(tf.size(p) * p.dtype.size, tf.float32) for p in parts])
-
     def _float32(self, gradient: Gradient) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices):
             gradient = _sum_rows(gradient.values, gradient.indices)

@@ -22,9 +22,6 @@ array."""
 LARGE_BYTES, MOST_TIMES = 1 << 30, 1000
 """Size and ratio from which an array is rejected as a decompression bomb."""
 
-_FAR = 0.8
-"""Ratio to the estimated size below which the coding of all entries is not tried."""
-
 _MOST_AXES = 32
 _NAME_OF_TYPE = re.compile(rb"[<>|][biufV][1248]")
 
@@ -92,11 +89,9 @@ def _write(entries: np.ndarray, shape: tuple[int, ...], out: StreamWriter) -> No
         return
     where, rest = positions.plan(full, shape), values.plan(entries[full])
     apart_bytes = where.coded_bytes + rest.coded_bytes
-    some = values.some_of(entries).copy()
-    about_bytes = values.plan(some).coded_bytes * entries.size / some.size
-    whole = None if apart_bytes < _FAR * about_bytes else values.plan(entries)
-    out.whole_bytes = min(apart_bytes, whole.coded_bytes if whole else math.inf)
-    if whole is None or apart_bytes < whole.coded_bytes:
+    whole = values.plan(entries)
+    out.whole_bytes = min(apart_bytes, whole.coded_bytes)
+    if apart_bytes < whole.coded_bytes:
         out.number(_SOME)
         out.raw(common.tobytes())
         where.write(out)

@@ -27,13 +27,7 @@ class Frequencies:
 
     def of(self, context: np.ndarray | int, symbols: np.ndarray) -> tuple:
         """Returns the frequencies and cumulative frequencies of symbols."""
-        if self.table.shape[1] == 2:
-            zeros = self.table[context, 0]
-            return np.where(symbols, TOTAL - zeros, zeros), np.where(symbols, zeros, 0)
-        if isinstance(context, int):
-            return self.table[context].take(symbols), self._before[context].take(
-                symbols
-            )
+        symbols = symbols.astype(np.intp, copy=False)  # flags are no indices
         return self.table[context, symbols], self._before[context, symbols]
 
     def reader(self, contexts: np.ndarray | None, count: int) -> "_Flags | _Places":

@@ -107,8 +107,7 @@ class _Few:
         elif _seem_many(entries):
             return None
         else:
-            different = _different(entries)
-            indices = np.searchsorted(different, entries)
+            different, indices = np.unique(entries, return_inverse=True)
         return cls(different, indices) if different.size <= MOST_SYMBOLS else None
 
     def write(self, out: StreamWriter) -> None:
@@ -141,13 +140,6 @@ def _seem_many(entries: np.ndarray) -> bool:
     _, counts = np.unique(some_of(entries), return_counts=True)
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
     return counts.size + once**2 / (2 * (twice + 1)) > 2 * MOST_SYMBOLS
-
-
-def _different(entries: np.ndarray) -> np.ndarray:
-    entries_found = np.unique(some_of(entries))
-    place = np.searchsorted(entries_found, entries)
-    missing = entries_found[np.minimum(place, entries_found.size - 1)] != entries
-    return np.union1d(entries_found, entries[missing])
 
 
 _FORMS: list[Any] = [_Raw, _Bytes, _Few]

@@ -36,31 +36,3 @@ from kerasmem.files.data.source import (
     shared,
 )
 from kerasmem.files.data.whole import needed_batch, whole_batch
-
-__all__ = [
-    "LoadedData",
-    "check_classes",
-    "check_data",
-    "check_ends",
-    "check_labels",
-    "check_shared",
-    "drawn_batches",
-    "few_inputs",
-    "first_samples",
-    "fit_arguments",
-    "hold_out",
-    "in_fixed_batches",
-    "input_batches",
-    "input_names",
-    "is_array_data",
-    "load_data",
-    "named_leaves",
-    "needed_batch",
-    "outputs_on",
-    "sample_count",
-    "sample_inputs",
-    "shared",
-    "take",
-    "warn_if_not_finite",
-    "whole_batch",
-]

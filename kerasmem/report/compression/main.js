@@ -1,6 +1,3 @@
-// Charts of the compression page.
+// The compression page has tables only.
 
-startPage(({ search, bars }) => {
-  if (search) pointChart(document.getElementById("search-chart"), search);
-  for (const [name, chart] of Object.entries(bars)) barChart(document.getElementById(`${name}-chart`), chart);
-});
+startPage(() => {});

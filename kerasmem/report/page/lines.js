@@ -3,7 +3,7 @@
 const LINE_HEIGHT = 15;
 
 // lines: [{ name, style, x, y }], y in bytes or numbers; only positive values on a "log" axis.
-// step: quantity of the horizontal axis: "epoch", "call" or "sparsity".
+// step: quantity of the horizontal axis: "epoch" or "call".
 // fits: first epochs of later fits. Lines do not connect two fits.
 // marks: epochs with a cross.
 function lineChart(host, lines, { axis, step, fits, marks }) {
@@ -12,7 +12,7 @@ function lineChart(host, lines, { axis, step, fits, marks }) {
   let frame = null;
 
   function draw() {
-    frame = lineFrame(host, lines, epochs, axis, fits, step);
+    frame = lineFrame(host, lines, epochs, axis, fits);
     const { x, y, named } = frame;
     const svg = framed(frame.width, frame.height, x, y);
     if (named) svg.append(shape("text", { x: x.end + 40, y: y.begin + 18 }, step));
@@ -47,14 +47,14 @@ function lineChart(host, lines, { axis, step, fits, marks }) {
   });
 }
 
-function lineFrame(host, lines, epochs, axis, fits, step) {
+function lineFrame(host, lines, epochs, axis, fits) {
   const width = chartWidth(host);
   const named = width >= 400;
   const right = width - (named ? 124 : 8);
   return {
     width, height: 208, named,
     fits: [...fits].map((number) => middleBefore(epochs, number)).filter((x) => x !== null),
-    x: axisOf(step === "sparsity" ? "number" : "epoch", epochs, [58, right], Math.max(2, Math.floor((right - 58) / 60))),
+    x: axisOf("epoch", epochs, [58, right], Math.max(2, Math.floor((right - 58) / 60))),
     y: axisOf(axis, lines.flatMap((line) => [...line.y]), [182, 10], 5),
   };
 }

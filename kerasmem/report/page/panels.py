@@ -15,7 +15,6 @@ from kerasmem.units import format_bytes
 
 _WHOLE = (np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32)
 _ALIGNMENT = 8
-_KEPT_BITS = 12  # of the 23 bits of a float32, for four significant digits
 
 
 class Packer:
@@ -39,20 +38,11 @@ class Packer:
         steps = np.diff(column, prepend=0) if rising else column
         return self._add(_narrow(steps), rising=rising)
 
-    def place(self, values: Sequence[float]) -> dict[str, int]:
+    def place(self, values: Sequence[float] | np.ndarray) -> dict[str, int]:
         """Adds a column of numbers with seven digits. Returns the reference."""
-        return self._add(_as_float32(values), rising=False)
-
-    def real(self, values: Sequence[float] | np.ndarray) -> dict[str, int]:
-        """Adds a column of numbers with four digits. Returns the reference."""
-        column = _as_float32(values).reshape(-1)
-        bits = column.view(np.uint32)
-        dropped_bits = np.uint32(23 - _KEPT_BITS)
-        rounded_bits = (
-            bits + (np.uint32(1) << (dropped_bits - np.uint32(1)))
-        ) >> dropped_bits
-        kept_bits = np.where(np.isfinite(column), rounded_bits << dropped_bits, bits)
-        return self._add(kept_bits.astype(np.uint32).view(np.float32), rising=False)
+        with np.errstate(over="ignore"):  # charts omit infinite values
+            column = np.asarray(values, np.float32).reshape(-1)
+        return self._add(column, rising=False)
 
     def pack(self, content: Mapping[str, Any]) -> str:
         """Returns the content and all columns as one text without `<`, `>` or `&`."""
@@ -71,11 +61,6 @@ class Packer:
         )
         self._bytes += data + bytes(-len(data) % _ALIGNMENT)
         return {"column": len(self._columns) - 1}
-
-
-def _as_float32(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # charts omit infinite values
-        return np.asarray(values, np.float32)
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
@@ -114,7 +99,7 @@ class Panel:
         notes: Explanations.
         unit: `"bytes"`, `"number"`, or `"log"` for a logarithmic axis.
         marks: Positions marked with a cross.
-        step: Quantity of the horizontal axis: `"epoch"`, `"call"` or `"sparsity"`.
+        step: Quantity of the horizontal axis: `"epoch"` or `"call"`.
     """
 
     title: str

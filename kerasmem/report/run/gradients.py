@@ -116,7 +116,6 @@ def norm_table(records: Sequence[GradientRecord], flow: GradientFlow) -> Table:
                 number_text(record.norm_max),
                 number_text(record.norm_last),
                 f"{record.nonfinite_steps:,}",
-                format_bytes(record.gradient_bytes),
                 format_bytes(record.own_bytes),
             )
             for epoch, record in zip(flow.epochs, records, strict=True)
@@ -125,7 +124,7 @@ def norm_table(records: Sequence[GradientRecord], flow: GradientFlow) -> Table:
     head = ("epoch", "steps", "mean norm", "largest", "last", "nonfinite steps")
     return Table(
         "global L2 norm of the gradient",
-        (*head, "gradients", "monitor's own"),
+        (*head, "monitor's own"),
         tuple(rows),
         texts=0,
         note=note,

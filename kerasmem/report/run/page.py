@@ -107,7 +107,7 @@ def page_content(run: Run) -> dict[str, Any]:
             "flow": {
                 "paths": flow.paths,
                 "columns": packer.whole(flow.columns),
-                "measures": {n: packer.real(flow.measures[n]) for n in MEASURES},
+                "measures": {n: packer.place(flow.measures[n]) for n in MEASURES},
             },
             "timelines": [timeline_columns(t, packer, model) for t in timelines],
         }

@@ -21,20 +21,6 @@ ROUNDING_GLOSS = (
     "fixed block sizes."
 )
 _LARGEST = 5
-_OWN_COLOR = frozenset(
-    ("parameter", "optimizer_state", "gradient", "activation", "temporary", "input")
-)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A segment of a bar. `start` and `width` are in [0, 100]."""
-
-    name: str
-    color: str
-    start: float
-    width: float
-    words: str
 
 
 @dataclass(frozen=True)
@@ -49,8 +35,7 @@ class Shown:
     cause: str
     fitting: str
     figures: list[Figure]
-    bar: list[Stretch]
-    bar_title: str
+    peak: str
     layers: str
     gloss: str
     table: Table
@@ -76,8 +61,7 @@ def _shown(post_mortem: PostMortem) -> Shown:
         cause=cause_sentence(post_mortem.cause),
         fitting=fitting_sentence(post_mortem),
         figures=_figures(post_mortem),
-        bar=_bar(post_mortem),
-        bar_title=f"In use at the peak: {peak_words(post_mortem)}",
+        peak=f"In use at the peak: {peak_words(post_mortem)}",
         layers=_layers(post_mortem),
         gloss=ROUNDING_GLOSS * any(p.category == "rounding" for p in post_mortem.parts),
         table=_table(post_mortem),
@@ -101,24 +85,6 @@ def _figures(post_mortem: PostMortem) -> list[Figure]:
         for label, size, detail in sizes
         if size is not None
     ]
-
-
-def _bar(post_mortem: PostMortem) -> list[Stretch]:
-    sizes = post_mortem.by_category()
-    total, start, stretches = sum(sizes.values()), 0.0, list[Stretch]()
-    for name, size in sizes.items():
-        width = 100 * size / total
-        stretches.append(
-            Stretch(
-                name=name.replace("_", " "),
-                color=name if name in _OWN_COLOR else "unknown",
-                start=round(start, 3),
-                width=round(width, 3),
-                words=f"{format_bytes(size)}, {share_text(size, total)}",
-            )
-        )
-        start += width
-    return stretches
 
 
 def _layers(post_mortem: PostMortem) -> str:

@@ -106,7 +106,7 @@ def timeline_columns(
         "time": packer.whole([0, *times], rising=True),
         "total": packer.whole([opening, *timeline.in_use_bytes], rising=True),
         "reserved": packer.whole(timeline.reserved_bytes, rising=True),
-        "fragmentation": packer.real(timeline.fragmentation),
+        "fragmentation": packer.place(timeline.fragmentation),
     }
 
 
