@@ -340,8 +340,8 @@ if ON_TENSORFLOW:
         assert after == before
         assert not together
 
-    def test_what_cannot_be_written_is_an_error_of_output(tmp_path):
-        with pytest.raises(OutputError, match="Could not write"):
+    def test_a_missing_folder_is_an_error_before_the_work(tmp_path):
+        with pytest.raises(ConfigError, match="There is no folder"):
             export(KINDS["dense"].make(), Path(tmp_path, "no", "m.tflite"))
 
     @pytest.mark.parametrize("of_tensorflow", [True, False])
