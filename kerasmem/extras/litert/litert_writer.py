@@ -111,7 +111,7 @@ def _with_unique_names(model: Any, content: bytes) -> bytes:
 
 def tensor_reader(content: bytes) -> ReadTensors:
     """Return a function that reads the float tensors of a file, except in loops."""
-    file = LiteRT(content, kernels="builtin", keeps_tensors=True)
+    file = LiteRT(content, keeps_tensors=True)
 
     def read(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         file(dict(batch))
