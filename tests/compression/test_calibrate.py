@@ -15,7 +15,6 @@ from kerasmem.compression.quantize.activations import (
     best_range,
     calibrate,
     divergence,
-    range_table,
     squared_error,
 )
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning, ModelError
@@ -345,11 +344,3 @@ def test_bad_data_is_one_clear_error():
 def test_a_choice_checks_itself(arguments, text):
     with pytest.raises(ConfigError, match=text):
         Calibration(**arguments)
-
-
-def test_the_table_has_a_line_per_tensor():
-    ranges = calibrate(net(), gaps())
-    lines = range_table(ranges).splitlines()
-    assert len(lines) == 1 + len(ranges)
-    assert len({len(line) for line in lines}) == 1
-    assert lines[1].split()[0] == "picture"

@@ -6,8 +6,8 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.on_data.input_scales import input_scales
 from kerasmem.compression.quantize.on_data.moments import Moments
+from kerasmem.compression.quantize.on_data.rounding import input_scales
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import ConfigError

@@ -20,8 +20,7 @@ from kerasmem.compression.quantize.math import (
     quantize_closely,
     short_scales,
 )
-from kerasmem.compression.quantize.rows import Rows
-from kerasmem.compression.quantize.unpacking import unpack_int3, unpack_int4
+from kerasmem.compression.quantize.rows import Rows, unpack_int3, unpack_int4
 from kerasmem.errors import ModelError
 from kerasmem.graph.values import to_numpy
 

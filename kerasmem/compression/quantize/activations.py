@@ -7,7 +7,7 @@ Sources: Migacz, "8-bit Inference with TensorRT", 2017 (entropy); Krishnamoorthi
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -324,30 +324,3 @@ def divergence(
     p = clipped_counts / clipped_counts.sum()
     q = (mass[levels] / bins[levels]) / inner_counts.sum()
     return float(np.sum(p * np.log(p / q)))
-
-
-_HEAD = ("tensor", "low", "high", "seen from", "to", "scale", "zero")
-
-
-def range_table(ranges: Sequence[ActivationRange]) -> str:
-    """Return a text table of ranges with observed extremes and int8 parameters.
-
-    Example:
-        >>> print(range_table([ActivationRange("relu", 0.0, 5.1, 0.0, 6.0, 10)]))
-        tensor  low  high  seen from  to  scale  zero
-        relu      0   5.1          0   6   0.02  -128
-    """
-    rows = [_HEAD, *(_row(each) for each in ranges)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-
-
-def _row(each: ActivationRange) -> tuple[str, ...]:
-    figures = (each.low, each.high, each.least, each.most, each.scale)
-    return (each.tensor, *(f"{value:.4g}" for value in figures), str(each.zero_point))

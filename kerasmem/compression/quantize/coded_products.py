@@ -50,7 +50,7 @@ def float_product(
             kernel. Has no effect if the product cannot be transposed.
         in_blocks: Whether the kernel may be dequantized in blocks.
     """
-    blocks = _blocks(layer, kernel) if in_blocks else _WHOLE
+    blocks = _blocks(layer, kernel)
     coded_kernel = kernel.coded.map(
         lambda part: keras.ops.convert_to_tensor(part.value)
     )
@@ -59,7 +59,10 @@ def float_product(
 
     def forward(inputs: Tensors, *parts: Any) -> Any:
         now = coded_kernel.with_parts(parts)
-        total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
+        if in_blocks:
+            total = _in_blocks(layer, inputs, kernel, blocks, floats, now)
+        else:
+            total = product(layer, inputs, floats(*kernel.tensors(inputs, None, now)))
         if not is_scaled:
             return total
         return total * _kernel_scales(layer, inputs, kernel, now)

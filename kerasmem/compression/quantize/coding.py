@@ -27,8 +27,8 @@ from kerasmem.compression.quantize.normal_float import (
     normal_codes,
     normal_values,
 )
-from kerasmem.compression.quantize.rows import Rows
-from kerasmem.compression.quantize.unpacking import (
+from kerasmem.compression.quantize.rows import (
+    Rows,
     unpack_half,
     unpack_int3,
     unpack_int4,

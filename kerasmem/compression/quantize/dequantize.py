@@ -13,7 +13,7 @@ from kerasmem.checks import invalid
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.layer import read_as
 from kerasmem.compression.quantize.owners import stand_ins
-from kerasmem.compression.quantize.variable import StandIn
+from kerasmem.compression.quantize.variable import own_stand_ins
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
 from kerasmem.graph.from_config import (
@@ -61,7 +61,7 @@ def dequantize(model: Model) -> Any:
         # The config of a composite layer, such as attention, omits inner LoRA.
         if has_lora(old) and not has_lora(new):
             new.enable_lora(old.lora_rank, old.lora_alpha)
-        if has_lora(old) or _has_codes(old):
+        if has_lora(old) or own_stand_ins(old):
             _carry_over(old, new)
         else:
             load_saved_state(new, *saved_state(old))
@@ -101,14 +101,8 @@ def _layers(model: Model) -> list[Any]:
     return [each for each in sublayers(model) if not isinstance(each, FakeQuantize)]
 
 
-def _has_codes(layer: Layer) -> bool:
-    return any(isinstance(value, StandIn) for value in vars(layer).values())
-
-
 def _carry_over(old: Any, new: Any) -> None:
-    kernels = {
-        name: value for name, value in vars(old).items() if isinstance(value, StandIn)
-    }
+    kernels = own_stand_ins(old)
     for name, kernel in kernels.items():
         vars(new)[name].assign(kernel.plain())
     coded_parts = [part for kernel in kernels.values() for part in kernel.parts]

@@ -5,7 +5,6 @@ kerasmem multiplies by one, so the scales are reciprocals of each other. The cod
 equal.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,7 +12,11 @@ import numpy as np
 
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.dequantize import dequantize
-from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
+from kerasmem.compression.quantize.variable import (
+    QuantizedVariable,
+    StandIn,
+    own_stand_ins,
+)
 from kerasmem.errors import ConfigError
 from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import sublayers
@@ -46,15 +49,11 @@ def keras_int8(model: Model) -> Any:
     keras_model = dequantize(model)
     pairs = zip(sublayers(model), sublayers(keras_model), strict=True)
     for old, new in pairs:
-        for stand_in in _stand_ins(old):
+        for stand_in in own_stand_ins(old).values():
             _check(old, new, stand_in)
             _become_int8(new, stand_in)
     _check_saved(keras_model)
     return keras_model
-
-
-def _stand_ins(layer: Layer) -> Iterator[StandIn]:
-    yield from (value for value in vars(layer).values() if isinstance(value, StandIn))
 
 
 def _check(old: Any, new: Any, stand_in: StandIn) -> None:

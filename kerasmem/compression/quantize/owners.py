@@ -15,7 +15,11 @@ from kerasmem.compression.quantize.coded_products import (
     rounded_inputs,
 )
 from kerasmem.compression.quantize.products import has_rows_of_outputs, is_product
-from kerasmem.compression.quantize.variable import QuantizedVariable, StandIn
+from kerasmem.compression.quantize.variable import (
+    QuantizedVariable,
+    StandIn,
+    own_stand_ins,
+)
 from kerasmem.graph.kernels import with_bias_and_activation
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.lora import has_lora, has_low_rank_product, low_rank_product
@@ -29,9 +33,8 @@ class QuantizedReader(keras.layers.Layer):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
         with ExitStack() as scopes:
-            for value in vars(self).values():
-                if isinstance(value, StandIn):
-                    scopes.enter_context(value.read_after(_first(args, kwargs)))
+            for value in own_stand_ins(self).values():
+                scopes.enter_context(value.read_after(_first(args, kwargs)))
             return super().call(*args, **kwargs)
 
     def save_own_variables(self, store: Any) -> None:
@@ -158,9 +161,8 @@ def quantized_variables(layer: Layer) -> list[QuantizedVariable]:
 
 def stand_ins(layer: Layer) -> list[StandIn]:
     """Return the stand-ins of a layer or model without duplicates."""
-    values = (v for inner in sublayers(layer) for v in vars(inner).values())
-    by_id = {id(v): v for v in values if isinstance(v, StandIn)}
-    return list(by_id.values())
+    values = (v for each in sublayers(layer) for v in own_stand_ins(each).values())
+    return list({id(v): v for v in values}.values())
 
 
 def _first(args: tuple, kwargs: dict[str, Any]) -> Any | None:

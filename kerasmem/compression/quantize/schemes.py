@@ -18,8 +18,11 @@ from kerasmem.compression.quantize.equalize import equalize, without_relu6
 from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.compression.quantize.mixed import mixed_plan
 from kerasmem.compression.quantize.repair import store_and_repair
-from kerasmem.compression.quantize.static.apply import check_has_ranges, quantize_static
-from kerasmem.compression.quantize.static.inside import activation_scales
+from kerasmem.compression.quantize.static.apply import (
+    activation_scales,
+    check_has_ranges,
+    quantize_static,
+)
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import check_data

@@ -16,7 +16,7 @@ from kerasmem.compression.quantize.coding import Coded, Coding
 from kerasmem.compression.quantize.rows import Rows
 from kerasmem.graph.computed import ComputedVariable, named_beside
 from kerasmem.graph.values import represents, to_numpy
-from kerasmem.types import Tensor, Tensors
+from kerasmem.types import Layer, Tensor, Tensors
 
 _SUFFIXES = {
     "codes": "",
@@ -69,6 +69,11 @@ class StandIn(ComputedVariable):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, {self.coding.dtype}>"
+
+
+def own_stand_ins(layer: Layer) -> dict[str, StandIn]:
+    """Return the stand-ins that a layer holds itself, by attribute."""
+    return {name: x for name, x in vars(layer).items() if isinstance(x, StandIn)}
 
 
 class QuantizedVariable(StandIn):

@@ -35,7 +35,7 @@ def convert(model: Model, arguments: Sequence[Argument], kind: str) -> bytes:
             model cannot be sent to the TensorFlow process.
     """
     if current().converts_models:
-        compute_in_float32(model)
+        _compute_in_float32(model)
         with as_floats(model):
             return _CONVERTERS[kind](
                 lambda *tensors: call_flat(model, tensors), model, arguments
@@ -72,23 +72,24 @@ def convert_file(job: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def compute_in_float32(model: Model) -> None:
-    """Set the compute dtype of each layer to float32 in place."""
+def _compute_in_float32(model: Model) -> None:
     for layer in sublayers(model):
         if layer.compute_dtype in _HALF:
             layer.dtype_policy = "float32"
 
 
-def copy_of(model: Model) -> Any:
-    """Return a copy of the model, or the model if it cannot be copied.
+def float32_copy(model: Model) -> Any:
+    """Return a copy that computes in float32, or the model if it cannot be copied.
 
     Raises:
         ModelError: If the model cannot be copied and conversion would modify it.
     """
     try:
-        return clone(model)
+        copy = clone(model)
     except ModelError:
         types = {layer.compute_dtype for layer in sublayers(model)}
         if types != {"float32"} or quantized_variables(model):
             raise
         return model
+    _compute_in_float32(copy)
+    return copy

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from kerasmem.compression.quantize.activations import Histogram, with_zero
+from kerasmem.compression.quantize.activations import with_zero
 from kerasmem.errors import DataError
 
 INPUT, OUTPUT = "INPUT", "OUTPUT"
@@ -76,15 +76,17 @@ class FileGraph:
         operations: Operations in order. LiteRT files also have `INPUT` and `OUTPUT`.
         constants: Stored float tensors by name.
         stays: Reason for each operation that must stay float.
-        loop_shapes: Shapes of the tensors in loops by name. The steps are the first
+        shapes: Shapes of tensors on a batch, by name. In loops, the steps are the first
             axis.
+        has_codes: Whether weights are dequantized codes.
     """
 
     content: bytes
     operations: list[FileOperation]
     constants: dict[str, np.ndarray]
     stays: dict[FileOperation, str] = field(default_factory=dict)
-    loop_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    has_codes: bool = False
 
 
 @dataclass
@@ -92,8 +94,10 @@ class Seen:
     """Statistics of a tensor on samples."""
 
     shape: tuple[int, ...]
-    histogram: Histogram = field(default_factory=Histogram)
+    least: float = 0.0
+    most: float = 0.0
     squares: float = 0.0
+    count: int = 0
 
     def add(self, name: str, values: np.ndarray) -> None:
         """Add the values of a batch."""
@@ -102,13 +106,15 @@ class Seen:
                 "Expected: finite samples for calibration. Received: NaN or infinity "
                 f"in the tensor {name!r}. Next: check the samples."
             )
-        self.histogram.add(values)
+        self.least = min(self.least, float(values.min()))
+        self.most = max(self.most, float(values.max()))
+        self.count += values.size
         self.squares += float(np.square(values, dtype=np.float64).sum())
 
     @property
     def range(self) -> tuple[float, float]:
         """Minimum and maximum, extended to include zero."""
-        return with_zero(self.histogram.least, self.histogram.most)
+        return with_zero(self.least, self.most)
 
     def noise(self, low: float, high: float, bits: int = 8) -> float:
         """Return the relative power of the rounding noise for a range.
@@ -117,7 +123,7 @@ class Seen:
         square of the values.
         """
         step = (high - low) / (2**bits - 1)
-        power = self.squares / max(self.histogram.total, 1)
+        power = self.squares / max(self.count, 1)
         return step * step / 12 / power if power else 0.0
 
 
@@ -141,16 +147,14 @@ def observe(
     return by_name
 
 
-def multiplications(
-    operation: FileOperation, graph: FileGraph, seen: Mapping[str, Seen]
-) -> int:
+def multiplications(operation: FileOperation, graph: FileGraph) -> int:
     """Return the multiplications of a matrix product per batch, or 0.
 
     Products in loops count once per step, or once if the shapes are unknown.
     """
     if operation.kind not in PRODUCTS:
         return 0
-    shapes = graph.loop_shapes | {name: one.shape for name, one in seen.items()}
+    shapes = graph.shapes
     inputs = [shapes[name] for name in operation.inputs if name in shapes]
     arrays = [graph.constants[n] for n in operation.constants if n in graph.constants]
     kernels = [array.shape for array in arrays if array.ndim > 1]

@@ -17,7 +17,7 @@ from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError
 from kerasmem.extras.litert import export, resident_child
 from kerasmem.extras.litert.arguments import arguments_of, in_structure
-from kerasmem.extras.litert.interpreters import LiteRT, constant_bytes, decoded, encoded
+from kerasmem.extras.litert.interpreters import LiteRT, constant_bytes
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import nbytes
 from kerasmem.processes import ON_THE_CPU, run_in_child, run_script
@@ -93,10 +93,7 @@ class InLiteRT:
 
     def outputs(self, batch: Arrays) -> Arrays:
         """Return the outputs of the file, dequantized."""
-        return [
-            decoded(output, self._any.outputs[f"output_{number}"])
-            for number, output in enumerate(self.run(batch)())
-        ]
+        return self._any.decoded(self.run(batch)())
 
     def resident(self, batch: Arrays) -> Resident:
         """Measure the memory of a process without Keras."""
@@ -106,11 +103,7 @@ class InLiteRT:
         return self._files[None if None in self._files else len(batch[0])]
 
     def _in(self, batch: Arrays) -> dict[str, np.ndarray]:
-        inputs = self._any.inputs
-        return {
-            name: encoded(array, inputs[name])
-            for name, array in zip(self._names, batch, strict=True)
-        }
+        return self._any.encoded(dict(zip(self._names, batch, strict=True)))
 
 
 Runnable = InKeras | InLiteRT

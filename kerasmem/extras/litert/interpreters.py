@@ -15,22 +15,15 @@ from kerasmem.backends.converting import Argument
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.extras.litert.arguments import in_batches
 
-KERNELS = {
-    "xnnpack": "AUTO",
-    "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
-    "reference": "BUILTIN_REF",
-}
-"""LiteRT kernel sets by kerasmem's names. Their results differ in the last digits."""
-
 
 class LiteRT:
     """Runs a LiteRT file with one signature.
 
     Args:
         content: Bytes of the file.
-        kernels: Key of `KERNELS`. Defaults to `"xnnpack"`.
         threads: Number of threads. Defaults to 1.
-        keeps_tensors: Whether `tensors` returns intermediate tensors.
+        keeps_tensors: Whether `tensors` returns intermediate tensors. XNNPACK is not
+            used then.
 
     Raises:
         ConfigError: If `ai-edge-litert` is not installed.
@@ -40,12 +33,12 @@ class LiteRT:
     def __init__(
         self,
         content: bytes,
-        kernels: str = "xnnpack",
         threads: int = 1,
         *,
         keeps_tensors: bool = False,
     ) -> None:
         room = litert_module("interpreter")
+        kernels = "BUILTIN_WITHOUT_DEFAULT_DELEGATES" if keeps_tensors else "AUTO"
         try:
             with warnings.catch_warnings():
                 # LiteRT warns that `keeps_tensors` is only for debugging.
@@ -54,9 +47,7 @@ class LiteRT:
                     model_content=content,
                     num_threads=threads,
                     experimental_preserve_all_tensors=keeps_tensors,
-                    experimental_op_resolver_type=getattr(
-                        room.OpResolverType, KERNELS[kernels]
-                    ),
+                    experimental_op_resolver_type=getattr(room.OpResolverType, kernels),
                 )
             self._run = self._interpreter.get_signature_runner()
         except (RuntimeError, ValueError) as error:
@@ -89,6 +80,16 @@ class LiteRT:
     def value(self, number: int, graph: int = 0) -> np.ndarray:
         """Return a tensor of the last run by its number in a graph of the file."""
         return self._interpreter.get_tensor(int(number), graph)
+
+    def encoded(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return samples with codes for quantized inputs."""
+        details = self.inputs
+        return {name: encoded(x, details[name]) for name, x in arrays.items()}
+
+    def decoded(self, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return outputs as floats."""
+        details = self.outputs
+        return [decoded(y, details[f"output_{n}"]) for n, y in enumerate(outputs)]
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs in order."""
@@ -218,15 +219,9 @@ def float_outputs(
 ) -> list[np.ndarray]:
     """Return float outputs of a file that may have quantized inputs and outputs."""
     names = [argument.name for argument in arguments]
-    inputs = [
-        encoded(array, file.inputs[name])
-        for name, array in zip(names, arrays, strict=True)
-    ]
-    outputs = outputs_of(file, arguments, inputs, batch_size)
-    return [
-        decoded(output, file.outputs[f"output_{number}"])
-        for number, output in enumerate(outputs)
-    ]
+    inputs = file.encoded(dict(zip(names, arrays, strict=True)))
+    outputs = outputs_of(file, arguments, list(inputs.values()), batch_size)
+    return file.decoded(outputs)
 
 
 def encoded(array: np.ndarray, detail: Mapping[str, Any]) -> np.ndarray:

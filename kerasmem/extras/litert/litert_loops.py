@@ -19,7 +19,7 @@ def shapes_in_loops(
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     if len(model.subgraphs) == 1:
         return {}
-    file = LiteRT(content, kernels="builtin", keeps_tensors=True)
+    file = LiteRT(content, keeps_tensors=True)
     file(dict(batch))
     steps = {0: 1}
     for outer, body, before, after in _counters(model, schema):

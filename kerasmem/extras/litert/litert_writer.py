@@ -27,7 +27,6 @@ from kerasmem.extras.litert.file_graph import (
     Precisions,
     Ranges,
     ReadTensors,
-    Seen,
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
@@ -112,7 +111,7 @@ def _with_unique_names(model: Any, content: bytes) -> bytes:
 
 def tensor_reader(content: bytes) -> ReadTensors:
     """Return a function that reads the float tensors of a file, except in loops."""
-    file = LiteRT(content, kernels="builtin", keeps_tensors=True)
+    file = LiteRT(content, keeps_tensors=True)
 
     def read(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         file(dict(batch))
@@ -185,28 +184,20 @@ _BITS = {INT8: 8, INT16: 8, DYNAMIC: 8, WEIGHT_ONLY: 8, DYNAMIC_INT4: 4, FLOAT: 
 class LitertWriter:
     """Rewrites a float file with a precision for each operation.
 
-    With `has_codes`, the weights are dequantized int8 or int4 codes, and the file
-    contains the original codes.
+    If the weights are dequantized int8 or int4 codes, the file contains these codes.
     """
 
-    def __init__(
-        self,
-        graph: FileGraph,
-        seen: Mapping[str, Seen],
-        ranges: Ranges,
-        *,
-        has_codes: bool = False,
-    ) -> None:
+    def __init__(self, graph: FileGraph, ranges: Ranges) -> None:
         self._graph = graph
         self._ranges = {
             name: {
-                "min": np.full((1,) * len(seen[name].shape), low, np.float32),
-                "max": np.full((1,) * len(seen[name].shape), high, np.float32),
+                "min": np.full((1,) * len(graph.shapes[name]), low, np.float32),
+                "max": np.full((1,) * len(graph.shapes[name]), high, np.float32),
             }
             for name, (low, high) in ranges.items()
         }
         self.steps: dict[FileOperation, CodeSteps] = {}
-        for operation in graph.operations if has_codes else ():
+        for operation in graph.operations if graph.has_codes else ():
             steps = _code_steps(operation, graph)
             if steps is not None:
                 self.steps[operation] = steps

@@ -21,7 +21,6 @@ from kerasmem.extras.litert.file_graph import (
     Precisions,
     Ranges,
     ReadTensors,
-    Seen,
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import Onnx
@@ -158,18 +157,10 @@ def supports(kind: str, precision: str) -> bool:
 class OnnxWriter:
     """Rewrites a float file with a precision for each operation.
 
-    `has_codes` is ignored: the scales of int8 codes follow from the largest weight.
+    The scales of int8 codes follow from the largest weight.
     """
 
-    def __init__(
-        self,
-        graph: FileGraph,
-        seen: Mapping[str, Seen],
-        ranges: Ranges,
-        *,
-        has_codes: bool = False,
-    ) -> None:
-        del has_codes, seen
+    def __init__(self, graph: FileGraph, ranges: Ranges) -> None:
         self._graph, self._ranges = graph, ranges
 
     def write(self, precisions: Precisions) -> bytes:

@@ -63,7 +63,7 @@ class Candidates:
 
     def first(self, operation: FileOperation, precision: str) -> Choice:
         """Return the precision of an operation before any fallback."""
-        count = multiplications(operation, self.graph, self.seen)
+        count = multiplications(operation, self.graph)
         choice = Choice(operation, FLOAT, multiplications=count)
         if not operation.has_floats:
             return choice

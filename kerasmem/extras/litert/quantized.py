@@ -19,7 +19,7 @@ from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.errors import ModelError
 from kerasmem.extras.litert import litert_writer, onnx_writer
 from kerasmem.extras.litert.arguments import in_structure, outputs_in_keras
-from kerasmem.extras.litert.convert import LITERT, ONNX, compute_in_float32, copy_of
+from kerasmem.extras.litert.convert import LITERT, ONNX
 from kerasmem.extras.litert.file_graph import (
     DYNAMIC,
     DYNAMIC_INT4,
@@ -55,16 +55,23 @@ _OF_FIXED_RANGE = {"LOGISTIC", "SOFTMAX", "TANH", "Sigmoid", "Softmax", "Tanh"}
 class FileJob:
     """A file to write.
 
-    `batch_size` is None for an open batch axis.
+    Args:
+        model: Copy of the model that computes in float32. May be modified.
+        kind: `LITERT` or `ONNX`.
+        scheme: Scheme of the file.
+        arguments: Inputs of the file.
+        arrays: Samples, one array per input.
+        batch_size: Length of the batch axis, or None for an open axis.
+        content: Bytes of the float file.
     """
 
-    content: bytes
     model: Any
-    scheme: str
     kind: str
+    scheme: str
     arguments: Sequence[Argument]
     arrays: Sequence[np.ndarray]
     batch_size: int | None
+    content: bytes = b""
 
 
 def quantized(job: FileJob, judged: Judged) -> Found:
@@ -81,14 +88,14 @@ def quantized(job: FileJob, judged: Judged) -> Found:
     read = formats.tensor_reader(graph.content)
     rows = job.batch_size or batch_length(read, next(batches_of(names, job.arrays, 1)))
     first = next(batches_of(names, job.arrays, rows))
-    graph.loop_shapes = formats.shapes_in_loops(graph.content, first)
     observations = observe(read, batches_of(names, job.arrays, rows))
+    graph.shapes = formats.shapes_in_loops(graph.content, first)
+    graph.shapes |= {name: one.shape for name, one in observations.items()}
+    graph.has_codes = bool(quantized_variables(job.model))
     ranges = {name: one.range for name, one in observations.items()}
     own, stays = own_ranges(job, graph, read)
     ranges |= table_ranges(graph, observations) | dict(own)
-    codes = bool(quantized_variables(job.model))
-    writer = writer_class(graph, observations, ranges, has_codes=codes)
-
+    writer = writer_class(graph, ranges)
     errors: list[ModelError] = []
 
     def attempt(precisions: Precisions) -> Tried:
@@ -109,8 +116,7 @@ def quantized(job: FileJob, judged: Judged) -> Found:
 
 
 def _judge(job: FileJob, judged: Judged) -> Judge:
-    model = copy_of(job.model)
-    float_outputs = outputs_in_keras(model, judged.arrays, judged.batch_size)
+    float_outputs = outputs_in_keras(job.model, judged.arrays, judged.batch_size)
     classifies = classifiers(judged.model_loss, float_outputs)
     labels = judged.labels if all(classifies) else None
     if labels is not None:
@@ -175,8 +181,6 @@ def held_ranges(
     """Return the fixed ranges of a model with the values of their tensors."""
     if not is_static(model):
         return []
-    model = copy_of(model)
-    compute_in_float32(model)  # like the file
     quantizers = [one for one in sublayers(model) if isinstance(one, FakeQuantize)]
     ranges: list[tuple[np.ndarray, tuple[float, float]]] = []
 

@@ -1,25 +1,16 @@
 """Writes a model to a file for another runtime after comparing their outputs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-from kerasmem.backends.converting import Argument
 from kerasmem.checks import Real
 from kerasmem.compression.quantize.owners import as_floats
 from kerasmem.errors import ModelError, OutputError
 from kerasmem.extras.litert.arguments import outputs_in_keras, with_named_inputs
-from kerasmem.extras.litert.convert import (
-    LITERT,
-    ONNX,
-    compute_in_float32,
-    convert,
-    copy_of,
-)
+from kerasmem.extras.litert.convert import LITERT, ONNX, convert, float32_copy
 from kerasmem.extras.litert.file_loss import Judge, Judged
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, outputs_of
 from kerasmem.extras.litert.options import (
@@ -38,6 +29,7 @@ from kerasmem.files.data import check_data, sample_count, whole_batch
 from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
 from kerasmem.records import ExportReport, OperationPrecision
+from kerasmem.records.regular import check_output
 from kerasmem.stats.difference import difference
 from kerasmem.types import Dataset, Model
 
@@ -124,7 +116,7 @@ def export(  # noqa: PLR0913 - the public entry point
     check_calibrates(model, scheme, samples)
     if tolerance is not None:
         tolerance = Real(least=0).check("export", "tolerance", tolerance)
-    _check_can_be_written(Path(path))
+    check_output(Path(path), Path(path).suffix)
     loss = getattr(model, "loss", None)
     model = with_named_inputs(model, samples)
     if batch_size is None and samples is not None:
@@ -139,16 +131,11 @@ def export(  # noqa: PLR0913 - the public entry point
     )
     kind = ONNX if is_onnx(path) else LITERT
     try:
-        job, content = _convert_with_lengths(
-            _Floats(model, kind, arguments, arrays, batch_size)
+        job = _with_float_file(
+            FileJob(float32_copy(model), kind, scheme, arguments, arrays, batch_size)
         )
-        if scheme == FLOAT:
-            result = _exact(job, content, samples_to_judge)
-        else:
-            whole = FileJob(
-                content, model, scheme, kind, job.arguments, arrays, job.batch_size
-            )
-            result = quantized(whole, samples_to_judge)
+        find = _exact if scheme == FLOAT else quantized
+        result = find(job, samples_to_judge)
     except OSError as error:
         raise OutputError(
             f"Could not write a temporary file for {str(path)!r}: "
@@ -160,54 +147,22 @@ def export(  # noqa: PLR0913 - the public entry point
     return _report(path, scheme, result)
 
 
-def _check_can_be_written(path: Path) -> None:
-    if not path.parent.is_dir() or path.is_dir():
-        what = "the path is a folder" if path.is_dir() else "the folder does not exist"
-        raise OutputError(f"Could not write {str(path)!r}: {what}.")
-
-
-@dataclass(frozen=True)
-class _Floats:
-    """A float file to write.
-
-    `batch_size` is None for an open batch axis.
-    """
-
-    model: Any
-    kind: str
-    arguments: Sequence[Argument]
-    arrays: Sequence[np.ndarray]
-    batch_size: int | None
-
-    def with_batch(self, size: int) -> "_Floats":
-        arguments = [replace(a, shape=(size, *a.shape[1:])) for a in self.arguments]
-        return replace(self, arguments=arguments, batch_size=size)
-
-    def with_lengths_of_samples(self) -> "_Floats":
-        arguments = [
-            replace(argument, shape=(argument.shape[0], *array.shape[1:]))
-            for argument, array in zip(self.arguments, self.arrays, strict=True)
-        ]
-        return replace(self, arguments=arguments)
-
-
-def _convert_with_lengths(job: _Floats) -> tuple[_Floats, bytes]:
+def _with_float_file(job: FileJob) -> FileJob:
     """Convert to a float file, with batch size 1 if LiteRT needs a fixed one."""
     try:
-        return job, _content(job)
+        return _converted(job)
     except ModelError as error:
         if job.batch_size is None and _has_loop(job.model):
             # LiteRT runs loops over time steps only with a fixed batch size.
-            job = job.with_batch(1)
-            return job, _content(job)
+            arguments = [replace(a, shape=(1, *a.shape[1:])) for a in job.arguments]
+            return _converted(replace(job, arguments=arguments, batch_size=1))
         shapes = {argument.name: argument.shape[1:] for argument in job.arguments}
         unknown = open_lengths(shapes)
-        if not unknown or not _can_be_made(job.with_lengths_of_samples()):
+        if not unknown:
             raise
         raise ModelError(
-            f"The runtime does not support the open lengths of the model "
-            f"{job.model.name!r}. With fixed lengths the export works. Expected: fixed "
-            f"lengths. Received: {unknown}. Next: pass input_shape= "
+            f"{error} The runtime may not support the open lengths of the model "
+            f"{job.model.name!r}: {unknown}. Next: pass input_shape= "
             f"(--input-shape{once_per_input(shapes)}), without the batch axis."
         ) from error
 
@@ -216,33 +171,23 @@ def _has_loop(model: Model) -> bool:
     return any(isinstance(layer, keras.layers.RNN) for layer in sublayers(model))
 
 
-def _can_be_made(job: _Floats) -> bool:
-    try:
-        _content(job)
-    except ModelError:
-        return False
-    return True
-
-
-def _content(job: _Floats) -> bytes:
-    content = convert(copy_of(job.model), job.arguments, job.kind)
+def _converted(job: FileJob) -> FileJob:
+    content = convert(job.model, job.arguments, job.kind)
     few = [array[: job.batch_size or 1] for array in job.arrays]
     outputs_of(RUNTIMES[job.kind](content), job.arguments, few, job.batch_size)
-    return content
+    return replace(job, content=content)
 
 
-def _exact(job: _Floats, content: bytes, judged: Judged) -> Found:
-    file = RUNTIMES[job.kind](content)
+def _exact(job: FileJob, judged: Judged) -> Found:
+    file = RUNTIMES[job.kind](job.content)
     count = max(COMPARED, judged.batch_size or 1)
     few = [array[:count] for array in judged.arrays]
     outputs = outputs_of(file, job.arguments, few, job.batch_size)
-    copy = copy_of(job.model)
-    compute_in_float32(copy)
-    with as_floats(copy):
-        keras_outputs = outputs_in_keras(copy, few, judged.batch_size)
+    with as_floats(job.model):
+        keras_outputs = outputs_in_keras(job.model, few, judged.batch_size)
     tolerance = _FLOAT_TOLERANCE if judged.tolerance is None else judged.tolerance
     judge = Judge(keras_outputs, [False] * len(keras_outputs), None, tolerance)
-    return Found([], Tried(content, outputs, judge.loss(outputs)), judge)
+    return Found([], Tried(job.content, outputs, judge.loss(outputs)), judge)
 
 
 def _check_loss(model: Model, result: Found) -> None:

@@ -170,3 +170,8 @@ def test_an_empty_range_gives_zeros_and_no_nan():
     x = keras.ops.convert_to_tensor(np.array([-1.0, 0.0, 2.0], "float32"))
     zero = np.float32(0)
     np.testing.assert_array_equal(to_numpy(round_to_range(x, zero, zero)), 0)
+
+
+def test_a_config_of_an_earlier_version_opens():
+    config = FakeQuantize(ends=(0.0, 1.0)).get_config() | {"never_negative": True}
+    assert FakeQuantize.from_config(config).fixed == (0.0, 1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kerasmem as km
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.coding import Coding
-from kerasmem.compression.quantize.knapsack import best_options
+from kerasmem.compression.quantize.mixed import best_options
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone

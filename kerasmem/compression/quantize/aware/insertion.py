@@ -89,5 +89,5 @@ class Rounding(Rewrite):
         }
         while name in names_in_use:
             name += "_"
-        own = {"never_negative": place.never_negative, "ends": place.ends}
-        layers[at] = FakeQuantize(tensors=names, name=name, **own, **self._options)
+        options = {"ends": place.ends, **self._options}
+        layers[at] = FakeQuantize(tensors=names, name=name, **options)

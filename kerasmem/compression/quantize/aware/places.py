@@ -14,10 +14,6 @@ from kerasmem.graph.flat_calls import Calls, flatten
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.types import Layer, Model, Operation
 
-_NEVER_NEGATIVE = {
-    *("relu", "relu6", "sigmoid", "hard_sigmoid", "softmax", "softplus"),
-    "exponential",
-}
 INSIDE = "depthwise"
 """Suffix of the inner tensor of a separable convolution."""
 LINEAR = "linear"
@@ -39,14 +35,12 @@ class RoundingPoint:
 
     Args:
         tensor: Name of the tensor that determines the range, as in `flatten`.
-        never_negative: Whether the call cannot return negative values.
         others: Names of more tensors with the same range. An example is a product whose
             BatchNormalization will be folded.
         ends: Fixed range. If None, the range follows the training data.
     """
 
     tensor: str
-    never_negative: bool = False
     others: tuple[str, ...] = ()
     ends: Ends | None = None
 
@@ -133,10 +127,9 @@ def _outputs(
     names = call.output_names
     is_pooled = reader and entry_of(reader.operation).class_name.startswith("MaxPool")
     at = reader.output_names if reader and is_pooled else names
-    never = _never_negative(call.operation)
     others = (folded[call.name],) if call.name in folded else ()
     return {
-        place: RoundingPoint(name, never, others)
+        place: RoundingPoint(name, others)
         for place, name, number in zip(at, names, call.outputs, strict=True)
         if calls.is_float(number)
     }
@@ -159,18 +152,8 @@ def _runs_as_one(call: Call, reader: Call, folded: Mapping[str, str]) -> bool:
     return is_relu(reader.operation) and _takes_relu(call.operation)
 
 
-def _never_negative(operation: Operation) -> bool:
-    is_function = entry_of(operation, subclasses=True).estimate == "activation"
-    name = activation_of(operation) if is_function or _is_product(operation) else None
-    return name in _NEVER_NEGATIVE
-
-
-def _is_product(operation: Operation) -> bool:
-    return entry_of(operation, subclasses=True).kernel not in (None, "embedding")
-
-
 def _takes_relu(operation: Operation) -> bool:
-    if _is_product(operation):
+    if entry_of(operation, subclasses=True).kernel not in (None, "embedding"):
         return activation_of(operation) is None
     kind = kind_of(operation)
     return kind is not None and kind.fuses_relu

@@ -35,7 +35,6 @@ class FakeQuantize(keras.layers.Layer):
         decay: Float in [0, 1). Weight of earlier batches in the moving average.
         learned: Whether training scales the first range by `1 + change` instead. The
             code of zero does not change.
-        never_negative: Whether inputs are never negative.
         tensors: Names of the tensors with this range in the float model.
         ends: Lower and upper end of a fixed range.
 
@@ -52,7 +51,6 @@ class FakeQuantize(keras.layers.Layer):
         *,
         decay: float = 0.99,
         learned: bool = False,
-        never_negative: bool = False,
         tensors: Sequence[str] = (),
         ends: Sequence[float] | None = None,
         **kwargs: Any,
@@ -60,7 +58,7 @@ class FakeQuantize(keras.layers.Layer):
         super().__init__(autocast=False, **{"dtype": "float32", **kwargs})
         self.supports_masking = True
         self.decay, self.learned = decay, learned
-        self.never_negative, self.tensors = never_negative, list(tensors)
+        self.tensors = list(tensors)
         self.fixed = None if ends is None else (float(ends[0]), float(ends[1]))
         self.passes = False
         self.range: Any = None
@@ -132,15 +130,18 @@ class FakeQuantize(keras.layers.Layer):
         ops = keras.ops
         x = ops.cast(ops.stop_gradient(x), "float32")
         high = ops.maximum(ops.max(x), 0.0)
-        if self.never_negative:
-            return ops.stack((ops.zeros_like(high), high))
         return ops.stack((ops.minimum(ops.min(x), 0.0), high))
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor arguments."""
-        names = ("decay", "learned", "never_negative", "tensors")
-        own = {name: getattr(self, name) for name in names}
+        own = {"decay": self.decay, "learned": self.learned, "tensors": self.tensors}
         return {**super().get_config(), **own, "ends": self.fixed}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Create an instance from the output of `get_config`."""
+        # Only files of earlier versions contain this key.
+        return cls(**{k: v for k, v in config.items() if k != "never_negative"})
 
 
 def _unless_empty(inputs: Tensors, now: Any, before: Any) -> Any:

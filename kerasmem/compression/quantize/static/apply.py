@@ -5,22 +5,27 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.account import check_every_pattern_matches, matches
-from kerasmem.compression.quantize.activations import calibrate
-from kerasmem.compression.quantize.apply import planned, store
+from kerasmem.compression.quantize.activations import Observer, calibrate
+from kerasmem.compression.quantize.apply import ActivationScales, planned, store
 from kerasmem.compression.quantize.aware.insertion import Rounding
 from kerasmem.compression.quantize.aware.places import RoundingPoint, places
-from kerasmem.compression.quantize.config import Quantize
+from kerasmem.compression.quantize.config import Calibration, Quantize
 from kerasmem.compression.quantize.fold import fold_batch_norm
 from kerasmem.compression.quantize.layer import round_inside, to_quantized
+from kerasmem.compression.quantize.math import LIMIT
+from kerasmem.compression.quantize.products import is_product
 from kerasmem.compression.quantize.repair import correct_biases
 from kerasmem.compression.quantize.static.account import account, output_sqnr_db
 from kerasmem.compression.quantize.static.mostly_float import warn_if_mostly_float
 from kerasmem.compression.quantize.static.partition import plan_of
 from kerasmem.compression.quantize.static.plan import Ranges, StaticPlan, staying_float
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.files.data import check_data, input_batches
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import listed_graph, weights
+from kerasmem.graph.observe import observe
 from kerasmem.records import WeightChange
 from kerasmem.types import Dataset, Model
 
@@ -145,3 +150,40 @@ def _check_graph(model: Model) -> None:
             f"model={model.name!r}, of class {type(model).__name__}, without layers in "
             "its config. Next: use Quantize('int8-dynamic')."
         )
+
+
+def activation_scales(
+    model: Model, config: Quantize, data: Dataset
+) -> ActivationScales:
+    """Return the input scale of each product that the samples reach.
+
+    For models without a graph of layers. Each product rounds its inputs to a calibrated
+    range and multiplies integers. Its outputs are float.
+
+    Raises:
+        ConfigError: If there are no samples.
+        DataError: If the samples do not fit the model, or a value is not finite.
+    """
+    check_has_ranges(config, data, {})
+    check_data(model, data)
+    calibration = config.calibration or Calibration()
+    kernels = {
+        id(weight.owner): weight
+        for weight in weights(model)
+        if weight.attribute == "_kernel"
+        and is_product(weight.owner)
+        and not matches(config.exclude, weight)
+    }
+    observers: dict[int, Observer] = {}
+
+    def see(call: LayerCall) -> None:
+        weight = kernels[id(call.layer)]
+        observer = observers.setdefault(id(weight.variable), Observer(calibration))
+        observer.add(weight.path, call.x)
+
+    batches = input_batches(data, calibration.samples, calibration.batch_size)
+    owners = [weight.owner for weight in kernels.values()]
+    observe(model, batches, owners, inputs=see)
+    ends = {key: observer.range("") for key, observer in observers.items()}
+    largest = {key: max(-each.low, each.high) for key, each in ends.items()}
+    return {key: (most or 1.0) / LIMIT for key, most in largest.items()}
