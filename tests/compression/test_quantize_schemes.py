@@ -14,7 +14,7 @@ from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.recipe import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import layer_activations
-from kerasmem.graph.clone import clone
+from kerasmem.graph.clone import clone, part_from
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
@@ -541,6 +541,30 @@ def test_int4_by_default_is_closer_than_keras_in_fewer_bytes():
     groups = in_groups(kernel, (0,), 128)  # as Keras rounds by default
     assert error < np.square(groups - kernel).sum()
     assert change.after_bytes < kernel.size // 2 + 5 * 300 * 4
+
+
+def test_a_model_and_its_result_can_both_be_trained():
+    """On JAX, a training step frees the memory of the values before it."""
+    model = chain((4,), L.Dense(3, activation="relu"), L.BatchNormalization())
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+    small = km.compress(model, Quantize("int8")).model
+    for one, other in [(model, small), (small, model)]:
+        before = outputs(other, x)
+        one.fit(x, y, verbose=0)
+        np.testing.assert_array_equal(outputs(other, x), before)
+
+
+def test_a_copy_shares_values_until_it_parts():
+    model = chain((4,), L.Dense(3))
+    copy = clone(model, shares=True)
+    pairs = list(zip(model.weights, copy.weights, strict=True))
+    if keras.backend.backend() == "jax":
+        assert all(own.value is other.value for own, other in pairs)
+    part_from(copy, model)
+    assert not any(own.value is other.value for own, other in pairs)
+    for own, other in pairs:
+        np.testing.assert_array_equal(to_numpy(own), to_numpy(other))
 
 
 @pytest.mark.one_backend
