@@ -134,7 +134,7 @@ def quantize_closely(
     low = exact.min(axis=axes, keepdims=True, initial=0.0)
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
     largest = np.maximum(high, -low)
-    best: tuple[np.ndarray, ...] = ()
+    best: list[np.ndarray] = []
     # Errors are in units of a scale, so that squares do not overflow.
     least, unit = np.float32(np.inf), scales_of(largest, bits)
 
@@ -145,7 +145,7 @@ def quantize_closely(
         closer = error < least
         least = np.where(closer, error, least)
         pairs = zip(candidate, best or candidate, strict=True)
-        best = tuple(np.where(closer, new, old) for new, old in pairs)
+        best = [np.where(closer, new, old) for new, old in pairs]
 
     for share in _SHARES:
         if symmetric:
@@ -160,7 +160,7 @@ def quantize_closely(
         squares = np.square(codes).sum(axis=axes, keepdims=True)
         scales = positive_scales(unit * products / np.maximum(squares, 1))
         keep_closer(codes_of(exact, scales, bits), scales)
-    return best
+    return tuple(best)
 
 
 def dequantize(
