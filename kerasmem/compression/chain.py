@@ -24,7 +24,7 @@ from kerasmem.compression.technique import Context, Technique, no_samples
 from kerasmem.compression.working import fine_tune, seeded_at
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.save import Coding
-from kerasmem.graph.clone import clone, compile_as
+from kerasmem.graph.clone import clone, compile_as, part_from
 from kerasmem.graph.values import check_finite, to_numpy
 from kerasmem.records import SearchReport, WeightChange
 from kerasmem.stages import stage
@@ -166,7 +166,9 @@ def run_steps(
         steps_done = checkpoints.begin(original)
         model, changes = _from_file(checkpoints, steps_done, context)
     else:
-        model, changes, steps_done = clone(original), [], 0
+        # A step that trains would free the memory of shared values on JAX.
+        shares = all(step.freezes for step in steps)
+        model, changes, steps_done = clone(original, shares=shares), [], 0
     for number, step in enumerate(steps[steps_done:], start=steps_done + 1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, 2 * number):
@@ -189,6 +191,7 @@ def run_steps(
         if checkpoints:
             checkpoints.write(number, model, changes)
             model, changes = _from_file(checkpoints, number, context)
+    part_from(model, original)
     # The optimizer slots belong to the old weights.
     compile_as(model, original)
     return model, changes

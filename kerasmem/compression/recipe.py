@@ -28,7 +28,7 @@ from kerasmem.compression.quantize import (
     Quantize,
     ReestimateBatchNorm,
 )
-from kerasmem.compression.quantize.config import GROUP_SIZE, SCHEMES
+from kerasmem.compression.quantize.config import SCHEMES
 from kerasmem.compression.quantize.schemes import (
     check_ready,
     equalize_channels,
@@ -124,9 +124,6 @@ def _implementation_of(technique: Technique) -> Implementation:
     return next(row for row in _TABLE if isinstance(technique, row.config))
 
 
-_UNUSED = ("group_size", GROUP_SIZE)
-
-
 def from_json(config: dict[str, Any]) -> Technique:
     """Returns the technique that `Technique.to_json` serialized.
 
@@ -137,9 +134,6 @@ def from_json(config: dict[str, Any]) -> Technique:
         >>> from_json({"technique": "quantize", "scheme": "int8"}).scheme
         'int8'
     """
-    if config.get("granularity") in ("channel", "tensor"):
-        # `Quantize.to_json` writes the default size for these too.
-        config = {key: each for key, each in config.items() if (key, each) != _UNUSED}
     return from_tagged(TECHNIQUES, config, "technique")
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 # Private: no public function reads the objects of a custom object scope.
 from keras.src.backend.common.global_state import get_global_attribute  # noqa: TID251
 
 from kerasmem.backends import current
+from kerasmem.backends.lazy import source_at_rest
 from kerasmem.checks import BACKENDS
 from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.graph.from_config import (
@@ -54,11 +56,12 @@ _SETTINGS = (
 """Types of layer settings, besides functions, that can be custom classes."""
 
 
-def clone(model: Model) -> Any:
+def clone(model: Model, *, shares: bool = False) -> Any:
     """Returns an independent, compiled copy of `model` with equal state.
 
     Copies weights, statistics, vocabularies, loss, metrics and `jit_compile`. The
     optimizer of the copy has the same settings and is reset: iteration 0, no slots.
+    With `shares`, see `made_of_config`; `part_from` ends the sharing.
 
     Raises:
         ModelError: If the model has no weights yet, or its config is incomplete.
@@ -67,7 +70,7 @@ def clone(model: Model) -> Any:
     layers = sublayers(model)
     objects = live_objects(model, layers)
     with keras.saving.custom_object_scope(objects), current().replicating(model):
-        copy = made_of_config(model, layers)
+        copy = made_of_config(model, layers, shares=shares)
         if copy is not None and model.compiled:
             unbuilt_copy(model.optimizer)  # raises a clear error if not copyable
             lambdas = lambdas_in(model._compile_config.config)
@@ -89,6 +92,19 @@ def clone(model: Model) -> Any:
         if weight.trainable != like.trainable:
             weight.trainable = like.trainable
     return copy
+
+
+def part_from(copy: Model, model: Model) -> None:
+    """Ends the sharing of `clone`: copies the values that both models have."""
+    if not current().hands_state_on:
+        return
+    both = [
+        [v for v in x.variables if source_at_rest(v) is None] for x in (model, copy)
+    ]
+    values = {id(variable.value) for variable in both[0]}
+    for variable in both[1]:
+        if id(variable.value) in values:
+            variable.assign(np.array(to_numpy(variable)))
 
 
 def reloaded(model: Model) -> Any:

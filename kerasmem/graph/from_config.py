@@ -50,10 +50,13 @@ LAMBDA_WARNING = ".*includes a `lambda`"
 """Pattern of the Keras warning about a lambda in a config."""
 
 
-def made_of_config(model: Model, layers: list[Any]) -> Any | None:
+def made_of_config(
+    model: Model, layers: list[Any], *, shares: bool = False
+) -> Any | None:
     """Returns an uncompiled copy of `model`, or None if the copy needs a file.
 
-    On TensorFlow, both models share the memory of a weight until one changes it.
+    On TensorFlow, both models share the memory of a weight until one changes it. On JAX
+    they do if `shares`; then neither may be trained.
     """
     layers = without_inputs(layers)
     kinds = list(map(type, layers))
@@ -75,7 +78,7 @@ def made_of_config(model: Model, layers: list[Any]) -> Any | None:
         if weights != others:
             return None
         for weight, other in zip(model.weights, copy.weights, strict=True):
-            other.assign(_value_of(weight))
+            other.assign(_value_of(weight, shares=shares))
     set_alike(zip(copies, layers, strict=True))
     return copy
 
@@ -293,11 +296,11 @@ def _is_lambda(value: Any) -> bool:
     return getattr(value, "__name__", None) == "<lambda>"
 
 
-def _value_of(variable: Variable) -> Any:
+def _value_of(variable: Variable, *, shares: bool) -> Any:
     source = source_at_rest(variable)
     if source is not None:  # the source is read-only
         return source
-    if current().hands_state_on:
+    if current().hands_state_on and not shares:
         # Copied, because a training step donates the memory of old values.
         return np.array(to_numpy(variable))
     return variable.value

@@ -58,6 +58,11 @@ def is_depthwise(weight: Weight) -> bool:
     return is_one and weight.variable.name in ("kernel", "depthwise_kernel")
 
 
+def is_convolution(weight: Weight) -> bool:
+    """Returns whether a weight is the kernel of a convolution of any kind."""
+    return _layout(weight) in ("convolution", "transposed", "depthwise", "separable")
+
+
 def reduced_axes(weight: Weight) -> tuple[int, ...]:
     """Returns the axes of a kernel that one output channel sums over.
 

@@ -69,13 +69,8 @@ def made():
     yield "float", model
     for name, config in {
         "int8": km.Quantize("int8"),
-        "int4": km.Quantize("int4", granularity="group", group_size=128),
-        "int4, mse": km.Quantize(
-            "int4", granularity="group", group_size=128, scales="mse"
-        ),
-        "int4, zeros": km.Quantize(
-            "int4", granularity="group", group_size=128, symmetric=False, scales="mse"
-        ),
+        "int4": km.Quantize("int4"),
+        "int4, zeros": km.Quantize("int4", symmetric=False),
     }.items():
         yield name, km.compress(model, config, verbose=0).model
     for name in ("int8", "int4"):

@@ -14,7 +14,7 @@ from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.recipe import from_json
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import layer_activations
-from kerasmem.graph.clone import clone
+from kerasmem.graph.clone import clone, part_from
 from kerasmem.graph.kernels import is_kernel, reduced_axes
 from kerasmem.graph.layers import weights
 from kerasmem.graph.values import to_numpy
@@ -474,7 +474,6 @@ def test_a_kernel_of_zeros_stays_one(scheme):
             "'float16' has no scales, so it supports neither granularity nor",
         ),
         ({"scheme": "bfloat16", "granularity": "group"}, "'bfloat16' has no scales"),
-        ({"granularity": "tensor", "group_size": 128}, "Received: group_size=128"),
         (
             {"scheme": "int8-dynamic", "granularity": "group"},
             "sums integers over whole channels",
@@ -502,13 +501,70 @@ def test_groups_have_128_entries_by_default():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("granularity", ["channel", "tensor", "group"])
-def test_older_recipes_contain_a_group_size_without_groups(granularity):
-    config = Quantize("int4", granularity=granularity)
-    old = config.to_json()
-    assert (old["granularity"], old["group_size"]) == (granularity, 128)
-    assert from_json(old) == config
+def test_older_recipes_mean_the_same(granularity):
+    old = {"technique": "quantize", "scheme": "int4", "scales": "max"}
+    old |= {"granularity": granularity, "group_size": 128}
+    config = from_json(old)
+    assert config == Quantize("int4", granularity=granularity)
+    assert from_json(config.to_json()) == config
+    model = chain((256,), L.Dense(4))
+    change, _ = in_place(config, model)
+    scales = {"channel": 4, "tensor": 1, "group": 8}[granularity]
+    assert change.after_bytes == 256 * 4 // 2 + 4 * scales
     with pytest.raises(ConfigError, match="Did you mean 'group_size'"):
         from_json({**old, "group_siz": 128})
+
+
+def test_int4_by_default_has_groups_of_64_in_matrices_alone():
+    layers = [L.Embedding(9, 100), L.Conv1D(40, 3), L.Dense(8), L.Flatten()]
+    model = chain((5,), *layers, L.Dense(2), dtype="int32")
+    config = Quantize("int4")
+    assert from_json(config.to_json()) == config
+    changes = [change for change in in_place(config, model) if change.changed]
+    short = [change.detail.partition(" bfloat16 ")[0] for change in changes]
+    # 100, 3 x 100, 40 and 3 x 8 inputs an output
+    assert short == [f"int4 with {n}" for n in (9 * 2, 40, 8, 2)]
+    halves = [9 * 50, 40 * 150, 8 * 20, 2 * 12]
+    assert [c.after_bytes for c in changes] == [
+        size + 2 * int(words.rpartition(" ")[2])
+        for size, words in zip(halves, short, strict=True)
+    ]
+
+
+def test_int4_by_default_is_closer_than_keras_in_fewer_bytes():
+    keras.utils.set_random_seed(1)
+    model = chain((512,), L.Dense(300))
+    layer = model.layers[-1]
+    kernel = to_numpy(layer.kernel)
+    change = in_place(Quantize("int4"), model)[0]
+    error = np.square(to_numpy(layer.kernel.plain()) - kernel).sum()
+    groups = in_groups(kernel, (0,), 128)  # as Keras rounds by default
+    assert error < np.square(groups - kernel).sum()
+    assert change.after_bytes < kernel.size // 2 + 5 * 300 * 4
+
+
+def test_a_model_and_its_result_can_both_be_trained():
+    """On JAX, a training step frees the memory of the values before it."""
+    model = chain((4,), L.Dense(3, activation="relu"), L.BatchNormalization())
+    model.compile("sgd", "mse")
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+    small = km.compress(model, Quantize("int8")).model
+    for one, other in [(model, small), (small, model)]:
+        before = outputs(other, x)
+        one.fit(x, y, verbose=0)
+        np.testing.assert_array_equal(outputs(other, x), before)
+
+
+def test_a_copy_shares_values_until_it_parts():
+    model = chain((4,), L.Dense(3))
+    copy = clone(model, shares=True)
+    pairs = list(zip(model.weights, copy.weights, strict=True))
+    if keras.backend.backend() == "jax":
+        assert all(own.value is other.value for own, other in pairs)
+    part_from(copy, model)
+    assert not any(own.value is other.value for own, other in pairs)
+    for own, other in pairs:
+        np.testing.assert_array_equal(to_numpy(own), to_numpy(other))
 
 
 @pytest.mark.one_backend

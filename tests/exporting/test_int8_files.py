@@ -150,6 +150,20 @@ def test_the_codes_of_the_model_are_in_the_file(choice, tmp_path):
         assert any(np.array_equal(codes, other) for other in found)
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+def test_codes_in_groups_of_64_are_in_the_file(rounding, tmp_path):
+    path = tmp_path / "m.tflite"
+    x = random.normal(size=(64, 128)).astype("float32")
+    model = chain((128,), L.Dense(64, activation="relu"))
+    small = km.compress(model, km.Quantize("int4", rounding=rounding), data=x)
+    report = small.export(path, samples=x, tolerance=0.2)
+    assert (report.scheme, report.operations) == ("int4", ())
+    (variable,) = quantized_variables(small.model)
+    groups = np.asarray(variable.plain()).T.reshape(-1, 64)
+    codes = np.rint(groups / steps_of(groups, 7)[:, None]).reshape(64, 128)
+    assert any(np.array_equal(codes, other) for other in codes_in(path))
+
+
 def test_operations_with_outliers_get_another_precision_and_a_reason(tmp_path):
     inputs = keras.Input((16,))
     x = L.Dense(32, activation="relu", name="first")(inputs)

@@ -20,7 +20,7 @@ from kerasmem.compression.account import (
     matches,
 )
 from kerasmem.compression.quantize.coding import Coded, Coding
-from kerasmem.compression.quantize.config import CLOSELY, GROUP_SIZE
+from kerasmem.compression.quantize.config import GROUP_SIZE
 from kerasmem.compression.quantize.layer import WeightPlace, to_quantized
 from kerasmem.compression.quantize.math import finite
 from kerasmem.compression.quantize.owners import quantized_variables
@@ -32,7 +32,7 @@ from kerasmem.compression.quantize.products import (
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.files.threads import in_order
-from kerasmem.graph.kernels import is_kernel, reduced_axes
+from kerasmem.graph.kernels import is_convolution, is_kernel, reduced_axes
 from kerasmem.graph.layers import Weight, sublayers, weights
 from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
@@ -254,18 +254,37 @@ def _place(
     return WeightPlace(
         weight.index,
         str(weight.attribute),
-        coding_of(config, tuple(sorted(reduced_axes(weight)))),
+        coding_of(config, weight),
         blocks,
         is_taken_apart and (config.is_dynamic or id(weight.variable) in inputs),
         inputs.get(id(weight.variable)) if is_taken_apart else None,
-        closely=config.scales == CLOSELY,
+        closely=config.is_close,
     )
 
 
-def coding_of(config: "Quantize", axes: tuple[int, ...]) -> Coding:
-    """Return the storage format of a weight whose output channels sum over `axes`."""
-    size = config.group_size or GROUP_SIZE
-    return Coding(config.dtype, axes, config.granularity, size, config.symmetric)
+def coding_of(config: "Quantize", weight: Weight) -> Coding:
+    """Return the storage format of a weight.
+
+    Without a granularity, matrices have equal groups of about 64. Convolutions have
+    none, because LiteRT and ONNX have none there.
+    """
+    axes, size = tuple(sorted(reduced_axes(weight))), config.group_size or GROUP_SIZE
+    if config.granularity is not None:
+        return Coding(config.dtype, axes, config.granularity, size, config.symmetric)
+    inputs = math.prod(weight.variable.shape[axis] for axis in axes)
+    is_single = inputs <= _GROUP or is_convolution(weight)
+    return Coding(
+        config.dtype,
+        axes,
+        "channel" if is_single else "group",
+        next((n for n in _EVEN_GROUPS if inputs % n == 0), _GROUP),
+        config.symmetric,
+        scale_dtype="bfloat16",
+    )
+
+
+_GROUP = 64
+_EVEN_GROUPS = range(_GROUP, _GROUP // 2, -2)
 
 
 def name_of(model: Model, weight: Weight) -> str:

@@ -1,8 +1,8 @@
 """Configs of weight quantization and of the techniques that reduce its error."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated, ClassVar
 
 from kerasmem.checks import Checked, Patterns, Real, Whole
 from kerasmem.compression.fields import nested
@@ -124,7 +124,8 @@ class Quantize(Technique):
             line, only a recipe can contain one. Defaults to `"int8"`.
         granularity: Unit that shares a scale: `"channel"` for an output channel (a row
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
-            channel. Defaults to `"channel"`.
+            channel. Defaults to `"channel"`. `"int4"` defaults to groups of about 64
+            with scales in bfloat16, and to channels in convolutions.
         group_size: Maximum number of entries in a group, at least 2 (128 by default).
             Any value implies `granularity="group"`. Defaults to `None`.
         symmetric: Boolean. If `False`, uses asymmetric quantization with a zero point
@@ -144,7 +145,7 @@ class Quantize(Technique):
             `"max"` maps the largest entry to the last code, `"mse"` minimizes the
             squared error and clips large entries, `"awq"` needs `data`. `"awq"` uses
             smaller steps for weights of large inputs, and stores a scale per input.
-            Defaults to `"max"`.
+            Defaults to `"max"`, and to `"mse"` in the default groups of `"int4"`.
         budget: A `km.Budget`, required for `"mixed"`.
         calibration: A `km.Calibration` for `"int8-static"`. Defaults to
             `km.Calibration()`.
@@ -159,14 +160,14 @@ class Quantize(Technique):
 
     scheme: Annotated[str, SCHEMES] = "int8"
     _: KW_ONLY
-    granularity: Annotated[str, GRANULARITIES] = "channel"
+    granularity: Annotated[str, GRANULARITIES] | None = None
     group_size: Annotated[int, Whole(2)] | None = None
     symmetric: bool = True
     include: Patterns = ()
     exclude: Patterns = ()
     bias_correction: bool = False
     rounding: Annotated[str, (NEAREST, ADAPTIVE, SECOND_ORDER, AUTO)] = NEAREST
-    scales: Annotated[str, ("max", CLOSELY, ACTIVATION_AWARE)] = "max"
+    scales: Annotated[str, ("max", CLOSELY, ACTIVATION_AWARE)] | None = None
     budget: Budget | None = None
     calibration: Calibration | None = None
 
@@ -178,10 +179,7 @@ class Quantize(Technique):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.granularity == "channel" and self.group_size is not None:
-            self._set("granularity", "group")
-        if self.granularity == "group" and self.group_size is None:
-            self._set("group_size", GROUP_SIZE)
+        self._set_defaults()
         for field, cls in (("budget", Budget), ("calibration", Calibration)):
             value = nested("Quantize", field, cls, getattr(self, field))
             object.__setattr__(self, field, value)
@@ -190,9 +188,17 @@ class Quantize(Technique):
                 values = ", ".join(f"{f}={getattr(self, f)!r}" for f in names)
                 raise ConfigError(f"{why} Received: {values}.")
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the config as plain data, which `recipe.from_json` reads."""
-        return super().to_json() | {"group_size": self.group_size or GROUP_SIZE}
+    def _set_defaults(self) -> None:
+        if self.granularity is None and self.group_size is not None:
+            self._set("granularity", "group")
+        if self.granularity == "group" and self.group_size is None:
+            self._set("group_size", GROUP_SIZE)
+        if self.granularity in ("channel", "tensor") and self.group_size == GROUP_SIZE:
+            self._set("group_size", None)  # as in recipes of earlier versions
+        if self.granularity is None and self.scheme != "int4":
+            self._set("granularity", "channel")
+        if self.granularity is not None and self.scales is None:
+            self._set("scales", "max")
 
     def _refused(self) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
         scheme = f"The scheme {self.scheme!r}"
@@ -281,9 +287,15 @@ class Quantize(Technique):
         return self.rounding != NEAREST or self.scales == ACTIVATION_AWARE
 
     @property
+    def is_close(self) -> bool:
+        """Whether scales minimize the squared error."""
+        is_default = self.scales is None and self.rounding != AUTO
+        return self.scales == CLOSELY or is_default
+
+    @property
     def takes_any_scales(self) -> bool:
         """Whether samples select the kind of scales per layer."""
-        return self.rounding == AUTO and self.scales == "max"
+        return self.rounding == AUTO and self.scales in (None, "max")
 
     @property
     def takes_input_scales(self) -> bool:
@@ -295,6 +307,12 @@ class Quantize(Technique):
     def has_scales(self) -> bool:
         """Whether weights are symmetric integer codes without zero points."""
         return self.scheme in _SCALED and self.symmetric
+
+    @property
+    def in_training(self) -> "Quantize":
+        """Config of fake quantization, with one scale per channel by default."""
+        granularity, scales = self.granularity or "channel", self.scales or "max"
+        return replace(self, granularity=granularity, scales=scales)
 
 
 @dataclass(frozen=True)

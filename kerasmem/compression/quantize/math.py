@@ -4,8 +4,6 @@ Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient in
 A whitepaper", 2018.
 """
 
-from functools import partial
-
 import numpy as np
 
 from kerasmem.errors import ModelError
@@ -136,26 +134,33 @@ def quantize_closely(
     low = exact.min(axis=axes, keepdims=True, initial=0.0)
     high = exact.max(axis=axes, keepdims=True, initial=0.0)
     largest = np.maximum(high, -low)
-    best: tuple[np.ndarray, ...] = ()
+    best: list[np.ndarray] = []
     # Errors are in units of a scale, so that squares do not overflow.
     least, unit = np.float32(np.inf), scales_of(largest, bits)
-    for share in _SHARES:
-        if symmetric:
-            scales = scales_of(largest * share, bits)
-            candidate = codes_of(exact, scales, bits), scales
-        else:
-            own = affine_scales_of(low * share, high * share, bits)
-            candidate = affine_codes_of(exact, *own, bits), *own
+
+    def keep_closer(*candidate: np.ndarray) -> None:
+        nonlocal best, least
         error = np.square((dequantize(*candidate) - exact) / unit)
         error = error.sum(axis=axes, keepdims=True, dtype=np.float32)
         closer = error < least
         least = np.where(closer, error, least)
-        best = (
-            tuple(map(partial(np.where, closer), candidate, best))
-            if best
-            else candidate
-        )
-    return best
+        pairs = zip(candidate, best or candidate, strict=True)
+        best = [np.where(closer, new, old) for new, old in pairs]
+
+    for share in _SHARES:
+        if symmetric:
+            scales = scales_of(largest * share, bits)
+            keep_closer(codes_of(exact, scales, bits), scales)
+        else:
+            own = affine_scales_of(low * share, high * share, bits)
+            keep_closer(affine_codes_of(exact, *own, bits), *own)
+    if symmetric:  # the scale of the least squares for these codes
+        codes = best[0].astype(np.float32)
+        products = (exact / unit * codes).sum(axis=axes, keepdims=True)
+        squares = np.square(codes).sum(axis=axes, keepdims=True)
+        scales = positive_scales(unit * products / np.maximum(squares, 1))
+        keep_closer(codes_of(exact, scales, bits), scales)
+    return tuple(best)
 
 
 def dequantize(

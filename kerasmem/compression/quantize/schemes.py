@@ -48,6 +48,7 @@ def quantize(
         ModelError: If there is nothing to quantize.
     """
     training_record = learned(model)
+    config = config.in_training if training_record.is_aware else config
     training_record.check_stored_so(config)
     has_ranges = config.is_static and listed_graph(model) is not None
     if training_record.is_aware:

@@ -42,7 +42,9 @@ def fit(model, *callbacks, **options):
 
 def scales_of(model, choice=None):
     """Return the scales of kernels that `km.compress` stores, in order."""
-    small = km.compress(model, choice or km.Quantize("int4")).model
+    small = km.compress(
+        model, choice or km.Quantize("int4", granularity="channel")
+    ).model
     return [to_numpy(v.scales).ravel() for v in quantized_variables(small)]
 
 

@@ -60,7 +60,7 @@ def test_a_step_sees_what_compress_makes_of_the_weights(scheme, jit):
 
 
 def test_compress_stores_what_it_would_of_the_float_model():
-    model, choice = compiled(network()), km.Quantize("int4")
+    model, choice = compiled(network()), km.Quantize("int4", granularity="channel")
     trained = aware(model, choice)
     fit(trained)
     plain = km.dequantize(trained)
@@ -140,7 +140,9 @@ def test_mixed_precision_sees_them_too(dtype):
     model = compiled(network(dtype), optimizer=keras.optimizers.SGD(0.0))
     trained = aware(model, "int4")
     history = fit(trained, km.callbacks.FreezeBatchNorm(0)).history
-    small = compiled(km.compress(model, km.Quantize("int4")).model)
+    small = compiled(
+        km.compress(model, km.Quantize("int4", granularity="channel")).model
+    )
     # One is rounded to half precision before, the other after batches are averaged.
     assert history["loss"][0] == pytest.approx(
         small.evaluate(X, Y, batch_size=16, verbose=0), rel=5e-3
@@ -162,7 +164,11 @@ def test_dynamic_rounding_of_inputs_is_that_of_the_dynamic_scheme():
 
 @pytest.mark.parametrize("jit", JIT)
 def test_float_weights_move_as_those_of_the_rounded_model_do(jit):
-    choice, model, rounded = km.Quantize("int4"), network(), network()
+    choice, model, rounded = (
+        km.Quantize("int4", granularity="channel"),
+        network(),
+        network(),
+    )
     small = km.compress(model, choice).model
     for name in ("conv", "side", "head"):
         kernel = to_numpy(small.get_layer(name).kernel)
@@ -195,7 +201,7 @@ def rounded_by_itself(weight):
 
 def check_each_weight_is_read_rounded(model, x):
     """Compare with the float model whose weights all are replaced, and all but one."""
-    choice = km.Quantize("int4")
+    choice = km.Quantize("int4", granularity="channel")
     found = forward(aware(model, choice), x)()
     outputs = forward(model, x)
     _, changes = apply_technique(choice, model)
@@ -293,7 +299,9 @@ def test_one_model_with_all_that_tfmot_refuses():
     model = everything_tfmot_refuses()
     x = np.random.default_rng(0).integers(1, 12, (16, 10)).astype("int32")
     y = np.random.default_rng(1).normal(size=(16, 2))
-    small = compiled(km.compress(model, km.Quantize("int4")).model)
+    small = compiled(
+        km.compress(model, km.Quantize("int4", granularity="channel")).model
+    )
     trained = compiled(aware(model, "int4"), JIT[-1], keras.optimizers.SGD(0.0))
     seen = trained.fit(x, y, verbose=0).history["loss"][0]
     assert seen == pytest.approx(small.evaluate(x, y, verbose=0), rel=2e-5)

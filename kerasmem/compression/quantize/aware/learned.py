@@ -1,6 +1,6 @@
 """Scales and ranges of a fake-quantized model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from kerasmem.compression.quantize.aware.weights import FakeQuantizedVariable
 from kerasmem.compression.quantize.coding import Coding
 from kerasmem.compression.quantize.static.plan import Ranges
 from kerasmem.errors import ConfigError
-from kerasmem.graph.layers import sublayers, weights
+from kerasmem.graph.layers import Weight, sublayers, weights
 from kerasmem.types import Model
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ class Learned:
 
     Args:
         scales: Stored scales by weight name.
-        codings: Storage formats of these weights.
+        codings: These weights, with their storage formats.
         ranges: Activation ranges by tensor name in the float model.
         is_aware: Whether the model comes from `quantization_aware`.
     """
 
     scales: Mapping[str, np.ndarray]
-    codings: frozenset[Coding]
+    codings: Sequence[tuple[Weight, Coding]]
     ranges: Ranges
     is_aware: bool
 
     def check_stored_so(self, config: "Quantize") -> None:
         """Raise `ConfigError` unless `config` has the formats of the learned scales."""
-        for coding in self.codings:
+        for weight, coding in self.codings:
             is_nearest = config.has_scales and config.rounding == "nearest"
-            if not is_nearest or coding_of(config, coding.axes) != coding:
+            if not is_nearest or coding_of(config, weight) != coding:
                 raise ConfigError(
                     f"The scales of {len(self.scales)} weights were learned for "
                     f"{coding.dtype!r}, granularity={coding.granularity!r}, "
@@ -61,7 +61,7 @@ def is_static(model: Model) -> bool:
 
 def learned(model: Model) -> Learned:
     """Return the scales and ranges of a model, empty without fake quantization."""
-    layers, scales, codings = sublayers(model), {}, set()
+    layers, scales, codings = sublayers(model), {}, []
     quantizers = [layer for layer in layers if isinstance(layer, FakeQuantize)]
     is_read_rounded = any(
         isinstance(value, FakeQuantizedVariable)
@@ -72,7 +72,7 @@ def learned(model: Model) -> Learned:
         value = vars(weight.owner).get(weight.attribute)
         if isinstance(value, FakeQuantizedVariable) and value.scales is not None:
             scales[name_of(model, weight)] = value.scales
-            codings.add(value.coding)
+            codings.append((weight, value.coding))
     ranges = {
         name: layer.ends
         for layer in quantizers
@@ -80,4 +80,4 @@ def learned(model: Model) -> Learned:
         for name in layer.tensors
     }
     is_aware = is_read_rounded or any(layer.fixed is None for layer in quantizers)
-    return Learned(scales, frozenset(codings), ranges, is_aware)
+    return Learned(scales, codings, ranges, is_aware)

@@ -101,6 +101,7 @@ def quantization_aware(
         >>> small = km.compress(aware, km.Quantize("int8")).model
     """
     _check_choice(quantize)
+    quantize = quantize.in_training
     rounds = quantize.is_static if activations is None else activations
     _check_options(quantize, activations, decay, learned_scales, rounds=rounds)
     _check_ranges(ranges, activations, rounds=rounds)
