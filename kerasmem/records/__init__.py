@@ -46,7 +46,6 @@ from kerasmem.records.timeline import CATEGORIES, PHASES, Block, Timeline
 from kerasmem.records.tuning import (
     MEASURED,
     DataMemory,
-    OddSize,
     PipelineStage,
     Retrace,
     TracedStep,
@@ -81,7 +80,6 @@ __all__ = [
     "MemoryEstimate",
     "MemoryRecord",
     "ModelFigures",
-    "OddSize",
     "OperationPrecision",
     "PipelineStage",
     "PostMortem",

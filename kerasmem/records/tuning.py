@@ -149,26 +149,6 @@ class Retrace:
 
 
 @dataclass(frozen=True)
-class OddSize:
-    """A dimension that does not fully use tensor cores.
-
-    Args:
-        layer: Path of the layer, name of an input, or `""` for the batch.
-        dimension: Name of the dimension, such as `"units"`.
-        size: Current size.
-        next_16_bit: Next suitable size for float16 and bfloat16.
-        next_tf32: Next suitable size for TF32, the format of float32 products on a GPU.
-            Equal to `size` if suitable.
-    """
-
-    layer: str
-    dimension: str
-    size: int
-    next_16_bit: int
-    next_tf32: int
-
-
-@dataclass(frozen=True)
 class Tuning(JsonRecord):
     """Cost of a training step for each option.
 
@@ -186,7 +166,6 @@ class Tuning(JsonRecord):
         not_counted: Reason if retracing was not checked, otherwise `""`.
         open_inputs: Inputs with an axis of variable length, if the step is compiled.
             Each new length needs another compilation.
-        odd_sizes: Dimensions that do not fully use tensor cores.
         recommendation: Recommendation in words.
     """
 
@@ -201,5 +180,4 @@ class Tuning(JsonRecord):
     retraces: tuple[Retrace, ...]
     not_counted: str
     open_inputs: tuple[str, ...]
-    odd_sizes: tuple[OddSize, ...]
     recommendation: str

@@ -29,23 +29,6 @@ def variants_table(tuning: Tuning, title: str = "") -> rich.table.Table:
     return terminal_table(table)
 
 
-def odd_sizes_table(tuning: Tuning) -> rich.table.Table:
-    """Returns the sizes that do not fully use tensor cores, with suitable sizes."""
-    rows = tuple(
-        (
-            odd.layer or "(the batch)",
-            odd.dimension,
-            str(odd.size),
-            str(odd.next_16_bit),
-            "fits" if odd.next_tf32 == odd.size else str(odd.next_tf32),
-        )
-        for odd in tuning.odd_sizes
-    )
-    title = "sizes that do not fully use tensor cores"
-    head = ("layer", "size", "now", "next for float16, bfloat16")
-    return terminal_table(Table(title, (*head, "next for TF32 (float32)"), rows, 2))
-
-
 def failure_lines(tuning: Tuning) -> str:
     """Returns a line for each option that failed, or `""`."""
     failures = [variant for variant in tuning.variants if variant.reason]
@@ -54,8 +37,6 @@ def failure_lines(tuning: Tuning) -> str:
 
 def spread_line(tuning: Tuning) -> str:
     """Returns the sources and the accuracy of the figures in words."""
-    if all(variant.step_ms is None for variant in tuning.variants):
-        return f"Peaks from XLA's compilation plans for {tuning.device}: nothing ran."
     lines = ["Peak and step exclude the first step. Each option ran in a new process."]
     lines += _about_estimates(tuning)
     if tuning.noise is not None:
@@ -131,8 +112,6 @@ def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
 
 
 def _times(variant: VariantFigures) -> tuple[str, ...]:
-    if variant.step_ms is None:  # estimated from a plan
-        return ("",) * 4
     return (
         _time(variant.step_ms),
         f"{_time(variant.step_low_ms)} to {_time(variant.step_high_ms)}",

@@ -46,7 +46,6 @@ FOUND = Tuning(
     retraces=(),
     not_counted="",
     open_inputs=(),
-    odd_sizes=(),
     recommendation="",
 )
 

@@ -1,65 +1,16 @@
-"""Finds the causes of retracing, and layer sizes that are slow on GPUs."""
+"""Finds the causes of retracing."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import keras
 
 from kerasmem import backends
-from kerasmem.graph.kernels import is_depthwise, is_embedding, is_kernel
-from kerasmem.graph.layers import Weight, has_graph, weights
 from kerasmem.memory.estimate.inputs import zeros
 from kerasmem.memory.estimate.request import Request
-from kerasmem.records import OddSize, Retrace, TracedStep
-from kerasmem.types import Logs, Model
-
-_OF_16_BITS, _OF_TF32 = 8, 4
-_SET_BY_USER = ("units", "filters", "output_dim")
-_FEATURES_RANK = 3  # images have more axes, and cuDNN pads their channels itself
-
-
-def odd_sizes(model: Model, batch_size: int) -> tuple[OddSize, ...]:
-    """Return the sizes that are not a multiple of 8, with the next multiple.
-
-    Only sizes that a user chooses are checked: outputs of layers, input features and
-    the batch size. The other axis of a kernel depends on these.
-    """
-    sizes = {("", "batch size"): batch_size}
-    if has_graph(model):
-        for tensor in model.inputs:
-            shape = tensor.shape
-            is_table = "float" in tensor.dtype and 2 <= len(shape) <= _FEATURES_RANK
-            if is_table and shape[-1] is not None:
-                sizes[tensor.name, "features"] = shape[-1]
-    sizes |= dict(_outputs(model))
-    return tuple(
-        OddSize(*place, size, _next(size, _OF_16_BITS), _next(size, _OF_TF32))
-        for place, size in sizes.items()
-        if size % _OF_16_BITS
-    )
-
-
-def _outputs(model: Model) -> Iterator[tuple[tuple[str, str], int]]:
-    for weight in weights(model):
-        if is_embedding(weight) or (is_kernel(weight) and not is_depthwise(weight)):
-            name, size = _output(weight)
-            layer = weight.path.rpartition("/")[0].removeprefix(f"{model.name}/")
-            yield (layer, name), size
-
-
-def _output(weight: Weight) -> tuple[str, int]:
-    for name in _SET_BY_USER:
-        size = getattr(weight.owner, name, None)
-        if isinstance(size, int):
-            groups = getattr(weight.owner, "groups", 1)
-            return (name, size) if groups == 1 else (f"{name} a group", size // groups)
-    return "last axis of the kernel", weight.variable.shape[-1]
-
-
-def _next(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
+from kerasmem.records import Retrace, TracedStep
+from kerasmem.types import Logs
 
 _FULL_BATCHES = 2
 _COMPILES_MS, _COMPILES_TIMES = 50.0, 5.0

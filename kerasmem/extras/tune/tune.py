@@ -1,4 +1,4 @@
-"""Compares training options, measured here or planned for another GPU."""
+"""Compares training options by measurement."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -7,19 +7,17 @@ from typing import Any
 from kerasmem import backends
 from kerasmem.backends import device_kind
 from kerasmem.checks import invalid
-from kerasmem.errors import KerasMemError
 from kerasmem.extras.tune.advice import (
     combined,
     fastest,
-    leanest_by_plan,
     noise,
     recommendation,
 )
-from kerasmem.extras.tune.measure import VariantTrial, attempt, figures_of
-from kerasmem.extras.tune.retracing import odd_sizes, retraces
-from kerasmem.extras.tune.variants import AS_COMPILED, Variant, changed, variants
+from kerasmem.extras.tune.measure import VariantTrial, attempt
+from kerasmem.extras.tune.retracing import retraces
+from kerasmem.extras.tune.variants import AS_COMPILED, Variant, variants
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate.estimate import METHODS, checked_request
+from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import Tuning, VariantFigures
 from kerasmem.stats.pareto import front
@@ -73,54 +71,6 @@ def tune(
     return _tuning(request, first, figures, apart)
 
 
-def plan_options(  # noqa: PLR0913 - the options of the command
-    model: Model,
-    batch_size: int,
-    device: str,
-    *,
-    optimizer: Optimizer | None = None,
-    input_shape: Any | None = None,
-    only: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> Tuning:
-    """Plan the peak memory of a compiled step under each option, without running.
-
-    The result has no times. Options that change the step in a way that no plan
-    describes are left out.
-
-    Args:
-        model: Built and compiled `keras.Model`.
-        batch_size: Int >= 1. Number of samples per update.
-        device: GPU name such as `"h100"`. See `estimate_memory`.
-        optimizer: Optimizer or its name. Defaults to the compiled optimizer.
-        input_shape: Input shape without the batch axis, for models with open lengths.
-        only: Substrings of the option names to try. Defaults to all options.
-        say: Function called with the name of the next option.
-
-    Raises:
-        ConfigError: If an argument is invalid.
-        ModelError: If the model is not built or its input shape is not known.
-    """
-    request = checked_request(
-        model,
-        batch_size,
-        optimizer=optimizer,
-        jit_compile=True,
-        device=device,
-        input_shape=input_shape,
-    )
-    possible = [
-        variant
-        for variant in variants(request, devices=1)
-        if variant.jit_compile is None and variant.left_out is None
-    ]
-    announced_options = _announced(
-        [AS_COMPILED, *_chosen_variants(possible, only)], say
-    )
-    figures = [_planned(request, variant) for variant in announced_options]
-    return _without_times(request, figures, leanest_by_plan(figures))
-
-
 def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
     for part in only:
         if not any(part in variant.name for variant in variants):
@@ -167,43 +117,20 @@ def _tuning(
     spread: float | None,
 ) -> Tuning:
     steps = first.traced_steps
-    return replace(
-        _without_times(request, _with_front(figures), recommendation(figures, spread)),
+    return Tuning(
+        batch_size=request.batch_size,
+        backend=request.backend,
+        device=request.device,
+        jit_compile=request.jit_compile,
+        dtype_policy=request.model.dtype_policy.name,
+        variants=_with_front(figures),
         noise=spread,
         traced_steps=steps,
         retraces=retraces(steps, compiled=request.jit_compile),
         not_counted=_why_not_counted(request, first),
         open_inputs=_open_inputs(request) if request.jit_compile else (),
+        recommendation=recommendation(figures, spread),
     )
-
-
-def _without_times(
-    request: Request, figures: Sequence[VariantFigures], advice: str
-) -> Tuning:
-    return Tuning(
-        batch_size=request.batch_size,
-        backend=request.backend,
-        device=request.card or request.device,
-        jit_compile=request.jit_compile,
-        dtype_policy=request.model.dtype_policy.name,
-        variants=tuple(figures),
-        noise=None,
-        traced_steps=(),
-        retraces=(),
-        not_counted="nothing ran",
-        open_inputs=(),
-        odd_sizes=odd_sizes(request.model, request.batch_size),
-        recommendation=advice,
-    )
-
-
-def _planned(request: Request, variant: Variant) -> VariantFigures:
-    try:
-        peak = METHODS["plan"](changed(request, variant)).peak_bytes
-    except KerasMemError as error:
-        return figures_of(request, variant, {"reason": " ".join(str(error).split())})
-    peaks = {"peak_bytes": peak, "peak_low_bytes": peak, "peak_source": "plan"}
-    return figures_of(request, variant, peaks)
 
 
 def _why_not_counted(request: Request, first: VariantTrial) -> str:

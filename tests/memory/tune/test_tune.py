@@ -61,7 +61,6 @@ def test_the_first_line_is_as_compiled_and_the_front_is_marked(small, here, back
     assert {variant.name for variant in found.variants if variant.on_front} == ran
     assert (backend == "tensorflow") == (by_name.keys() >= {"constant folding off"})
     assert found.noise == 0
-    assert [odd.layer for odd in found.odd_sizes] == ["", "table", "nine"]
     assert "use accumulation, 4 batches (batch_size=3 and" in found.recommendation
     assert "at 4.00 times the step time" in found.recommendation
 
