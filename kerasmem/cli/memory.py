@@ -226,7 +226,6 @@ def tune(options: Namespace) -> CommandResult:
     from kerasmem.files import load_model
     from kerasmem.report.benchmarks import (
         failure_lines,
-        retracing_lines,
         spread_line,
         variants_table,
     )
@@ -256,7 +255,6 @@ def tune(options: Namespace) -> CommandResult:
         variants_table(tuning, title),
         failure_lines(tuning),
         spread_line(tuning),
-        retracing_lines(tuning),
         tuning.recommendation,
     ]
     data = json.loads(tuning.to_json()) | {"model": options.model}

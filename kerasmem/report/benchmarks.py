@@ -71,35 +71,6 @@ def _about_estimates(tuning: Tuning) -> list[str]:
     return lines
 
 
-def retracing_lines(tuning: Tuning) -> str:
-    """Returns the number and the causes of retraces in words."""
-    lines = [_counted(tuning)]
-    if tuning.open_inputs:
-        names = ", ".join(map(repr, tuning.open_inputs))
-        lines.append(
-            f"  The length of {names} is variable, and each new length needs another "
-            "compilation. Pad to a few fixed lengths."
-        )
-    return "\n".join(lines)
-
-
-def _counted(tuning: Tuning) -> str:
-    if tuning.not_counted:
-        return f"Retracing: not counted, {tuning.not_counted}."
-    steps = tuning.traced_steps
-    what = f"{len(steps)} steps of a fit"
-    if steps[-1].samples != steps[0].samples:
-        what += f" with batches of {steps[0].samples} and a last one of "
-        what += f"{steps[-1].samples} samples"
-    lines = [f"Retracing: {len(tuning.retraces) or 'none'} in {what}."]
-    lines += [
-        f"  epoch {retrace.epoch + 1}, batch {retrace.batch + 1}: {retrace.cause} "
-        f"(cost {_time(retrace.cost_ms)})"
-        for retrace in tuning.retraces
-    ]
-    return "\n".join(lines)
-
-
 def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
     if variant.reason:
         return variant.name, "did not run"

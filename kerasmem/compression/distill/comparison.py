@@ -99,21 +99,17 @@ class Comparison(keras.layers.Layer):
         _check(loss, refs, shapes)
         self.loss = loss
         self.teacher_ref, self.student_ref = refs
-        width = loss.width(shapes[0])
-        both = loss.heads == "both"
+        width = shapes[0][-1]
         # Equal widths need no projection.
-        one = loss.heads == "student" and shapes[1][-1] != width
-        self.teacher_head = _head(shapes[0], width, dtype) if both else None
-        self.student_head = _head(shapes[1], width, dtype) if both or one else None
+        projects = loss.projects and shapes[1][-1] != width
+        self.student_head = _head(shapes[1], width, dtype) if projects else None
         self.built = True
 
-    def features(self, teacher_values: Any, student_values: Any) -> tuple[Any, Any]:
-        """Returns both features after projection."""
-        if self.teacher_head is not None:
-            teacher_values = self.teacher_head(teacher_values)
-        if self.student_head is not None:
-            student_values = self.student_head(student_values)
-        return teacher_values, student_values
+    def projected(self, student_values: Any) -> Any:
+        """Returns the feature of the student after projection."""
+        if self.student_head is None:
+            return student_values
+        return self.student_head(student_values)
 
 
 def _check(

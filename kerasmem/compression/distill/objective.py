@@ -120,15 +120,13 @@ class Objective(keras.layers.Layer):
         total = self._on_outputs(batch) if self.losses_on_outputs else 0.0
         for comparison in self.comparisons:
             refs = comparison.teacher_ref, comparison.student_ref
+            features = (
+                teacher_features[refs[0]],
+                comparison.projected(student_features[refs[1]]),
+            )
             pair = [
                 without_padding(batch.padding, ref.path, ops.cast(f, "float32"))
-                for ref, f in zip(
-                    refs,
-                    comparison.features(
-                        teacher_features[refs[0]], student_features[refs[1]]
-                    ),
-                    strict=True,
-                )
+                for ref, f in zip(refs, features, strict=True)
             ]
             # Reduced in two steps, because time step masks do not fit sample weights.
             each = comparison.loss.distances(*pair)

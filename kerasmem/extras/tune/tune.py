@@ -13,10 +13,8 @@ from kerasmem.extras.tune.advice import (
     noise,
     recommendation,
 )
-from kerasmem.extras.tune.measure import VariantTrial, attempt
-from kerasmem.extras.tune.retracing import retraces
+from kerasmem.extras.tune.measure import attempt
 from kerasmem.extras.tune.variants import AS_COMPILED, Variant, variants
-from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import Tuning, VariantFigures
@@ -63,12 +61,20 @@ def tune(
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
     options = _chosen_variants(variants(request, devices), only)
     announced_options = _announced([AS_COMPILED, *options, AS_COMPILED], say)
-    first = attempt(request, next(announced_options), count_traces=True)
-    *others, last = (attempt(request, variant) for variant in announced_options)
-    figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
-    apart = noise(first.figures, last.figures)
+    first, *others, last = (attempt(request, variant) for variant in announced_options)
+    apart = noise(first, last)
+    figures = [combined(first, last), *others]
     figures = _confirmed(request, options, figures, apart, say)
-    return _tuning(request, first, figures, apart)
+    return Tuning(
+        batch_size=request.batch_size,
+        backend=request.backend,
+        device=request.device,
+        jit_compile=request.jit_compile,
+        dtype_policy=request.model.dtype_policy.name,
+        variants=_with_front(figures),
+        noise=apart,
+        recommendation=recommendation(figures, apart),
+    )
 
 
 def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
@@ -105,47 +111,9 @@ def _confirmed(
         best := fastest([*figures_by_name.values()], apart)
     ) and best.name in by_name:
         say(f"again, to confirm: {best.name}")
-        again = attempt(request, by_name.pop(best.name)).figures
+        again = attempt(request, by_name.pop(best.name))
         figures_by_name[best.name] = again if again.reason else combined(best, again)
     return [*figures_by_name.values()]
-
-
-def _tuning(
-    request: Request,
-    first: VariantTrial,
-    figures: Sequence[VariantFigures],
-    spread: float | None,
-) -> Tuning:
-    steps = first.traced_steps
-    return Tuning(
-        batch_size=request.batch_size,
-        backend=request.backend,
-        device=request.device,
-        jit_compile=request.jit_compile,
-        dtype_policy=request.model.dtype_policy.name,
-        variants=_with_front(figures),
-        noise=spread,
-        traced_steps=steps,
-        retraces=retraces(steps, compiled=request.jit_compile),
-        not_counted=_why_not_counted(request, first),
-        open_inputs=_open_inputs(request) if request.jit_compile else (),
-        recommendation=recommendation(figures, spread),
-    )
-
-
-def _why_not_counted(request: Request, first: VariantTrial) -> str:
-    if first.figures.reason:
-        return "the model as compiled does not run"
-    if first.not_counted or any(s.traces is not None for s in first.traced_steps):
-        return first.not_counted
-    if request.jit_compile:
-        return f"{request.backend} does not report its traces"
-    return "nothing is traced, because the step runs eagerly"
-
-
-def _open_inputs(request: Request) -> tuple[str, ...]:
-    inputs = request.model.inputs if has_graph(request.model) else ()
-    return tuple(tensor.name for tensor in inputs if None in tensor.shape[1:])
 
 
 def _with_front(figures: Sequence[VariantFigures]) -> tuple[VariantFigures, ...]:
