@@ -21,7 +21,6 @@ __all__ = [
 optional.register(
     {
         "Adam8bit": "kerasmem.extras.optimizers:Adam8bit",
-        "RayExecutor": "kerasmem.extras.ray:RayExecutor",
         "comparison_plot": "kerasmem.report.plots:comparison_plot",
         "estimate_plot": "kerasmem.report.plots:estimate_plot",
         "estimate_by_plan": "kerasmem.extras.plans:estimate",

@@ -219,10 +219,6 @@ class StepBackend(ABC):
         """Return whether losses of outputs ignore the size of a batch."""
         return False
 
-    def compiles_with_xla(self, model: Model) -> bool:
-        """Return whether XLA compiles the training step of a compiled model."""
-        return model.jit_compile is True
-
     @abstractmethod
     def traces(self, model: Model) -> int | None:
         """Return the number of traces of the training step of `model`.

@@ -94,13 +94,6 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
     REPORT,
     "advanced",
     option(
-        "--checkpoint-dir",
-        type=Path,
-        metavar="DIR",
-        help="Folder to save each step in. The same command then resumes after an "
-        "interruption. Not in a search.",
-    ),
-    option(
         "--low-memory",
         action="store_true",
         help="Keep weights on disk and load one at a time. Supports --prune by "
@@ -183,7 +176,6 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
         # A progress bar cannot be sent to other processes.
         callbacks=[] if options.parallel or by_file else [FitProgress()],
         coding=options.coding,
-        checkpoint_dir=options.checkpoint_dir,
         output=options.output if by_file else None,
         low_memory=low_memory if by_file else False,
         measure=options.measure,
@@ -198,7 +190,6 @@ def _goes_by_file(options: Namespace, job: Job) -> bool:
     asks = {
         "--data of tokens" if are_tokens(options) else "--data": options.data,
         "--fine-tune-epochs": options.fine_tune_epochs or None,
-        "--checkpoint-dir": options.checkpoint_dir,
         "--format keras": None if options.format == "kerasmem" else True,
         "--measure latency": True if "latency" in options.measure else None,
     }

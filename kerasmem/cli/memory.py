@@ -215,25 +215,17 @@ def _enable_lora(model: Any, rank: int) -> None:
         help="Substring of the options to try: jit, mixed, remat, accum, parallel "
         "(several devices), layout or folding (TensorFlow) (default: all). Repeatable.",
     ),
-    option(
-        "--device",
-        metavar="CARD",
-        help="Name of a GPU such as h100, which need not be installed. Only peak "
-        "memory is planned with XLA's compiler (kerasmem[plans]); no step runs.",
-    ),
     INPUT_SHAPE,
     IMPORT,
 )
 def tune(options: Namespace) -> CommandResult:
     """Return the cost of each option and a recommendation."""
     from kerasmem.cli.evaluation import compile_for
-    from kerasmem.extras.tune import leave_room, plan_options
+    from kerasmem.extras.tune import leave_room
     from kerasmem.extras.tune import tune as measure_options
     from kerasmem.files import load_model
     from kerasmem.report.benchmarks import (
         failure_lines,
-        odd_sizes_table,
-        retracing_lines,
         spread_line,
         variants_table,
     )
@@ -253,11 +245,7 @@ def tune(options: Namespace) -> CommandResult:
         "only": options.only,
         "say": say,
     }
-    if options.device:
-        size, card = options.batch_size, options.device
-        tuning = plan_options(model, size, card, **settings)
-    else:
-        tuning = measure_options(model, options.batch_size, **settings)
+    tuning = measure_options(model, options.batch_size, **settings)
     title = (
         f"{options.model}, training, batch of {options.batch_size}, {tuning.backend}, "
         f"{tuning.device}, jit {'on' if tuning.jit_compile else 'off'}, "
@@ -267,8 +255,6 @@ def tune(options: Namespace) -> CommandResult:
         variants_table(tuning, title),
         failure_lines(tuning),
         spread_line(tuning),
-        retracing_lines(tuning),
-        odd_sizes_table(tuning) if tuning.odd_sizes else "",
         tuning.recommendation,
     ]
     data = json.loads(tuning.to_json()) | {"model": options.model}

@@ -134,9 +134,8 @@ STEPS: tuple[Option | str, ...] = (
     ),
     option(
         "--parallel",
-        choices=("ray", "isolated"),
-        help="Run trials in parallel on Ray (pip install kerasmem[ray]), or one by one "
-        "in isolated processes.",
+        choices=("isolated",),
+        help="Run each family of trials in a separate process, one by one.",
     ),
 )
 """Options that select the steps."""

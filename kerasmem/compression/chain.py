@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,7 +10,6 @@ import numpy as np
 
 from kerasmem.backends import current
 from kerasmem.compression import batch_norm
-from kerasmem.compression.checkpoints import Checkpoints, key_of
 from kerasmem.compression.judge import check_drop, check_metric
 from kerasmem.compression.measure import METRICS
 from kerasmem.compression.recipe import (
@@ -47,25 +45,17 @@ class Outcome:
 class Chain:
     """Techniques to apply in sequence.
 
-    `steps` are techniques, a recipe or a preset. `folder` is the checkpoint folder or
-    `None`. The batch size is part of the checkpoint key.
+    `steps` are techniques, a recipe or a preset.
 
     Raises:
         ConfigError: If `steps` is invalid.
     """
 
-    def __init__(
-        self,
-        steps: Any,
-        max_drop: float | None,
-        folder: str | Path | None,
-        batch_size: int,
-    ) -> None:
+    def __init__(self, steps: Any, max_drop: float | None) -> None:
         preset = as_preset(steps)
         self.epochs: int = preset.epochs
         self.coding: Coding = preset.coding
         self.steps, self._max_drop = preset.steps, max_drop
-        self._folder, self._batch_size = folder, batch_size
 
     def check(self, data: Dataset, validation_data: Dataset, epochs: int) -> None:
         """Raises `ConfigError` if a step lacks data or undoes an earlier step."""
@@ -108,10 +98,7 @@ class Chain:
             prepare_technique(step, replace(context, earlier=self.steps[:number]))
             for number, step in enumerate(self.steps)
         ]
-        checkpoints = None
-        if self._folder is not None:
-            checkpoints = self._checkpoints(self._folder, original, ready, context)
-        model, changes = run_steps(original, ready, context, checkpoints)
+        model, changes = run_steps(original, ready, context)
         if context.data is None:
             warn_if_stale(batch_norm.batch_norms(model), ready, changes)
         if context.epochs or any(step.trains for step in ready):
@@ -127,53 +114,27 @@ class Chain:
         """Raises `TargetError` if the metric dropped by more than `max_drop`."""
         check_drop(result.report, self._max_drop)
 
-    def _checkpoints(
-        self,
-        folder: str | Path,
-        original: Model,
-        steps: list[Technique],
-        context: Context,
-    ) -> Checkpoints:
-        _, processes = current().processes(original)
-        if processes > 1:
-            raise ConfigError(
-                "Checkpoints are not available in multi-process training, because each "
-                "process would delete files that others read. Received: "
-                f"{processes} processes. Next: leave out checkpoint_dir."
-            )
-        plain = {"seed": context.seed, "epochs": context.epochs}
-        plain["batch_size"] = self._batch_size
-        return Checkpoints(Path(folder), key_of(original, steps, context.data, **plain))
-
 
 def run_steps(
-    original: Model,
-    steps: Sequence[Technique],
-    context: Context,
-    checkpoints: Checkpoints | None = None,
+    original: Model, steps: Sequence[Technique], context: Context
 ) -> tuple[Any, list[WeightChange]]:
     """Applies steps to a copy of `original` and returns the copy and its changes.
 
     The model is copied once. Each step then changes the result of the previous step.
-    The result is compiled like `original`. With `checkpoints`, finished steps are
-    loaded and new ones written.
+    The result is compiled like `original`.
     """
     context = replace(
         context, original=original, owned=True, preserve=preserve_technique
     )
     stage("copying the model")
-    if checkpoints:
-        steps_done = checkpoints.begin(original)
-        model, changes = _from_file(checkpoints, steps_done, context)
-    else:
-        # A step that trains would free the memory of shared values on JAX.
-        shares = all(step.freezes for step in steps)
-        model, changes, steps_done = clone(original, shares=shares), [], 0
-    for number, step in enumerate(steps[steps_done:], start=steps_done + 1):
+    # A step that trains would free the memory of shared values on JAX.
+    shares = all(step.freezes for step in steps)
+    model, changes = clone(original, shares=shares), []
+    for number, step in enumerate(steps, start=1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
-        with seeded_at(context, 2 * number):
+        with seeded_at(context, number):
             # Only training and evaluation need a compiled model.
-            if context.data is not None and (number > 1 or checkpoints):
+            if context.data is not None and number > 1:
                 compile_as(model, original)
             stage(step.name)
             model, of_step = apply_technique(step, model, context)
@@ -188,21 +149,10 @@ def run_steps(
                     _loss(model, original),
                     context.fit.get("batch_size") or batch_norm.BATCH_SIZE,
                 )
-        if checkpoints:
-            checkpoints.write(number, model, changes)
-            model, changes = _from_file(checkpoints, number, context)
     part_from(model, original)
     # The optimizer slots belong to the old weights.
     compile_as(model, original)
     return model, changes
-
-
-def _from_file(
-    checkpoints: Checkpoints, step: int, context: Context
-) -> tuple[Any, list[WeightChange]]:
-    # Equal random draws, whether this run or an earlier one wrote the file.
-    with seeded_at(context, 2 * step + 1):
-        return checkpoints.read(step, context.original)
 
 
 def _leaves_stale(

@@ -89,7 +89,6 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     batch_size: int = BATCH_SIZE,
     callbacks: Sequence[Any] | None = None,
     coding: Coding | None = None,
-    checkpoint_dir: str | Path | None = None,
     time_budget: float | None = None,
     parallel: str | Executor | None = None,
     verbose: int = 1,
@@ -144,14 +143,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         coding: Coding of the file, as in `km.save_model`. `"entropy"` files are smaller
             but need `import kerasmem` to load. Defaults to the coding of the preset,
             otherwise `"deflate"`.
-        checkpoint_dir: Folder for a checkpoint after each technique. If a run is
-            killed, call `compress` with the same arguments to resume. With a seed, the
-            resumed run ends with the same weights if training is deterministic. A
-            dataset that shuffles itself or a stateful callback breaks this. Not
-            available in a search.
         time_budget: Float. Seconds after which a search returns its best model so far.
-        parallel: How a search runs its trials in parallel. `"ray"` uses a Ray cluster,
-            or starts Ray on this machine (`pip install kerasmem[ray]`). A
+        parallel: How a search runs its trials in parallel. A
             `concurrent.futures.Executor` must use spawned processes. `"isolated"` runs
             each family of trials sequentially in a separate process, which returns all
             its memory. A seed gives the same result in all modes. Callbacks are copied.
@@ -180,7 +173,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         ModelError: If a technique has nothing to change, or training produced NaN or
             infinite weights.
         ModelFileError: If the file cannot be loaded.
-        OutputError: If `output` or a checkpoint cannot be written.
+        OutputError: If `output` cannot be written.
         TargetError: If the metric drops by more than `max_drop`, or a search does not
             reach `target`. The `result` of the error is the closest model.
 
@@ -194,11 +187,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     """
     job: Chain | SearchRequest
     if steps is None and (target is not None or max_drop is not None):
-        _check_no_folder(checkpoint_dir)
         job = SearchRequest.of(target, max_drop, time_budget, verbose, parallel)
     else:
         _check_no_search(target=target, time_budget=time_budget, parallel=parallel)
-        job = Chain(steps, max_drop, checkpoint_dir, batch_size)
+        job = Chain(steps, max_drop)
     epochs = job.epochs if fine_tune_epochs is None else fine_tune_epochs
     check_output_of(model_or_path, output, coding)
     coding = coding or job.coding
@@ -210,7 +202,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     figure_names = (*_figures(measure), *job.figures)
     name = "data of tokens" if are_texts(data) else "data"
     asks = {name: data, "validation_data": validation_data, "max_drop": max_drop}
-    asks |= {"loss": loss, "metrics": metrics, "checkpoint_dir": checkpoint_dir}
+    asks |= {"loss": loss, "metrics": metrics}
     asks |= {"fine_tune_epochs": epochs or None, "callbacks": callbacks or None}
     asks["measure='latency'"] = True if LATENCY in figure_names else None
     techniques = getattr(job, "steps", None)
@@ -342,15 +334,6 @@ def _check_no_search(**arguments: Any) -> None:
                 f"`{name}` is only available in a search. Received: {name}={value!r}. "
                 "Next: give target or max_drop, and no steps."
             )
-
-
-def _check_no_folder(checkpoint_dir: Any) -> None:
-    if checkpoint_dir is not None:
-        raise ConfigError(
-            "A search does not support checkpoint_dir. Received: "
-            f"checkpoint_dir={str(checkpoint_dir)!r}. Next: leave out checkpoint_dir "
-            "(--checkpoint-dir on the command line)."
-        )
 
 
 def _report(

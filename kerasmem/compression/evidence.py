@@ -7,18 +7,14 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.backends.patching import See
 from kerasmem.compression.judge import lacks_labels
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import (
     fit_arguments,
-    input_batches,
     sample_count,
-    sample_inputs,
     shared,
 )
 from kerasmem.graph.clone import clone, compile_settings
-from kerasmem.graph.observe import observe
 from kerasmem.graph.outputs import without_preprocessor
 from kerasmem.types import Dataset, Model, Optimizer
 
@@ -127,29 +123,3 @@ def sums_over_samples(
     finally:
         evidence.release()
         current().release_graphs()
-
-
-def observe_samples(
-    model: Model,
-    layers: Sequence[Any],
-    see: See,
-    data: Dataset,
-    *,
-    samples: int,
-    criterion: str,
-) -> int:
-    """Passes layer inputs on the first samples to `see`; returns the sample count.
-
-    With batched data, only the first batch is used. `criterion` is the name for the
-    message.
-
-    Raises:
-        ConfigError: If there are no samples.
-    """
-    if data is None:
-        raise ConfigError(
-            f"The criterion {criterion!r} needs layer inputs. Received: data=None. "
-            "Next: give samples as data=x (--data on the command line)."
-        )
-    batches = input_batches((sample_inputs(data, samples),), samples, _BATCH_SIZE)
-    return observe(model, batches, layers, inputs=see)

@@ -74,12 +74,10 @@ def write_model(
     coding: Coding,
     *,
     include_optimizer: bool = False,
-    slots: bool = True,
 ) -> WrittenModel:
     """Writes the file of `km.save_model` without verification.
 
-    The directory needs space for a second file of this size. `slots` sets whether an
-    excluded optimizer has slots.
+    The directory needs space for a second file of this size.
 
     Raises `ModelError` if the optimizer cannot be recreated, and `OutputError` if Keras
     cannot save the model.
@@ -87,7 +85,7 @@ def write_model(
     if type(model).save is not keras.Model.save:
         return _write_as_saved(model, path, coding)
     rest, weights = path.with_suffix(".rest"), path.with_suffix(".h5")
-    optimizer = None if include_optimizer else _new_optimizer(model, slots=slots)
+    optimizer = None if include_optimizer else _new_optimizer(model)
     method = zipfile.ZIP_DEFLATED
     with zipfile.ZipFile(path, "w", method, compresslevel=9) as archive:
         progress = Progress("writing the file", sum(map(nbytes, model.variables)))
@@ -262,10 +260,10 @@ def _errors_of_saving(name: str) -> Iterator[None]:
         ) from error
 
 
-def _new_optimizer(model: Model, *, slots: bool) -> Any | None:
-    """Returns the optimizer in its initial state, with or without slots."""
-    built_for = [*model.trainable_variables] if slots else None
-    if built_for and any(source_at_rest(v) is not None for v in built_for):
+def _new_optimizer(model: Model) -> Any | None:
+    """Returns the optimizer in its initial state."""
+    built_for = [*model.trainable_variables]
+    if any(source_at_rest(v) is not None for v in built_for):
         built_for = [*map(VariableShape.of, built_for)]
     values = current().lazy_values()
     is_lazy = values.why_not() is None

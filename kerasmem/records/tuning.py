@@ -113,62 +113,6 @@ class VariantFigures:
 
 
 @dataclass(frozen=True)
-class TracedStep:
-    """One step of a short `fit` whose last batch is smaller.
-
-    Args:
-        epoch: Index of the epoch, from 0.
-        batch: Index of the batch in the epoch, from 0.
-        samples: Number of samples in the batch.
-        traces: Number of traces up to this step, or `None` if unknown.
-        step_ms: Time of the step.
-    """
-
-    epoch: int
-    batch: int
-    samples: int
-    traces: int | None
-    step_ms: float
-
-
-@dataclass(frozen=True)
-class Retrace:
-    """A step after the first that was traced or compiled again.
-
-    Args:
-        epoch: Index of the epoch, from 0.
-        batch: Index of the batch in the epoch, from 0.
-        cause: Cause of the retrace, with a remedy.
-        cost_ms: Additional time compared with the same step of the next epoch.
-    """
-
-    epoch: int
-    batch: int
-    cause: str
-    cost_ms: float
-
-
-@dataclass(frozen=True)
-class OddSize:
-    """A dimension that does not fully use tensor cores.
-
-    Args:
-        layer: Path of the layer, name of an input, or `""` for the batch.
-        dimension: Name of the dimension, such as `"units"`.
-        size: Current size.
-        next_16_bit: Next suitable size for float16 and bfloat16.
-        next_tf32: Next suitable size for TF32, the format of float32 products on a GPU.
-            Equal to `size` if suitable.
-    """
-
-    layer: str
-    dimension: str
-    size: int
-    next_16_bit: int
-    next_tf32: int
-
-
-@dataclass(frozen=True)
 class Tuning(JsonRecord):
     """Cost of a training step for each option.
 
@@ -181,12 +125,6 @@ class Tuning(JsonRecord):
         variants: Figures per run. The first run is `"as compiled"`.
         noise: Relative time difference of two runs as compiled, such as 0.05 for 5 %.
             `None` without a second run.
-        traced_steps: Steps checked for retracing.
-        retraces: Steps that were traced again.
-        not_counted: Reason if retracing was not checked, otherwise `""`.
-        open_inputs: Inputs with an axis of variable length, if the step is compiled.
-            Each new length needs another compilation.
-        odd_sizes: Dimensions that do not fully use tensor cores.
         recommendation: Recommendation in words.
     """
 
@@ -197,9 +135,4 @@ class Tuning(JsonRecord):
     dtype_policy: str
     variants: tuple[VariantFigures, ...]
     noise: float | None
-    traced_steps: tuple[TracedStep, ...]
-    retraces: tuple[Retrace, ...]
-    not_counted: str
-    open_inputs: tuple[str, ...]
-    odd_sizes: tuple[OddSize, ...]
     recommendation: str

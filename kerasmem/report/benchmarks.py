@@ -29,23 +29,6 @@ def variants_table(tuning: Tuning, title: str = "") -> rich.table.Table:
     return terminal_table(table)
 
 
-def odd_sizes_table(tuning: Tuning) -> rich.table.Table:
-    """Returns the sizes that do not fully use tensor cores, with suitable sizes."""
-    rows = tuple(
-        (
-            odd.layer or "(the batch)",
-            odd.dimension,
-            str(odd.size),
-            str(odd.next_16_bit),
-            "fits" if odd.next_tf32 == odd.size else str(odd.next_tf32),
-        )
-        for odd in tuning.odd_sizes
-    )
-    title = "sizes that do not fully use tensor cores"
-    head = ("layer", "size", "now", "next for float16, bfloat16")
-    return terminal_table(Table(title, (*head, "next for TF32 (float32)"), rows, 2))
-
-
 def failure_lines(tuning: Tuning) -> str:
     """Returns a line for each option that failed, or `""`."""
     failures = [variant for variant in tuning.variants if variant.reason]
@@ -54,8 +37,6 @@ def failure_lines(tuning: Tuning) -> str:
 
 def spread_line(tuning: Tuning) -> str:
     """Returns the sources and the accuracy of the figures in words."""
-    if all(variant.step_ms is None for variant in tuning.variants):
-        return f"Peaks from XLA's compilation plans for {tuning.device}: nothing ran."
     lines = ["Peak and step exclude the first step. Each option ran in a new process."]
     lines += _about_estimates(tuning)
     if tuning.noise is not None:
@@ -90,35 +71,6 @@ def _about_estimates(tuning: Tuning) -> list[str]:
     return lines
 
 
-def retracing_lines(tuning: Tuning) -> str:
-    """Returns the number and the causes of retraces in words."""
-    lines = [_counted(tuning)]
-    if tuning.open_inputs:
-        names = ", ".join(map(repr, tuning.open_inputs))
-        lines.append(
-            f"  The length of {names} is variable, and each new length needs another "
-            "compilation. Pad to a few fixed lengths."
-        )
-    return "\n".join(lines)
-
-
-def _counted(tuning: Tuning) -> str:
-    if tuning.not_counted:
-        return f"Retracing: not counted, {tuning.not_counted}."
-    steps = tuning.traced_steps
-    what = f"{len(steps)} steps of a fit"
-    if steps[-1].samples != steps[0].samples:
-        what += f" with batches of {steps[0].samples} and a last one of "
-        what += f"{steps[-1].samples} samples"
-    lines = [f"Retracing: {len(tuning.retraces) or 'none'} in {what}."]
-    lines += [
-        f"  epoch {retrace.epoch + 1}, batch {retrace.batch + 1}: {retrace.cause} "
-        f"(cost {_time(retrace.cost_ms)})"
-        for retrace in tuning.retraces
-    ]
-    return "\n".join(lines)
-
-
 def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
     if variant.reason:
         return variant.name, "did not run"
@@ -131,8 +83,6 @@ def _variant_cells(variant: VariantFigures) -> tuple[str, ...]:
 
 
 def _times(variant: VariantFigures) -> tuple[str, ...]:
-    if variant.step_ms is None:  # estimated from a plan
-        return ("",) * 4
     return (
         _time(variant.step_ms),
         f"{_time(variant.step_low_ms)} to {_time(variant.step_high_ms)}",

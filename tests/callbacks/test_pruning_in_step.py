@@ -115,20 +115,17 @@ def test_mixed_precision_with_a_float32_head(policy):
         assert zeros(keras.ops.cast(layer.kernel, "float32")) == 0.75
 
 
-def test_a_mask_takes_at_most_an_eighth_of_the_weights_at_rest(backend):
-    model = network(jit_compile=backend != "torch")
+def test_at_rest_there_is_no_mask():
+    model = network()
     model.optimizer.build(model.trainable_variables)
     gradual = Gradual(model, km.Prune(0.5))
-    weights = sum(w.nbytes for w in gradual.plan.chosen)
-    share = 32 if backend != "torch" else 4
-    assert gradual._masks.nbytes == weights / share
     gradual.release()
-    # At rest there is no mask at all: it is read off the zeros.
+    # It is read off the zeros.
     assert all(v.constraint is None for v in model.trainable_variables)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 100])
-def test_packed_masks_mask_what_the_array_does(size):
+def test_a_mask_masks_what_the_array_does():
+    size = 9
     model = keras.Sequential([keras.Input((size,)), L.Dense(1)])
     model.compile("sgd", "mse", jit_compile=keras.backend.backend() != "torch")
     model.optimizer.build(model.trainable_variables)

@@ -33,10 +33,6 @@ def test_a_file_is_compressed_from_file_to_file(kerasmem, folder):
     [
         ("--prune-channels 0.5", "the step 'prune_channels' needs all weights at once"),
         ("--prune 0.5 --fine-tune-epochs 1 --data data.npz", "--fine-tune-epochs"),
-        (
-            "--prune 0.5 --checkpoint-dir kept",
-            "--checkpoint-dir needs the model in memory",
-        ),
     ],
 )
 def test_what_takes_the_whole_model_is_refused(refused, folder, options, reason):

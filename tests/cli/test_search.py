@@ -81,10 +81,6 @@ def test_a_preset_is_a_recipe_with_a_name(folder, kerasmem):
             "--target flops=9 --data data.npz --time-budget soon",
             "such as 90, 10m or 2h",
         ),
-        (
-            "--max-drop 0.1 --data data.npz --checkpoint-dir a",
-            "--checkpoint-dir on the command line",
-        ),
     ],
 )
 def test_what_cannot_be_searched_for_is_one_line(folder, refused, options, message):

@@ -54,7 +54,7 @@ CONFIGS = [
     km.Prune(0.3, exclude=["head"]),
     km.Prune(0.8, scope="global", ratios={"dense": 0.5}),
     km.PruneChannels(0.4, ratios={"head": 0.1}, ignore="first", round_to=8),
-    km.Factorize(energy=0.9, method="tucker", include=("conv", "dense")),
+    km.Factorize(energy=0.9, method="channel", include=("conv", "dense")),
     km.Cluster(16, start="linear", exclude="last"),
     km.Distill(epochs=3, losses=["logits", {"loss": "features"}], hard_weight=0.2),
     km.Distill(losses=["logits", {"loss": "dkd", "beta": 4.0}]),

@@ -343,14 +343,6 @@ def timeline(size):
     return write
 
 
-def account(content):
-    def write():
-        Path("bad").mkdir()
-        Path("bad/kerasmem-step-0001.json").write_text(content)
-
-    return write
-
-
 def quits():
     Path("quitting.py").write_text("import sys\nsys.exit(7)\n")
 
@@ -579,12 +571,4 @@ def hostile(scale=1):
         },
         "a fifo in a run": Hostile(REPORT, IRREGULAR, fifo_in_run),
         "a link in a run": Hostile(REPORT, IRREGULAR, link_in_run),
-        **{
-            f"an account that is {content[:9]}": Hostile(
-                f"{COMPRESS} --prune 0.5 --checkpoint-dir bad",
-                "use an empty folder",
-                account(content),
-            )
-            for content in ("[]", "null", "3", '{"key": 3, "changes": []}', DEEP)
-        },
     }

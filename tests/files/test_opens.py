@@ -256,34 +256,6 @@ def test_a_layer_that_saves_in_a_way_of_its_own_is_believed(seen, tmp_path):
     np.testing.assert_allclose(to_numpy(loaded(X)), to_numpy(model(X)), rtol=1e-2)
 
 
-class Moody(Scaled):
-    """Its class changes while a model of it is trained."""
-
-    mood = True
-
-    @classmethod
-    def from_config(cls, config):
-        if not cls.mood:
-            raise RuntimeError("not now")
-        return super().from_config(config)
-
-
-class Spoil(keras.callbacks.Callback):
-    def on_train_end(self, logs=None):
-        Moody.mood = False
-
-
-def test_a_checkpoint_that_would_not_open_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(Moody, "mood", True)
-    model = chain((6,), L.Dense(6), Moody(6))
-    model.compile("sgd", "mse", jit_compile=False)
-    how = {"data": (X, X), "fine_tune_epochs": 1, "checkpoint_dir": tmp_path}
-    with pytest.raises(OutputError, match=r"step-0001.*not be opened: .*not now"):
-        km.compress(model, km.Prune(0.5), callbacks=[Spoil()], **how)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["kerasmem-step-0000.json", "kerasmem-step-0000.keras"]
-
-
 def test_what_the_optimizer_has_learned_is_saved_as_ever(tmp_path):
     model = chain((6,), L.Dense(6))
     model.compile("adam", "mse", jit_compile=False)

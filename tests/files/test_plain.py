@@ -7,14 +7,13 @@ import math
 import os
 import shutil
 import socket
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasmem.compression.prune.analysis import Sensitivity, WeightSensitivity
-from kerasmem.errors import ConfigError, InputError, KerasMemError, shortened
+from kerasmem.errors import InputError, KerasMemError, shortened
 from kerasmem.files.read_run import read_run
 from kerasmem.files.run_dir import Journal
 from kerasmem.memory.compress_activations import (
@@ -41,9 +40,6 @@ RECORDS = [
     *RUN.timelines[:1],
 ]
 OF_A_MODEL = [
-    Sensitivity(
-        "accuracy", math.nan, (0.5, 0.9), (WeightSensitivity("k", 8, (0.9, math.inf)),)
-    ),
     ActivationReport(
         (LayerBytes("dense", 8, 2, "8 bits"),),
         (GradientChange("dense", math.inf),),
@@ -94,10 +90,7 @@ def test_a_record_with_anything_of_another_type_is_refused_or_as_it_says(record)
             except InputError:
                 refused += 1
                 continue
-            if isinstance(found, Sensitivity):
-                with suppress(ConfigError):  # no sparsity as high was measured
-                    assert len(found.ratios(0.3)) == len(found.weights)
-            if isinstance(found, Sensitivity | ActivationReport):
+            if isinstance(found, ActivationReport):
                 assert found.table()
             # What was taken is written and read back as it was.
             assert repr(type(record).from_json(found.to_json())) == repr(found)
@@ -153,27 +146,12 @@ def test_json_that_no_reader_bears_is_refused(text, message):
         read_json(text)
 
 
-@pytest.mark.parametrize("kind", [Sensitivity, ActivationReport])
+@pytest.mark.parametrize("kind", [ActivationReport])
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{}", "{", '{"a": 1}', "\ud800"])
 def test_measurements_of_a_model_that_are_none_are_one_line(kind, text):
     with pytest.raises(InputError) as refused:
         kind.from_json(text)
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sparsities": [0.9, 0.5]}, r"ascending .* Received: \(0.9, 0.5\)"),
-        ({"sparsities": [0.5, 1.0]}, "between 0 and 1"),
-        ({"sparsities": [0.5]}, "1 sparsities, and weights with 2 values"),
-        ({"weights": []}, "weights of a Sensitivity that are not empty"),
-    ],
-)
-def test_measurements_that_no_ratio_follows_from_are_refused(change, message):
-    plain = json.loads(OF_A_MODEL[0].to_json())
-    with pytest.raises(InputError, match=message):
-        Sensitivity.from_json(json.dumps(plain | change))
 
 
 def test_pairs_of_half_characters_are_one():

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kerasmem.records import Retrace, TracedStep, Tuning, VariantFigures
+from kerasmem.records import Tuning, VariantFigures
 from kerasmem.report.benchmarks import (
     failure_lines,
-    retracing_lines,
     spread_line,
     variants_table,
 )
@@ -29,11 +28,6 @@ RUN = VariantFigures(
     samples_per_second=1600.0,
     on_front=True,
 )
-STEPS = tuple(
-    TracedStep(epoch, batch, samples, 1, 2.0)
-    for epoch in range(2)
-    for batch, samples in enumerate((32, 32, 7))
-)
 FOUND = Tuning(
     batch_size=32,
     backend="jax",
@@ -42,11 +36,6 @@ FOUND = Tuning(
     dtype_policy="float32",
     variants=(RUN, VariantFigures(name="jit", batch_size=32, reason="no room")),
     noise=0.031,
-    traced_steps=STEPS,
-    retraces=(),
-    not_counted="",
-    open_inputs=(),
-    odd_sizes=(),
     recommendation="",
 )
 
@@ -84,18 +73,3 @@ def test_two_runs_far_apart_tell_of_a_busy_machine(noise, busy):
     assert f"the times differ by {100 * noise:.1f} %." in text
     assert ("Repeat the measurement on an idle machine" in text) == busy
     assert "twice" not in spread_line(replace(FOUND, noise=None))
-
-
-def test_retracing_is_told_with_batch_cause_and_cost():
-    again = Retrace(0, 2, "traced again because of this", 1234.0)
-    assert retracing_lines(replace(FOUND, retraces=(again,))).splitlines() == [
-        "Retracing: 1 in 6 steps of a fit with batches of 32 and a last one of 7 "
-        "samples.",
-        "  epoch 1, batch 3: traced again because of this (cost 1.23 s)",
-    ]
-    assert "Retracing: none in 6 steps" in retracing_lines(FOUND)
-    assert retracing_lines(replace(FOUND, traced_steps=STEPS[:2])) == (
-        "Retracing: none in 2 steps of a fit."
-    )
-    unknown = replace(FOUND, not_counted="nothing is traced", traced_steps=())
-    assert retracing_lines(unknown) == "Retracing: not counted, nothing is traced."

@@ -200,10 +200,6 @@ class JaxStepping(StepBackend):
 
     steps = JaxSteps
 
-    def compiles_with_xla(self, model: Model) -> bool:
-        """Return True, because eager steps also call compiled operations."""
-        return True
-
     def traces(self, model: Model) -> int | None:
         """Return the number of traces of the training step, or None if unknown.
 

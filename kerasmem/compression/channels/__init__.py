@@ -6,11 +6,8 @@ from typing import Annotated, ClassVar
 from kerasmem.checks import ByPattern, Patterns, Real, Whole
 from kerasmem.compression.technique import Technique
 
-COUNTED = ("channels", "parameters", "multiplications", "memory", "latency")
-CRITERIA = (
-    *("l1", "l2", "group", "batch_norm", "fpgm"),
-    *("taylor", "activation", "random"),
-)
+COUNTED = ("channels", "parameters", "multiplications", "memory")
+CRITERIA = ("l1", "l2", "group", "batch_norm", "fpgm", "taylor", "random")
 SCOPES = ("layer", "global", "isomorphic")
 _RATIO = Real("the fraction of channels to remove,", least=0, below=1)
 
@@ -35,15 +32,14 @@ class PruneChannels(Technique):
         ratio: Float in [0, 1). Fraction to remove of the quantity that `of` names
             (by default, of all channels).
         of: Quantity of which the fraction is removed: `"channels"`, `"parameters"`,
-            `"multiplications"`, `"memory"` (estimated activation bytes of one sample in
-            inference) or `"latency"` (measured time of a batch). Defaults to
-            `"channels"`.
+            `"multiplications"` or `"memory"` (estimated activation bytes of one sample
+            in inference). Defaults to `"channels"`.
         criterion: Importance score of channels. `"taylor"` needs a loss and labeled
-            `data`, `"activation"` needs `data`. `"l2"` and `"l1"`: norm of the weights
-            that compute the channel. `"group"`: norm of all weights connected to the
-            channel. `"batch_norm"`: batch normalization scale. `"fpgm"`: distance to
-            the other channels. `"taylor"`: gradient times weight. `"activation"`: mean
-            absolute output. `"random"` is the baseline. Defaults to `"l2"`.
+            `data`. `"l2"` and `"l1"`: norm of the weights that compute the channel.
+            `"group"`: norm of all weights connected to the channel. `"batch_norm"`:
+            batch normalization scale. `"fpgm"`: distance to the other channels.
+            `"taylor"`: gradient times weight. `"random"` is the baseline. Defaults to
+            `"l2"`.
         scope: Channels that are ranked together: `"layer"` (the same fraction of every
             layer), `"global"` (all channels) or `"isomorphic"` (layers with the same
             structure, such as the inner layers of all blocks). Defaults to `"layer"`.

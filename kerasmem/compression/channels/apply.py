@@ -14,7 +14,7 @@ from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.choose import kept_channels
 from kerasmem.compression.channels.constructed import remove_units
 from kerasmem.compression.channels.ranking import Ranking, Round
-from kerasmem.compression.channels.scores import class_scores
+from kerasmem.compression.channels.scores import weight_scores
 from kerasmem.compression.channels.units import Units, units_of
 from kerasmem.compression.channels.verify import difference
 from kerasmem.compression.technique import Context
@@ -137,7 +137,7 @@ def prune_channels(
     graph, labels, groups, scores = _labelled(model, units, config, data)
     paths = {id(weight.variable): weight.path for weight in weights(graph)}
     ranking = Ranking(paths, labels, groups, scores, config, this_round)
-    subset = kept_channels(graph, labels, ranking, config, this_round, data)
+    subset = kept_channels(graph, labels, ranking, config, this_round)
     if getattr(model, "preprocessor", None) is not None:
         data = None  # inputs of the preprocessor, such as strings
     smaller, pairs, subset = _written(graph, labels, units, subset, data)
@@ -160,7 +160,7 @@ def _labelled(
     groups = find_groups(labels.labels)
     if not groups.members:
         raise _no_channels(graph, labels, groups)
-    scores = class_scores((model, graph), labels, groups.classes, config, data)
+    scores = weight_scores(model, labels.labels.uses, groups.classes, config, data)
     return graph, labels, groups, scores
 
 

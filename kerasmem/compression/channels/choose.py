@@ -6,43 +6,37 @@ from typing import Any
 
 from kerasmem.compression.channels import PruneChannels
 from kerasmem.compression.channels.ranking import Ranking, Round
-from kerasmem.compression.measure import latencies
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_of, sizes_of
 from kerasmem.graph.calls import trace
 from kerasmem.graph.channels import ChannelSubset, LabelledModel
 from kerasmem.graph.channels.cost import all_channels, multiplications
-from kerasmem.graph.channels.narrow import Narrow
-from kerasmem.graph.rebuild import Rebuild
 from kerasmem.stats.bisection import bisect
-from kerasmem.types import Dataset, Model
+from kerasmem.types import Model
 
 CostShare = Callable[[ChannelSubset], float]
 """Function that returns the remaining fraction of a cost."""
 
 
-def parameters_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
+def parameters_left(model: Model, labelled: LabelledModel) -> CostShare:
     """Returns a function for the remaining fraction of parameters."""
-    del labelled, data
+    del labelled
     weights, whole = model.weights, model.count_params()
     return lambda subset: sum(map(math.prod, map(subset.weight_shape, weights))) / whole
 
 
-def multiplications_left(
-    model: Model, labelled: LabelledModel, data: Dataset
-) -> CostShare:
+def multiplications_left(model: Model, labelled: LabelledModel) -> CostShare:
     """Returns a function for the remaining fraction of multiplications with kernels."""
-    del model, data
+    del model
     whole = multiplications(labelled, all_channels(labelled))
     return lambda subset: multiplications(labelled, subset) / whole
 
 
-def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
+def memory_left(model: Model, labelled: LabelledModel) -> CostShare:
     """Returns a function for the remaining fraction of peak activation memory.
 
     Estimates the peak for one sample in inference. See `kerasmem.graph.activations`.
     """
-    del data
     trace_of_model = trace(model, 1)
     whole = (
         None
@@ -72,37 +66,14 @@ def memory_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostSha
     return cost_share
 
 
-def latency_left(model: Model, labelled: LabelledModel, data: Dataset) -> CostShare:
-    """Returns a function for the remaining fraction of the latency of a forward pass.
-
-    Builds every candidate. Alternates runs of the candidate and a copy of the original.
-    """
-    whole = Rebuild(Narrow(labelled, all_channels(labelled))).run(model)
-
-    def cost_share(subset: ChannelSubset) -> float:
-        smaller = Rebuild(Narrow(labelled, subset)).run(model)
-        before, after = latencies([whole, smaller], data)
-        if not (before and after):
-            raise ConfigError(
-                f"The inputs of the model {model.name!r} have axes of unknown length, "
-                "so its latency cannot be measured. Next: pass samples as data=. "
-                "Received: of='latency', data=None."
-            )
-        return after["latency_ms"] / before["latency_ms"]
-
-    return cost_share
-
-
 MEASURES = {
     "parameters": parameters_left,
     "multiplications": multiplications_left,
     "memory": memory_left,
-    "latency": latency_left,
 }
 
 
-_HALVINGS = {"latency": 5}
-_USUAL_HALVINGS = 10
+_HALVINGS = 10
 _WHOLE_PERCENT = 0.01
 
 
@@ -112,12 +83,11 @@ def kept_channels(
     ranking: Ranking,
     config: PruneChannels,
     this_round: Round,
-    data: Dataset,
 ) -> ChannelSubset:
     """Returns the remaining channels."""
     if config.of == "channels":
         return ranking.select_as_configured()
-    cost_share = MEASURES[config.of](model, labelled, data)
+    cost_share = MEASURES[config.of](model, labelled)
     target_share = 1 - this_round.share(config.ratio)
     return fewest(ranking.select, cost_share, target_share, config.of)
 
@@ -137,11 +107,11 @@ def fewest(
         lambda share: cost_share(select(share)) <= wanted,
         good=1.0,
         bad=0.0,
-        halvings=_HALVINGS.get(of, _USUAL_HALVINGS),
+        halvings=_HALVINGS,
     )
     if share < 1.0:
         return select(share)
-    least_left = select(1 - 2**-_USUAL_HALVINGS)
+    least_left = select(1 - 2**-_HALVINGS)
     least = cost_share(least_left)
     if least > wanted:
         raise ModelError(

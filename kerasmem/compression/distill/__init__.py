@@ -134,9 +134,8 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
     kept if the loss on 256 other samples does not increase. Without labels, this is the
     distillation loss. Frozen BatchNormalization layers are not changed.
 
-    Sources: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
-    2015; for `"confidence"` Zhang, Chen and Wang, "Confidence-Aware Multi-Teacher
-    Knowledge Distillation", 2022.
+    Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+    2015.
 
     Args:
         teacher: A trained `keras.Model`, or a list of them.
@@ -155,8 +154,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             classifiers. Defaults to 4.
         hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
         teacher_weights: List with a weight for each teacher. `None` weights all
-            teachers equally. `"confidence"` reduces the weight of a teacher on samples
-            that it predicts poorly. Defaults to `None`.
+            teachers equally. Defaults to `None`.
         cache: Folder or `km.distillation.Cache`. Teacher outputs are stored there and
             computed once for all epochs, students and runs. Needs arrays or a
             `PyDataset` with unchanging samples.

@@ -10,7 +10,6 @@ from keras import ops
 from kerasmem.checks import Real, invalid
 from kerasmem.compression.distill.features import FeatureRef
 from kerasmem.compression.distill.losses.base import FeatureLoss
-from kerasmem.compression.distill.sample_weights import BY_CONFIDENCE
 from kerasmem.errors import ModelError, as_received
 from kerasmem.graph.outputs import ModelOutput, OutputForm, OutputTask
 from kerasmem.types import Model, Tensor, Tensors
@@ -34,17 +33,14 @@ def check_models(teachers: Sequence[Any], student: Model) -> None:
         )
 
 
-def teacher_shares(teachers: list[Any], weights: Any) -> list[float] | None:
-    """Returns the normalized weight of each teacher, `None` for `"confidence"`.
+def teacher_shares(teachers: list[Any], weights: Any) -> list[float]:
+    """Returns the normalized weight of each teacher.
 
     Raises:
         ConfigError: If the list has another length or an invalid number.
     """
     if isinstance(weights, str):
-        if weights == BY_CONFIDENCE and len(teachers) > 1:
-            return None
-        valid = f'numbers, or "{BY_CONFIDENCE}" for two teachers or more'
-        raise invalid("distill", "teacher_weights", weights, valid)
+        raise invalid("distill", "teacher_weights", weights, "a list of numbers")
     numbers = [1.0] * len(teachers) if weights is None else list(weights)
     for number in numbers:
         Real(least=0).check("distill", "teacher_weights", number)
@@ -103,21 +99,17 @@ class Comparison(keras.layers.Layer):
         _check(loss, refs, shapes)
         self.loss = loss
         self.teacher_ref, self.student_ref = refs
-        width = loss.width(shapes[0])
-        both = loss.heads == "both"
+        width = shapes[0][-1]
         # Equal widths need no projection.
-        one = loss.heads == "student" and shapes[1][-1] != width
-        self.teacher_head = _head(shapes[0], width, dtype) if both else None
-        self.student_head = _head(shapes[1], width, dtype) if both or one else None
+        projects = loss.projects and shapes[1][-1] != width
+        self.student_head = _head(shapes[1], width, dtype) if projects else None
         self.built = True
 
-    def features(self, teacher_values: Any, student_values: Any) -> tuple[Any, Any]:
-        """Returns both features after projection."""
-        if self.teacher_head is not None:
-            teacher_values = self.teacher_head(teacher_values)
-        if self.student_head is not None:
-            student_values = self.student_head(student_values)
-        return teacher_values, student_values
+    def projected(self, student_values: Any) -> Any:
+        """Returns the feature of the student after projection."""
+        if self.student_head is None:
+            return student_values
+        return self.student_head(student_values)
 
 
 def _check(
@@ -162,15 +154,6 @@ class Comparable:
     def teacher_values(self, values: Any) -> Any:
         """Returns the teacher output as logits; regression outputs are unchanged."""
         return _logits(values, self.teacher)
-
-    def as_students(self, values: Any) -> Any:
-        """Returns the teacher output in the form of the student output."""
-        if self.teacher is self.student:
-            return values
-        logits = self.teacher_values(values)
-        if self.student is OutputForm.SOFTMAX:
-            return ops.softmax(logits)
-        return ops.sigmoid(logits) if self.student is OutputForm.SIGMOID else logits
 
 
 def comparable(teacher: ModelOutput, student: ModelOutput) -> Comparable:

@@ -1,14 +1,11 @@
 """The model that trains a student on the outputs of its teachers."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import keras
 from keras import ops
 
-from kerasmem.backends.seeding import generators_kept
 from kerasmem.checks import Real
 from kerasmem.compression.distill.cache import split_answers
 from kerasmem.compression.distill.comparison import (
@@ -21,16 +18,10 @@ from kerasmem.compression.distill.losses.base import FeatureLoss
 from kerasmem.compression.distill.objective import (
     Batch,
     Objective,
-    TeacherMetrics,
-    teacher_answers,
-)
-from kerasmem.compression.distill.pairing import probe_models
-from kerasmem.compression.distill.sample_weights import (
-    confidences,
     padding_masks,
     padding_weights,
-    weighted,
 )
+from kerasmem.compression.distill.pairing import probe_models
 from kerasmem.compression.distill.schedules import Number, ScheduledFactors
 from kerasmem.compression.distill.teacher_outputs import can_cache, with_cached_answers
 from kerasmem.errors import ConfigError
@@ -54,9 +45,7 @@ class Distiller(keras.Model):
 
     Compile and fit the distiller like any model. It trains `student` in place. The
     teacher runs in inference mode once per step. `fit` reports `loss`, `student_loss`
-    (on the labels), `distillation_loss` and the metrics. With repeatable
-    `validation_data`, it also reports the metrics of each teacher, evaluated once:
-    `val_teacher_accuracy`, or `val_teacher_0_accuracy` and so on with several teachers.
+    (on the labels), `distillation_loss` and the metrics.
     `save` and `save_weights`, which callbacks use, write only the student.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
@@ -73,8 +62,7 @@ class Distiller(keras.Model):
             to 4.
         hard_weight: Float in [0, 1]. Weight of the loss on the labels. Defaults to 0.1.
         teacher_weights: List with a weight for each teacher. `None` weights all
-            teachers equally. `"confidence"` reduces the weight of a teacher on samples
-            that it predicts poorly. Defaults to `None`.
+            teachers equally. Defaults to `None`.
         sample: A few inputs. Only needed for losses on layers if the input shape of a
             model is unknown.
         name: Name of the distiller. Defaults to `"distiller"`.
@@ -135,8 +123,6 @@ class Distiller(keras.Model):
         refs = [ref for objective in self._objectives for ref in objective.student_refs]
         self._reader = FeatureReader(student, list(dict.fromkeys(refs)))
         self._last_pass = LastPass()
-        self._judged: int | None = None  # number of the teacher under evaluation
-        self._answers_are_cut = False
         self._student_loss = keras.metrics.Mean(name="student_loss")
         self._distillation_loss = keras.metrics.Mean(name="distillation_loss")
         # Callbacks need the weights of the student before the first step.
@@ -166,28 +152,6 @@ class Distiller(keras.Model):
             if self.loss
             else [m for m in all_metrics if m is not self._student_loss]
         )
-
-    def fit(
-        self,
-        x: Tensor = None,
-        y: Tensor = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        **options: Any,
-    ) -> Any:
-        """Trains the student. Takes the arguments of `keras.Model.fit`."""
-        start = options.get("initial_epoch", 0)
-        teacher_metrics = (
-            self._judge_teachers(batch_size, options) if epochs > start else {}
-        )
-        own = [TeacherMetrics(teacher_metrics)]
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks[:0] = own
-        else:
-            callbacks = [*own, *keras.tree.flatten(callbacks or [])]
-        return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
 
     def answered(
         self, data: Dataset, validation_data: Dataset, cache: Any
@@ -221,7 +185,6 @@ class Distiller(keras.Model):
                 f"outputs by sample. Received: data of type {type(data).__name__}. "
                 "Next: distill without cache=."
             )
-        self._answers_are_cut = cache.top_k is not None
         data = with_answers(data, "")
         if validation_data is not None:
             if not can_cache(validation_data):
@@ -234,14 +197,8 @@ class Distiller(keras.Model):
 
     def call(self, inputs: Tensors, training: bool | None = None) -> Any:  # noqa: FBT001
         """Returns the outputs of the student."""
-        x, answers = split_answers(inputs)
+        x, _ = split_answers(inputs)
         outputs, features = self._reader(x, training=training)
-        if self._judged is not None:
-            answers_of_teacher = None if answers is None else answers[self._judged]
-            objective = self._objectives[self._judged]
-            return teacher_answers(
-                objective, x, self._batch(outputs), answers_of_teacher
-            )
         # Keras calls `compute_loss` next, with the same outputs.
         self._last_pass.keep(outputs, features)
         return outputs
@@ -255,8 +212,6 @@ class Distiller(keras.Model):
         training: bool = True,  # noqa: FBT001, FBT002  (the signature is Keras's)
     ) -> Any:
         """Returns the loss of a batch; `y_pred` contains the student's outputs."""
-        if self._judged is not None:
-            return ops.zeros(())
         x, answers = split_answers(x)
         batch = self._batch(y_pred, y, sample_weight)
         if sample_weight is None:
@@ -305,69 +260,9 @@ class Distiller(keras.Model):
                 self._objectives, cached_answers, strict=True
             )
         ]
-        shares = self._shares
-        if shares is None:
-            answered_batches = self._by_confidence(answered_batches)
-            shares = [1.0] * len(answered_batches)
         return sum(
             share * objective.distance(*teacher_batch, features or {})
             for share, objective, teacher_batch in zip(
-                shares, self._objectives, answered_batches, strict=True
+                self._shares, self._objectives, answered_batches, strict=True
             )
         )
-
-    def _judge_teachers(
-        self, batch_size: int | None, options: dict[str, Any]
-    ) -> dict[str, float]:
-        data = options.get("validation_data")
-        if data is None or isinstance(data, Iterator) or self._answers_are_cut:
-            return {}
-        if all(metric.name.endswith("loss") for metric in self.metrics):
-            return {}
-        x, y, weight = data, None, None
-        if isinstance(data, (list, tuple)):
-            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        arguments = {
-            "batch_size": options.get("validation_batch_size") or batch_size,
-            "steps": options.get("validation_steps"),
-            "verbose": 0,
-            "return_dict": True,
-        }
-        values = {}
-        for number, objective in enumerate(self._objectives):
-            if not objective.losses_on_outputs:
-                continue  # output shapes of teacher and student can differ
-            name = "teacher" if len(self._objectives) == 1 else f"teacher_{number}"
-            with self._judging(number):
-                logs = self.evaluate(x, y, sample_weight=weight, **arguments)
-            values |= {
-                f"val_{name}_{metric}": value
-                for metric, value in logs.items()
-                if not metric.endswith("loss")
-            }
-        return values
-
-    @contextlib.contextmanager
-    def _judging(self, number: int) -> Iterator[None]:
-        self._judged, self.test_function = number, None
-        try:
-            with generators_kept():
-                yield
-        finally:
-            self._judged, self.test_function = None, None
-            self.reset_metrics()
-
-    def _by_confidence(
-        self, answered_batches: list[tuple[Batch, Any]]
-    ) -> list[tuple[Batch, Any]]:
-        batches = [batch for batch, _ in answered_batches]
-        errors = [
-            objective.error(batch)
-            for objective, batch in zip(self._objectives, batches, strict=True)
-        ]
-        return [
-            (replace(batch, weight=weighted(batch.weight, share)), teacher_features)
-            for (batch, teacher_features), share in zip(
-                answered_batches, confidences(errors), strict=True
-            )
-        ]

@@ -1,6 +1,6 @@
 """Distillation loss for one teacher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,17 +23,16 @@ from kerasmem.compression.distill.losses.base import (
     OutputLoss,
 )
 from kerasmem.compression.distill.pairing import Probe, pair_layers
-from kerasmem.compression.distill.sample_weights import (
-    Masks,
-    cross_entropy,
-    weighted,
-    without_padding,
-)
 from kerasmem.compression.distill.schedules import ScheduledFactors
 from kerasmem.errors import ConfigError, ModelError
-from kerasmem.graph.masks import mask_of, with_mask
-from kerasmem.graph.outputs import OutputForm, OutputTask, describe_outputs
-from kerasmem.types import Logs, Model, Tensor
+from kerasmem.graph.outputs import OutputForm, describe_outputs
+from kerasmem.types import Model, Tensor, Tensors
+
+_KEY = "padding_mask"
+
+Masks = dict[str, Any]
+"""Boolean masks of shape (batch, length) by prefix of the input name: "", "encoder_" or
+"decoder_"."""
 
 
 @dataclass(frozen=True)
@@ -121,45 +120,19 @@ class Objective(keras.layers.Layer):
         total = self._on_outputs(batch) if self.losses_on_outputs else 0.0
         for comparison in self.comparisons:
             refs = comparison.teacher_ref, comparison.student_ref
+            features = (
+                teacher_features[refs[0]],
+                comparison.projected(student_features[refs[1]]),
+            )
             pair = [
                 without_padding(batch.padding, ref.path, ops.cast(f, "float32"))
-                for ref, f in zip(
-                    refs,
-                    comparison.features(
-                        teacher_features[refs[0]], student_features[refs[1]]
-                    ),
-                    strict=True,
-                )
+                for ref, f in zip(refs, features, strict=True)
             ]
             # Reduced in two steps, because time step masks do not fit sample weights.
             each = comparison.loss.distances(*pair)
             value = Reduced(lambda _, same: same)(each, each, _per_sample(batch.weight))
             total += self.factors.current(comparison.loss, "weight") * value
         return total
-
-    def error(self, batch: Batch) -> Any:
-        """Returns the cross-entropy of the teacher per sample, shape `(batch,)`.
-
-        Raises:
-            ConfigError: If the model is not a classifier with one output and labels.
-        """
-        ways = self.comparables(batch)
-        if len(ways) > 1 or ways[0].task is not OutputTask.CATEGORICAL:
-            raise ConfigError(
-                "teacher_weights='confidence' needs a classifier with one output. "
-                f"Received: {len(ways)} outputs, "
-                f"{', '.join(way.task.value for way in ways)}."
-            )
-        (label,) = _labels(batch, 1)
-        if label is None:
-            raise ConfigError(
-                "teacher_weights='confidence' needs labels, but the data has none. "
-                "Next: give (x, y), or numbers as teacher_weights."
-            )
-        (answers,) = keras.tree.flatten(batch.answers)
-        return cross_entropy(
-            ways[0].teacher_values(ops.cast(answers, "float32")), label
-        )
 
     def _unpacked(
         self, cached: Sequence[Any], like: Any
@@ -181,15 +154,11 @@ class Objective(keras.layers.Layer):
         predictions = keras.tree.flatten(batch.predictions)
         ways = self.comparables(batch)
         labels = _labels(batch, len(predictions))
-        weights = keras.tree.flatten(batch.weight)
+        weights = keras.tree.flatten(
+            batch.weight if batch.places is None else batch.places
+        )
         if len(weights) != len(predictions):
             weights = [batch.weight] * len(predictions)
-        if batch.places is not None:  # then `weights` only contains teacher confidences
-            places = keras.tree.flatten(batch.places)
-            weights = [
-                one if share is None else weighted(one, share)
-                for one, share in zip(places, weights, strict=True)
-            ]
         total = 0.0
         for loss in self.losses_on_outputs:
             factor = self.factors.current(loss, "weight")
@@ -265,33 +234,59 @@ def _per_sample(weight: Any) -> Any:
     return ops.mean(ops.concatenate(rows, axis=-1), axis=-1)
 
 
-class TeacherMetrics(keras.callbacks.Callback):
-    """Adds the metrics of the teachers to the logs of validated epochs."""
-
-    def __init__(self, metrics: dict[str, float]) -> None:
-        super().__init__()
-        self._metrics = metrics
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Adds the metrics to the logs."""
-        del epoch
-        if logs is not None and any(name.startswith("val_") for name in logs):
-            logs.update(self._metrics)
+def padding_masks(x: Tensor) -> Masks:
+    """Returns the padding masks of named inputs by prefix."""
+    if not isinstance(x, Mapping):
+        return {}
+    return {k.removesuffix(_KEY): m for k, m in x.items() if str(k).endswith(_KEY)}
 
 
-def teacher_answers(objective: Objective, x: Tensor, batch: Batch, cached: Any) -> Any:
-    """Returns the outputs of a teacher in the form of the student outputs."""
-    teacher_batch, _ = objective.teacher_batch(x, batch, cached)
-    ways = objective.comparables(teacher_batch)
-    of_student, of_teacher = map(
-        keras.tree.flatten, (batch.predictions, teacher_batch.answers)
-    )
-    return keras.tree.pack_sequence_as(
-        batch.predictions,
-        [
-            with_mask(way.as_students(ops.cast(answer, "float32")), mask_of(prediction))
-            for way, answer, prediction in zip(
-                ways, of_teacher, of_student, strict=True
-            )
-        ],
-    )
+def padding_weights(masks: Masks, outputs: Tensors) -> Any:
+    """Returns sample weights in the structure of the outputs, `None` without masks.
+
+    Like Keras masks, padding has weight 0 and the other weights are scaled up.
+    """
+    names = outputs if isinstance(outputs, Mapping) else {"": outputs}
+    by_output = {
+        name: keras.tree.map_structure(lambda y, n=name: _weights(masks, n, y), each)
+        for name, each in names.items()
+    }
+    if all(weight is None for weight in keras.tree.flatten(by_output)):
+        return None
+    flat = [
+        ops.ones(ops.shape(y)[:-1]) if weight is None else weight
+        for y, weight in zip(
+            keras.tree.flatten(outputs), keras.tree.flatten(by_output), strict=True
+        )
+    ]
+    return keras.tree.pack_sequence_as(outputs, flat)
+
+
+def without_padding(masks: Masks, path: str, feature: Any) -> Any:
+    """Returns a feature of shape (batch, length, ...) with zeros at padding.
+
+    The layer path selects between encoder and decoder masks. A feature of another
+    length is returned unchanged.
+    """
+    mask = _mask(masks, path, feature)
+    if mask is None:
+        return feature
+    mask = ops.reshape(mask, (*ops.shape(mask), *[1] * (len(feature.shape) - 2)))
+    return ops.where(mask, feature, ops.zeros_like(feature))
+
+
+def _weights(masks: Masks, name: str, output: Tensor) -> Any:
+    # The outputs of an encoder-decoder model follow the decoder sequence.
+    mask = _mask(masks, name or "decoder_", output)
+    if mask is None:
+        return None
+    mask = ops.cast(mask, "float32")
+    return mask / ops.maximum(ops.mean(mask), keras.config.epsilon())
+
+
+def _mask(masks: Masks, path: str, tensor: Tensor) -> Any:
+    own_masks = [mask for part, mask in masks.items() if part and part[:-1] in path]
+    mask = own_masks[0] if len(own_masks) == 1 else masks.get("")
+    if mask is None or len(tensor.shape) < 3 or mask.shape[1] != tensor.shape[1]:
+        return None
+    return ops.cast(mask, "bool")

@@ -12,8 +12,6 @@ from kerasmem.checks import Real, invalid
 if TYPE_CHECKING:
     from kerasmem.compression.distill.losses.base import DistillationLoss
 
-A_FUNCTION = "<function "
-"""Prefix of a serialized function that is not a Keras schedule."""
 LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule
 Number = float | Callable[[Any], Any]
 """A number, a Keras `LearningRateSchedule`, or another function of the step."""
@@ -56,7 +54,7 @@ def serialized(schedule: Callable[[Any], Any]) -> Any:
     if isinstance(schedule, LearningRateSchedule):
         return keras.optimizers.schedules.serialize(schedule)
     name = getattr(schedule, "__name__", type(schedule).__name__)
-    return f"{A_FUNCTION}{name}>"
+    return f"<function {name}>"
 
 
 class ScheduledFactors(keras.layers.Layer):

@@ -8,12 +8,12 @@ from kerasmem.compression.technique import Technique
 from kerasmem.errors import ConfigError
 
 _SHARE = Real("a fraction to keep,", above=0, most=1)
-METHODS = ("spatial", "tucker", "channel")
+METHODS = ("spatial", "channel")
 
 
 @dataclass(frozen=True)
 class Factorize(Technique):
-    """Low-rank factorization: replaces a large kernel by two or three small ones.
+    """Low-rank factorization: replaces a large kernel by two small ones.
 
     The product of the small kernels is the best approximation of the kernel for its
     rank. This reduces weights in the file and in RAM, and multiplications. Dense,
@@ -21,19 +21,16 @@ class Factorize(Technique):
     the graph of a model become several plain Keras layers. Layers inside of other
     layers and of KerasHub models get their factors as sublayers.
 
-    Sources: Jaderberg, Vedaldi and Zisserman, "Speeding up Convolutional Neural
-    Networks with Low Rank Expansions", 2014 (spatial); Kim et al., "Compression of Deep
-    Convolutional Neural Networks for Fast and Low Power Mobile Applications", 2016
-    (Tucker).
+    Source: Jaderberg, Vedaldi and Zisserman, "Speeding up Convolutional Neural
+    Networks with Low Rank Expansions", 2014 (spatial).
 
     Args:
         rank_ratio: Float in (0, 1]. Fraction of the rank of every kernel to keep.
         energy: Float in (0, 1]. Fraction of the sum of squares of every kernel to
             keep. Exactly one of `rank_ratio` and `energy` is required.
         method: Method for convolutions. `"spatial"` convolves rows, then columns (2D;
-            others use `"channel"`). `"tucker"` reduces the input channels, convolves,
-            and expands the output channels. `"channel"` convolves to fewer channels and
-            expands them with a pointwise convolution. Defaults to `"spatial"`.
+            others use `"channel"`). `"channel"` convolves to fewer channels and expands
+            them with a pointwise convolution. Defaults to `"spatial"`.
         include: Regular expressions for paths or layer class names. Only matching
             kernels are factorized. Defaults to all kernels.
         exclude: Regular expressions for paths or layer class names of kernels to leave

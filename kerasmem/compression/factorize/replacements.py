@@ -1,9 +1,7 @@
 """Factors of a layer: low-rank layers that approximate its kernel.
 
 Max Jaderberg, Andrea Vedaldi, Andrew Zisserman: Speeding up Convolutional Neural
-Networks with Low Rank Expansions, 2014 (rows, then columns). Yong-Deok Kim et al.:
-Compression of Deep Convolutional Neural Networks for Fast and Low Power Mobile
-Applications, 2016 (Tucker-2).
+Networks with Low Rank Expansions, 2014 (rows, then columns).
 """
 
 import math
@@ -27,17 +25,10 @@ def factors(
     Both factors have equal norms per rank component, so training updates are balanced.
     `energy` applies if `ratio` is `None`.
     """
-    left, sizes, right = _truncated(matrix, ratio, energy)
-    root = np.sqrt(sizes)
-    return left * root, root[:, None] * right
-
-
-def _truncated(
-    matrix: np.ndarray, ratio: float | None, energy: float | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
     rank = _rank(sizes, ratio, energy)
-    return left[:, :rank], sizes[:rank], right[:rank]
+    root = np.sqrt(sizes[:rank])
+    return left[:, :rank] * root, root[:, None] * right[:rank]
 
 
 def _rank(sizes: np.ndarray, ratio: float | None, energy: float | None) -> int:
@@ -114,8 +105,6 @@ def chain(layer: Layer, config: Factorize) -> FactorChain:
     spatial = kernel.shape[:-2]
     if config.method == "spatial" and len(spatial) == 2 and max(spatial) > 1:
         return _rows_and_columns(layer, kernel, config)
-    if config.method == "tucker" and max(spatial) > 1:
-        return _tucker(layer, kernel, config)
     return _channels(layer, kernel, config)
 
 
@@ -192,25 +181,6 @@ def _channels(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChai
     first = _first(layer, filters=rank)
     kernels = left.reshape(*window, rank), _in_window(right, layer)
     return FactorChain(type(layer), (first, _last(layer) | _POINTWISE), kernels, energy)
-
-
-def _tucker(layer: Layer, kernel: np.ndarray, config: Factorize) -> FactorChain:
-    inputs, outputs = kernel.shape[-2:]
-    by_input = np.moveaxis(kernel, -2, 0).reshape(inputs, -1)
-    by_output = np.moveaxis(kernel, -1, 0).reshape(outputs, -1)
-    entry, leave = (
-        _truncated(matrix, config.rank_ratio, config.energy)[0]
-        for matrix in (by_input, by_output)
-    )
-    core = np.einsum("...io,ir,os->...rs", kernel, entry, leave)
-    reduce = _first(layer, filters=entry.shape[1]) | _POINTWISE
-    middle = _first(layer, filters=leave.shape[1]) | {"name": f"{layer.name}_middle"}
-    return FactorChain(
-        type(layer),
-        (reduce, middle, _last(layer) | _POINTWISE),
-        (_in_window(entry, layer), core, _in_window(leave.T, layer)),
-        _share(np.square(core).sum(), kernel),
-    )
 
 
 def _two(matrix: np.ndarray, config: Factorize) -> tuple[np.ndarray, np.ndarray, float]:

@@ -4,24 +4,22 @@ Source: Han, Pool, Tran and Dally, "Learning both Weights and Connections for Ef
 Neural Networks", 2015.
 """
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from kerasmem.checks import Real
-from kerasmem.compression.judge import is_better_if_higher
+from kerasmem.compression.judge import first_metric, is_better_if_higher
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.apply import choose_masks, gather, zero_out
 from kerasmem.compression.prune.plan import make_plan
 from kerasmem.compression.prune.scores import scores
-from kerasmem.errors import ConfigError, InputError, ModelError
+from kerasmem.errors import ConfigError, ModelError
 from kerasmem.files.data import fit_arguments
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
-from kerasmem.records.plain import AnyNumber, read_json, record_from
 from kerasmem.stats.bisection import bisect
 from kerasmem.types import Dataset, Model
 
@@ -42,7 +40,7 @@ class WeightSensitivity:
 
     weight: str
     size: int
-    values: tuple[AnyNumber, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Sensitivity:
     """
 
     metric: str
-    baseline: AnyNumber
+    baseline: float
     sparsities: tuple[float, ...]
     weights: tuple[WeightSensitivity, ...]
 
@@ -118,40 +116,6 @@ class Sensitivity:
             values = "".join(f"{value:>9.4f}" for value in weight.values)
             lines.append(f"{weight.weight:<{width}}{weight.size:>12}{values}")
         return "\n".join(lines)
-
-    def to_json(self) -> str:
-        """Returns the measurements as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Sensitivity":
-        """Returns the measurements from the output of `to_json`.
-
-        Raises:
-            InputError: If the text or its measurements are invalid.
-        """
-        record = record_from(cls, read_json(text))
-        sparsities = record.sparsities
-        if list(sparsities) != sorted(sparsities) or any(
-            not 0 < each < 1 for each in sparsities
-        ):
-            raise InputError(
-                "Expected ascending sparsities of a Sensitivity between 0 and 1. "
-                f"Received: {sparsities}."
-            )
-        if (
-            not sparsities
-            or not record.weights
-            or any(len(weight.values) != len(sparsities) for weight in record.weights)
-            or any(not weight.size for weight in record.weights)
-        ):
-            raise InputError(
-                "Expected weights of a Sensitivity that are not empty, with one value "
-                f"per sparsity. Received: {len(sparsities)} sparsities, and weights "
-                "with "
-                f"{', '.join(str(len(w.values)) for w in record.weights)} values."
-            )
-        return record
 
     def _at(self, weight: WeightSensitivity, cost: float) -> float:
         places = np.array([0.0, *self.sparsities])
@@ -228,5 +192,5 @@ def _judged(model: Model, data: Dataset, batch_size: int) -> tuple[str, float]:
     metrics = model.evaluate(
         **fit_arguments(data, batch_size), verbose=0, return_dict=True
     )
-    name = next((n for n in metrics if not n.endswith("loss")), "loss")
+    name = first_metric(metrics)
     return name, float(metrics[name])

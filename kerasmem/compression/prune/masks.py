@@ -1,11 +1,9 @@
 """Masks that keep pruned weights at zero inside the compiled training step."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -25,41 +23,29 @@ class Masks:
     A mask is the variable's `constraint`, after the user's constraint if there is one.
     The optimizer applies the constraint in the same step as the update, so checkpoints
     are always sparse. Moving averages of the weights are also masked. A mask needs one
-    bit per entry where XLA compiles the step, otherwise one byte. With `splicing`,
-    removed entries keep training in an extra float32 per entry.
+    byte per entry. With `splicing`, removed entries keep training in an extra float32
+    per entry.
     """
 
     def __init__(
         self, model: Model, variables: Sequence[Any], *, splicing: bool = False
     ) -> None:
         self._variables = list(variables)
-        # Only XLA unpacks the bits in the pass that applies the mask.
-        self._packed = current().compiles_with_xla(model)
         self._links: list[_Link] = []
         self._undo: list[Callable[[], None]] = []
         for index, variable in enumerate(self._variables):
             link = _Link(model.optimizer, variable)
             shape = tuple(variable.shape)
-            link.mask = self._state(
-                link, self._encoded(np.ones(shape, bool)), f"mask_{index}"
-            )
+            link.mask = self._state(link, np.ones(shape, bool), f"mask_{index}")
             if splicing:
                 value = to_numpy(variable).astype("float32")
                 link.unseen = self._state(link, value, f"unseen_{index}", variable)
             self._links.append(link)
             self._undo.append(constrain(variable, link.masked))
 
-    @property
-    def nbytes(self) -> int:
-        """Returns the size of the masks in bytes."""
-        return sum(link.mask.read().nbytes for link in self._links)
-
     def read(self) -> list[np.ndarray]:
         """Returns the current masks as bool arrays."""
-        return [
-            np.array(decode(link.mask.read(), tuple(variable.shape)))
-            for link, variable in zip(self._links, self._variables, strict=True)
-        ]
+        return [np.array(link.mask.read()) for link in self._links]
 
     def values(self) -> list[np.ndarray]:
         """Returns the weights, including removed entries if `splicing` is on."""
@@ -73,7 +59,7 @@ class Masks:
         for variable, link, mask in zip(
             self._variables, self._links, masks, strict=True
         ):
-            link.mask.write(self._encoded(mask))
+            link.mask.write(mask)
             if link.unseen is not None:
                 # Entries that return continue from their trained value.
                 back = np.where(to_numpy(variable) == 0, link.unseen.read(), 0)
@@ -92,9 +78,6 @@ class Masks:
         """Removes the masks from the variables. A second call is a no-op."""
         while self._undo:
             self._undo.pop()()
-
-    def _encoded(self, mask: np.ndarray) -> np.ndarray:
-        return encode(mask, packed=self._packed)
 
     def _state(
         self, link: "_Link", value: np.ndarray, name: str, like: Any = None
@@ -127,7 +110,7 @@ class _Link:
         self.unseen: Any = None
 
     def masked(self, value: Any) -> Any:
-        mask = decode_in_step(self.mask.variable, value.shape)
+        mask = ops.convert_to_tensor(self.mask.variable)
         if self.unseen is not None:
             # A removed entry was zero before the update, so its value is the update.
             before = ops.where(mask, 0.0, ops.convert_to_tensor(self.unseen.variable))
@@ -150,46 +133,3 @@ def _moving_average(optimizer: Optimizer, variable: Variable) -> Any:
     averages = inner._model_variables_moving_average
     pairs = zip(inner._trainable_variables, averages, strict=True)
     return next((a for v, a in pairs if v is variable), None)
-
-
-_BITS = np.array([[1], [2], [4], [8], [16], [32], [64], [128]], "uint8")
-
-
-def encode(mask: np.ndarray, *, packed: bool) -> np.ndarray:
-    """Returns a bool mask, packed to eight entries per byte if `packed`.
-
-    The entries of one byte are an eighth of the array apart. Neighboring entries share
-    a bit position, so unpacking is vectorized.
-
-    Example:
-        >>> encode(np.array([True, False, True]), packed=True)
-        array([5], dtype=uint8)
-    """
-    if not packed:
-        return mask
-    flat = np.pad(mask.ravel(), (0, -mask.size % len(_BITS)))
-    planes = flat.view("uint8").reshape(len(_BITS), -1)
-    code = planes[0].copy()
-    # Several times faster than np.packbits, which packs entry by entry.
-    for place, plane in enumerate(planes[1:], start=1):
-        code |= plane << place
-    return code
-
-
-def decode(code: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Returns the mask of `shape` encoded by `encode`."""
-    if code.dtype == bool:
-        return code
-    flat = (code & _BITS).ravel() != 0
-    return flat[: math.prod(shape)].reshape(shape)
-
-
-def decode_in_step(code: Any, shape: Sequence[int]) -> Any:
-    """Returns an encoded mask as a bool tensor."""
-    code = ops.convert_to_tensor(code)
-    if keras.backend.standardize_dtype(code.dtype) == "bool":
-        return code
-    bits = ops.convert_to_tensor(_BITS)
-    flat = ops.reshape(ops.not_equal(ops.bitwise_and(code, bits), 0), (-1,))
-    size = math.prod(shape)
-    return ops.reshape(flat if size % len(_BITS) == 0 else flat[:size], tuple(shape))

@@ -14,7 +14,6 @@ import numpy as np
 
 from kerasmem.backends.patching import LayerCall
 from kerasmem.compression.account import account, matches, select, why_left_alone
-from kerasmem.compression.evidence import observe_samples
 from kerasmem.compression.prune import (
     CRITERIA,
     ERDOS_RENYI,
@@ -24,6 +23,7 @@ from kerasmem.compression.prune import (
 )
 from kerasmem.compression.prune.scores import parse_pattern
 from kerasmem.errors import ConfigError
+from kerasmem.files.data import input_batches, sample_inputs
 from kerasmem.graph.kernels import einsum_parts, is_depthwise, is_kernel, reduced_axes
 from kerasmem.graph.layers import (
     Weight,
@@ -33,11 +33,12 @@ from kerasmem.graph.layers import (
     sublayers,
     weights,
 )
+from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.types import Dataset, Model, Node, Tensor
 
-_SAMPLES = 256
+_SAMPLES, _BATCH_SIZE = 256, 32
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _KNOWN = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
@@ -58,6 +59,11 @@ def input_norms(
     Runs the model in inference mode on up to 256 samples, or on the first batch of
     batched data. The results broadcast to the shapes of the weights.
     """
+    if data is None:
+        raise ConfigError(
+            "The criterion 'wanda' needs layer inputs. Received: data=None. Next: give "
+            "samples as data=x (--data on the command line)."
+        )
     squares: dict[int, Any] = {}
     owners = [weight.owner for weight in weights]
 
@@ -70,7 +76,8 @@ def input_norms(
         sums = sums.sum(tuple(range(len(rest))))
         squares[id(call.layer)] = squares.get(id(call.layer), 0.0) + sums
 
-    observe_samples(model, owners, add, data, samples=_SAMPLES, criterion="wanda")
+    batches = input_batches((sample_inputs(data, _SAMPLES),), _SAMPLES, _BATCH_SIZE)
+    observe(model, batches, owners, inputs=add)
     missing = [weight.path for weight in weights if id(weight.owner) not in squares]
     if missing:
         raise ConfigError(

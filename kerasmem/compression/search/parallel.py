@@ -22,25 +22,22 @@ from kerasmem.compression.search.trials import (
 )
 from kerasmem.errors import ChildDiedError, ConfigError
 from kerasmem.graph.clone import PackedModel, packed
-from kerasmem.optional import feature
 from kerasmem.processes.isolated import isolated
 
 
 def check_parallel(parallel: Any) -> None:
-    """Raises `ConfigError` unless `parallel` is a supported and installed executor."""
+    """Raises `ConfigError` unless `parallel` is a supported executor."""
     if parallel is None:
         return
     is_executor = isinstance(parallel, Executor)
     if isinstance(parallel, ThreadPoolExecutor) or not (
-        is_executor or parallel in ("isolated", "ray")
+        is_executor or parallel == "isolated"
     ):
         raise ConfigError(
-            "Invalid `parallel` in compress. Expected: None, 'isolated', 'ray' or a "
+            "Invalid `parallel` in compress. Expected: None, 'isolated' or a "
             "concurrent.futures.Executor of processes; threads would share random "
             f"number generators. Received: parallel={parallel!r}."
         )
-    if parallel == "ray":
-        feature("RayExecutor").check()
 
 
 @contextmanager
@@ -49,11 +46,7 @@ def executing(parallel: Any) -> Iterator[Executor]:
     if isinstance(parallel, Executor):
         yield parallel
         return
-    with (
-        IsolatedExecutor()
-        if parallel == "isolated"
-        else feature("RayExecutor")() as executor
-    ):
+    with IsolatedExecutor() as executor:
         yield executor
 
 

@@ -1,6 +1,6 @@
 """Measures peak memory and step time of a training under different options."""
 
 from kerasmem.extras.tune.advice import leave_room
-from kerasmem.extras.tune.tune import plan_options, tune
+from kerasmem.extras.tune.tune import tune
 
-__all__ = ["leave_room", "plan_options", "tune"]
+__all__ = ["leave_room", "tune"]

@@ -1,4 +1,4 @@
-"""Recommends an option, from measurements or from plans."""
+"""Recommends an option from measurements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,18 +84,6 @@ def recommendation(variants: Sequence[VariantFigures], noise: float | None) -> s
     elif leaner is not faster:
         sentences.append(_about_memory(base, leaner, noise))
     return " ".join(sentences)
-
-
-def leanest_by_plan(variants: Sequence[VariantFigures]) -> str:
-    """Return the variant with the smallest planned peak as a sentence."""
-    base, *others = variants
-    candidates = [variant for variant in others if not variant.reason]
-    if base.reason:
-        return f"There is no plan for the model as compiled: {base.reason}"
-    leaner = _leanest(base, candidates)
-    if leaner is None:
-        return "No option needs clearly less memory according to the plans."
-    return f"{_if_short(base, leaner)}. Plans do not contain step times."
 
 
 def _is_faster(one: VariantFigures, other: VariantFigures, noise: float | None) -> bool:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import keras
@@ -11,7 +10,6 @@ import keras
 from kerasmem import backends
 from kerasmem.backends.exhaustion import is_out_of_memory
 from kerasmem.errors import ChildDiedError, KerasMemError
-from kerasmem.extras.tune.retracing import traced_steps
 from kerasmem.extras.tune.variants import Variant, changed
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.analytic import estimate as analytic
@@ -22,7 +20,7 @@ from kerasmem.memory.estimate.request import Request, request_of
 from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
 from kerasmem.processes import run_in_child
-from kerasmem.records import MEASURED, MemoryEstimate, TracedStep, VariantFigures
+from kerasmem.records import MEASURED, MemoryEstimate, VariantFigures
 from kerasmem.stats.timing import spread
 from kerasmem.types import Logs, Model
 
@@ -139,18 +137,7 @@ _COUNTING = {"TF_CPU_ALLOCATOR_USE_BFC": COUNTING_ALLOCATOR["TF_CPU_ALLOCATOR_US
 _LONGEST_REASON = 200
 
 
-@dataclass(frozen=True)
-class VariantTrial:
-    """Result of one variant."""
-
-    figures: VariantFigures
-    traced_steps: tuple[TracedStep, ...] = ()
-    not_counted: str = ""
-
-
-def attempt(
-    request: Request, variant: Variant, *, count_traces: bool = False
-) -> VariantTrial:
+def attempt(request: Request, variant: Variant) -> VariantFigures:
     """Return the figures of `variant`, or the reason that it failed."""
     answer_of_child: dict[str, Any]
     try:
@@ -159,7 +146,6 @@ def attempt(
             "steps_per_update": variant.steps_per_update,
             "left_out": variant.left_out,
             "devices": variant.devices,
-            "count_traces": count_traces,
         }
         answer_of_child = run_in_child(
             f"{__name__}:answer",
@@ -173,23 +159,12 @@ def attempt(
         answer_of_child = {"reason": _one_line(text)}
     except KerasMemError as error:
         answer_of_child = {"reason": _one_line(str(error))}
-    steps = [TracedStep(**step) for step in answer_of_child.pop("traced_steps", [])]
-    not_counted = answer_of_child.pop("not_counted", "")
-    return VariantTrial(
-        figures_of(request, variant, answer_of_child), tuple(steps), not_counted
-    )
-
-
-def figures_of(
-    request: Request, variant: Variant, answered: Mapping[str, Any]
-) -> VariantFigures:
-    """Return the row of a variant in the table."""
     return VariantFigures(
         name=variant.name,
         how=variant.how,
         batch_size=request.batch_size // variant.steps_per_update,
         steps_per_update=variant.steps_per_update,
-        **answered,
+        **answer_of_child,
     )
 
 
@@ -199,20 +174,10 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         if job["left_out"] is not None:
             backends.current().step_options().leave_out(job["left_out"])
         with _devices(job["devices"]):
-            figures = measure(request_of(job), job["steps_per_update"])
+            return measure(request_of(job), job["steps_per_update"])
     # Any exception of a framework becomes the reason of the variant's row.
     except Exception as error:  # noqa: BLE001
         return {"reason": _reason(error)}
-    return figures | (_traces(request_of(job)) if job["count_traces"] else {})
-
-
-def _traces(request: Request) -> dict[str, Any]:
-    try:
-        return {"traced_steps": [asdict(step) for step in traced_steps(request)]}
-    except Exception as error:  # noqa: BLE001 - a model may reject a smaller batch
-        return {
-            "not_counted": f"fit with a smaller last batch failed: {_reason(error)}"
-        }
 
 
 def _devices(count: int) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Compares training options, measured here or planned for another GPU."""
+"""Compares training options by measurement."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -7,19 +7,15 @@ from typing import Any
 from kerasmem import backends
 from kerasmem.backends import device_kind
 from kerasmem.checks import invalid
-from kerasmem.errors import KerasMemError
 from kerasmem.extras.tune.advice import (
     combined,
     fastest,
-    leanest_by_plan,
     noise,
     recommendation,
 )
-from kerasmem.extras.tune.measure import VariantTrial, attempt, figures_of
-from kerasmem.extras.tune.retracing import odd_sizes, retraces
-from kerasmem.extras.tune.variants import AS_COMPILED, Variant, changed, variants
-from kerasmem.graph.layers import has_graph
-from kerasmem.memory.estimate.estimate import METHODS, checked_request
+from kerasmem.extras.tune.measure import attempt
+from kerasmem.extras.tune.variants import AS_COMPILED, Variant, variants
+from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.request import Request
 from kerasmem.records import Tuning, VariantFigures
 from kerasmem.stats.pareto import front
@@ -65,60 +61,20 @@ def tune(
     devices = backend.step_options().device_count(len(backend.cuda_ordinals()))
     options = _chosen_variants(variants(request, devices), only)
     announced_options = _announced([AS_COMPILED, *options, AS_COMPILED], say)
-    first = attempt(request, next(announced_options), count_traces=True)
-    *others, last = (attempt(request, variant) for variant in announced_options)
-    figures = [combined(first.figures, last.figures), *(t.figures for t in others)]
-    apart = noise(first.figures, last.figures)
+    first, *others, last = (attempt(request, variant) for variant in announced_options)
+    apart = noise(first, last)
+    figures = [combined(first, last), *others]
     figures = _confirmed(request, options, figures, apart, say)
-    return _tuning(request, first, figures, apart)
-
-
-def plan_options(  # noqa: PLR0913 - the options of the command
-    model: Model,
-    batch_size: int,
-    device: str,
-    *,
-    optimizer: Optimizer | None = None,
-    input_shape: Any | None = None,
-    only: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> Tuning:
-    """Plan the peak memory of a compiled step under each option, without running.
-
-    The result has no times. Options that change the step in a way that no plan
-    describes are left out.
-
-    Args:
-        model: Built and compiled `keras.Model`.
-        batch_size: Int >= 1. Number of samples per update.
-        device: GPU name such as `"h100"`. See `estimate_memory`.
-        optimizer: Optimizer or its name. Defaults to the compiled optimizer.
-        input_shape: Input shape without the batch axis, for models with open lengths.
-        only: Substrings of the option names to try. Defaults to all options.
-        say: Function called with the name of the next option.
-
-    Raises:
-        ConfigError: If an argument is invalid.
-        ModelError: If the model is not built or its input shape is not known.
-    """
-    request = checked_request(
-        model,
-        batch_size,
-        optimizer=optimizer,
-        jit_compile=True,
-        device=device,
-        input_shape=input_shape,
+    return Tuning(
+        batch_size=request.batch_size,
+        backend=request.backend,
+        device=request.device,
+        jit_compile=request.jit_compile,
+        dtype_policy=request.model.dtype_policy.name,
+        variants=_with_front(figures),
+        noise=apart,
+        recommendation=recommendation(figures, apart),
     )
-    possible = [
-        variant
-        for variant in variants(request, devices=1)
-        if variant.jit_compile is None and variant.left_out is None
-    ]
-    announced_options = _announced(
-        [AS_COMPILED, *_chosen_variants(possible, only)], say
-    )
-    figures = [_planned(request, variant) for variant in announced_options]
-    return _without_times(request, figures, leanest_by_plan(figures))
 
 
 def _chosen_variants(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
@@ -155,70 +111,9 @@ def _confirmed(
         best := fastest([*figures_by_name.values()], apart)
     ) and best.name in by_name:
         say(f"again, to confirm: {best.name}")
-        again = attempt(request, by_name.pop(best.name)).figures
+        again = attempt(request, by_name.pop(best.name))
         figures_by_name[best.name] = again if again.reason else combined(best, again)
     return [*figures_by_name.values()]
-
-
-def _tuning(
-    request: Request,
-    first: VariantTrial,
-    figures: Sequence[VariantFigures],
-    spread: float | None,
-) -> Tuning:
-    steps = first.traced_steps
-    return replace(
-        _without_times(request, _with_front(figures), recommendation(figures, spread)),
-        noise=spread,
-        traced_steps=steps,
-        retraces=retraces(steps, compiled=request.jit_compile),
-        not_counted=_why_not_counted(request, first),
-        open_inputs=_open_inputs(request) if request.jit_compile else (),
-    )
-
-
-def _without_times(
-    request: Request, figures: Sequence[VariantFigures], advice: str
-) -> Tuning:
-    return Tuning(
-        batch_size=request.batch_size,
-        backend=request.backend,
-        device=request.card or request.device,
-        jit_compile=request.jit_compile,
-        dtype_policy=request.model.dtype_policy.name,
-        variants=tuple(figures),
-        noise=None,
-        traced_steps=(),
-        retraces=(),
-        not_counted="nothing ran",
-        open_inputs=(),
-        odd_sizes=odd_sizes(request.model, request.batch_size),
-        recommendation=advice,
-    )
-
-
-def _planned(request: Request, variant: Variant) -> VariantFigures:
-    try:
-        peak = METHODS["plan"](changed(request, variant)).peak_bytes
-    except KerasMemError as error:
-        return figures_of(request, variant, {"reason": " ".join(str(error).split())})
-    peaks = {"peak_bytes": peak, "peak_low_bytes": peak, "peak_source": "plan"}
-    return figures_of(request, variant, peaks)
-
-
-def _why_not_counted(request: Request, first: VariantTrial) -> str:
-    if first.figures.reason:
-        return "the model as compiled does not run"
-    if first.not_counted or any(s.traces is not None for s in first.traced_steps):
-        return first.not_counted
-    if request.jit_compile:
-        return f"{request.backend} does not report its traces"
-    return "nothing is traced, because the step runs eagerly"
-
-
-def _open_inputs(request: Request) -> tuple[str, ...]:
-    inputs = request.model.inputs if has_graph(request.model) else ()
-    return tuple(tensor.name for tensor in inputs if None in tensor.shape[1:])
 
 
 def _with_front(figures: Sequence[VariantFigures]) -> tuple[VariantFigures, ...]:

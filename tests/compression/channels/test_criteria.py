@@ -1,12 +1,11 @@
 """What the criteria that look at samples say of a channel, against NumPy."""
 
-import keras
 import numpy as np
 import pytest
 
 import kerasmem as km
 from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.scores import class_scores
+from kerasmem.compression.channels.scores import weight_scores
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, ModelError
@@ -21,8 +20,8 @@ def scores(model, criterion, data):
     """Return the scores of every group of a model."""
     found = label_channels(model)
     groups = find_groups(found.labels)
-    choice = km.PruneChannels(0.5, criterion=criterion)
-    every = class_scores((model, model), found, groups.classes, choice, data)
+    choice = km.PruneChannels(0.5, criterion="taylor")
+    every = weight_scores(model, found.labels.uses, groups.classes, choice, data)
     return [every[members] for members in groups.members]
 
 
@@ -68,60 +67,20 @@ def test_the_channels_that_the_loss_feels_least_go():
     )
 
 
-def test_activation_is_the_mean_of_what_reaches_the_next_weights():
-    model = chain(
-        (6, 6, 3),
-        L.Conv2D(5, 3),
-        L.BatchNormalization(),
-        L.ReLU(name="seen"),
-        L.Flatten(),
-        L.Dense(4, "tanh", name="hidden"),
-        L.Dense(2),
-    )
-    randomize(model)
-    x = np.random.default_rng(0).normal(size=(70, 6, 6, 3)).astype("float32")
-    first, second = scores(model, "activation", x)
-    for found, name in ((first, "seen"), (second, "hidden")):
-        inner = keras.Model(model.input, model.get_layer(name).output)
-        values = np.abs(to_numpy(inner(x, training=False)))
-        expected = values.mean(tuple(range(values.ndim - 1)))
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-def test_activations_of_two_consumers_add_up_and_heads_go_by_their_weights():
-    x = keras.Input((5, 4))
-    y = L.Dense(6, "relu", name="made")(x)
-    attention = L.MultiHeadAttention(3, 4, name="attention")
-    model = keras.Model(x, L.Dense(2)(attention(y, value=y) + L.Dense(6)(y)))
-    randomize(model)
-    data = np.random.default_rng(0).normal(size=(40, 5, 4)).astype("float32")
-    by_size = {len(s): s for s in scores(model, "activation", data)}
-    made = to_numpy(keras.Model(x, model.get_layer("made").output)(data))
-    # Once for Dense, twice for attention: as queries and as values.
-    makers = [s for s in scores(model, "activation", data) if len(s) == 6]
-    expected = 3 * np.abs(made).mean((0, 1))
-    assert any(np.allclose(found, expected, rtol=1e-4) for found in makers)
-    by_weights = {len(s): s for s in scores(model, "l2", None)}
-    for size in (3, 4):  # heads, and their dimensions
-        np.testing.assert_array_equal(by_size[size], by_weights[size])
-
-
-@pytest.mark.parametrize("criterion", ["taylor", "activation"])
-def test_km_compress_hands_its_data_to_the_criterion(criterion):
+def test_km_compress_hands_its_data_to_the_criterion():
     model = two_layers("relu")
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
-    choice = km.PruneChannels(0.5, criterion=criterion)
+    choice = km.PruneChannels(0.5, criterion="taylor")
     result = km.compress(model, choice, data=(x, x[:, :2]))
     assert result.model.layers[1].units == 3
 
 
-@pytest.mark.parametrize("criterion", ["taylor", "activation"])
-def test_a_subclassed_model_is_scored_too(criterion):
+def test_a_subclassed_model_is_scored_too():
     model = Subclassed()
     x = np.random.default_rng(0).integers(0, 11, (20, 5))
     model(x)
     model.compile("sgd", "mse")
-    choice = km.PruneChannels(0.5, criterion=criterion)
+    choice = km.PruneChannels(0.5, criterion="taylor")
     found = prune_channels(model, choice, (x, np.ones((20, 3), "float32")))
     assert found.error <= 1e-5
     assert found.model.count_params() < model.count_params()
@@ -134,8 +93,6 @@ def test_missing_samples_labels_or_loss_are_errors():
     for data, given in ((None, "None"), (x, "samples without labels")):
         with pytest.raises(ConfigError, match=f"data={given}.*labels as"):
             apply_technique(taylor, two_layers(), Context(data))
-    with pytest.raises(ConfigError, match="needs layer inputs.*data=None"):
-        apply_technique(km.PruneChannels(0.5, criterion="activation"), two_layers())
     bare = chain((4,), L.Dense(6), L.Dense(2))
     with pytest.raises(ModelError, match="has no loss, so it has no gradients"):
         apply_technique(taylor, bare, Context((x, x[:, :2])))

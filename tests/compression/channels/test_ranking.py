@@ -7,9 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kerasmem as km
-from kerasmem.compression.channels import choose
 from kerasmem.compression.channels.apply import prune_channels
-from kerasmem.compression.channels.choose import latency_left, memory_left
+from kerasmem.compression.channels.choose import memory_left
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activations import peak_activation_bytes
@@ -101,7 +100,7 @@ def test_the_bytes_that_are_predicted_are_those_of_the_smaller_model(plan, origi
     ]
     kept = ChannelSubset(groups.classes, np.concatenate(gone), found.labels.uses)
     smaller = Rebuild(Narrow(found, kept)).run(model)
-    left = memory_left(model, found, None)
+    left = memory_left(model, found)
     assert left(kept) == peak_activation_bytes(smaller) / peak_activation_bytes(model)
 
 
@@ -128,36 +127,6 @@ def test_memory_of_axes_without_a_length_is_an_error():
     model = chain((None, 4), L.Dense(8), L.Dense(2))
     with pytest.raises(ConfigError, match="axes of unknown length"):
         apply_technique(km.PruneChannels(0.5, of="memory"), model)
-    with pytest.raises(
-        ConfigError, match="latency cannot be measured. Next: pass samples"
-    ):
-        apply_technique(km.PruneChannels(0.5, of="latency"), model)
-
-
-@pytest.mark.one_backend
-def test_as_many_channels_go_as_it_takes_to_save_time(monkeypatch):
-    timed = []
-
-    def by_parameters(models, data):
-        timed.append(models[1].count_params())
-        return [{"latency_ms": model.count_params()} for model in models]
-
-    monkeypatch.setattr(choose, "latencies", by_parameters)
-    model = chain((4,), L.Dense(40), L.Dense(60), L.Dense(2))
-    small, _ = apply_technique(km.PruneChannels(0.5, of="latency"), model)
-    assert 0.3 < small.count_params() / model.count_params() <= 0.5
-    assert small.count_params() in timed
-    assert len(timed) == 5
-    monkeypatch.setattr(choose, "latencies", lambda m, d: [{"latency_ms": 1.0}] * 2)
-    with pytest.raises(ModelError, match="leaves 100% of the latency"):
-        apply_technique(km.PruneChannels(0.5, of="latency"), model)
-
-
-def test_the_time_that_is_left_is_measured_on_models_that_are_made():
-    model = residual()
-    found = label_channels(model)
-    everything = ChannelSubset(np.arange(found.labels.count), np.zeros(0, int), [])
-    assert latency_left(model, found, None)(everything) > 0
 
 
 @pytest.mark.one_backend

@@ -107,16 +107,6 @@ def correlation_third(teacher, student):
     return correlation(teacher, student, gamma=0.7, order=3)
 
 
-def contrastive(teacher, student, temperature=0.5):
-    """Tian 2020, InfoNCE over the batch."""
-    rows = [f / np.linalg.norm(f, axis=1, keepdims=True) for f in (teacher, student)]
-    total = 0.0
-    for i, s in enumerate(rows[1]):
-        scores = np.exp([s @ t / temperature for t in rows[0]])
-        total -= np.log(scores[i] / scores.sum())
-    return total / len(teacher)
-
-
 def probabilistic(teacher, student):
     """Passalis 2018, equations 4 to 8, mean of the samples."""
     count = len(teacher)

@@ -10,7 +10,6 @@ from scipy.special import expit, rel_entr, softmax
 
 from kerasmem.callbacks import Pruning
 from kerasmem.compression.distill import Distiller, distill
-from kerasmem.compression.distill.cache import Cache
 from kerasmem.compression.distill.losses.outputs import categorical_divergence
 from kerasmem.compression.prune import Prune
 from kerasmem.errors import ConfigError, DataError, ModelError
@@ -295,185 +294,19 @@ def test_the_student_learns_to_answer_as_its_teacher(data):
     assert history["loss"][-1] < 0.2 * history["loss"][0]
 
 
-def test_history_has_the_students_metrics_and_what_the_teacher_does_by_them(data):
+def test_history_has_the_students_metrics(data):
     teacher = classifier(8)
     trained = distill(
         teacher, classifier(), data, validation_data=data, epochs=2, verbose=0
     )
     names = {"loss", "student_loss", "distillation_loss", "accuracy"}
-    names |= {f"val_{name}" for name in names} | {"val_teacher_accuracy"}
+    names |= {f"val_{name}" for name in names}
     assert set(trained.history.history) == names
-    expected = judged(teacher, *data)["accuracy"]
-    assert trained.history.history["val_teacher_accuracy"] == [expected] * 2
     assert trained.history.model is trained
     found = judged(trained, *data)
     np.testing.assert_allclose(
         found["loss"], trained.history.history["val_student_loss"][-1], rtol=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    ("teacher_gives", "student_gives", "cached"),
-    [
-        (None, None, False),
-        (None, "softmax", True),
-        ("softmax", None, True),
-        ("softmax", "softmax", False),
-    ],
-)
-def test_the_teacher_is_judged_as_one_that_gives_what_the_student_gives(
-    data, teacher_gives, student_gives, cached, tmp_path
-):
-    teacher, student = (
-        classifier(8, form, loss=SPARSE(from_logits=form is None))
-        for form in (teacher_gives, student_gives)
-    )
-    metric = keras.metrics.SparseCategoricalCrossentropy(
-        "entropy", from_logits=student_gives is None
-    )
-    student.compile("sgd", student.loss, weighted_metrics=[metric])
-    weights = np.linspace(0.1, 1, SAMPLES)
-    weighted = (*data, weights)
-    folder = tmp_path if cached else None
-    trained = distill(
-        teacher, student, data, validation_data=weighted, cache=folder, verbose=0
-    )
-    loss, *_ = teacher.evaluate(*data, sample_weight=weights, verbose=0)
-    expected = loss / weights.mean()
-    (found,) = trained.history.history["val_teacher_entropy"]
-    np.testing.assert_allclose(found, expected, rtol=2e-3 if cached else 1e-5)
-
-
-@pytest.mark.one_backend
-def test_several_teachers_are_judged_by_number(data):
-    class Halves(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            half = slice(index * SAMPLES // 2, (index + 1) * SAMPLES // 2)
-            return tuple(array[half] for array in data)
-
-    teachers = [classifier(8), classifier(6)]
-    trained = distill(teachers, classifier(), data, validation_data=Halves(), verbose=0)
-    for number, teacher in enumerate(teachers):
-        (found,) = trained.history.history[f"val_teacher_{number}_accuracy"]
-        assert found == judged(teacher, *data)["accuracy"]
-
-
-def teacher_column(teacher, student, data, **options):
-    """Return what a teacher does by the student's first metric, as the logs say."""
-    given = {"validation_data": data, "verbose": 0} | options
-    history = distill(teacher, student, data, **given).history.history
-    return next(values for name, values in history.items() if "val_teacher" in name)
-
-
-@pytest.mark.one_backend
-def test_a_student_that_is_a_class_has_its_teacher_judged(data):
-    class Student(keras.Model):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.head = keras.layers.Dense(CLASSES)
-
-        def call(self, x):
-            return self.head(x)
-
-    student, teacher = Student(), classifier(8)
-    student(data[0])
-    student.compile("sgd", LOGITS, metrics=["accuracy"])
-    expected = judged(teacher, *data)["accuracy"]
-    assert teacher_column(teacher, student, data) == [expected]
-
-
-@pytest.mark.one_backend
-def test_a_teacher_of_several_inputs_is_judged(data):
-    def network():
-        shapes = {"z": (4, FEATURES), "a": (2,)}
-        inputs = {name: keras.Input(shape, name=name) for name, shape in shapes.items()}
-        z = keras.layers.Flatten()(inputs["z"])
-        both = keras.layers.Concatenate()([keras.layers.Dense(3)(z), inputs["a"]])
-        order = [inputs["z"], inputs["a"]]
-        model = keras.Model(order, keras.layers.Dense(CLASSES)(both))
-        model.compile("sgd", LOGITS, metrics=["accuracy"])
-        return model
-
-    x = {"z": np.stack([data[0]] * 4, axis=1), "a": data[0][:, :2]}
-    teacher = network()
-    expected = judged(teacher, x, data[1])["accuracy"]
-    assert teacher_column(teacher, network(), (x, data[1])) == [expected]
-
-
-def test_a_metric_that_runs_eagerly_judges_the_teacher(data, backend):
-    def share(y_true, y_pred):
-        if backend != "jax":  # there Keras shows metrics symbols in any case
-            y_pred = keras.ops.convert_to_tensor(keras.ops.convert_to_numpy(y_pred))
-        best = keras.ops.argmax(y_pred, axis=-1)
-        return keras.ops.equal(best, keras.ops.cast(y_true, best.dtype))
-
-    teacher, student = classifier(8), classifier()
-    student.compile("sgd", LOGITS, metrics=[share], run_eagerly=True)
-    expected = judged(teacher, *data)["accuracy"]
-    assert teacher_column(teacher, student, data) == pytest.approx([expected])
-
-
-def test_time_steps_that_are_masked_do_not_judge_the_teacher():
-    def network():
-        layers = [
-            keras.layers.Embedding(9, 4, mask_zero=True),
-            keras.layers.Dense(CLASSES),
-        ]
-        model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
-        model.compile("sgd", LOGITS, weighted_metrics=["accuracy"])
-        return model
-
-    random = np.random.default_rng(0)
-    x = random.integers(1, 9, (SAMPLES, 6)) * (np.arange(6) < 3)
-    y = random.integers(0, CLASSES, (SAMPLES, 6))
-    teacher = network()
-    expected = judged(teacher, x, y)["accuracy"]
-    said = teacher.predict(x, verbose=0).argmax(axis=-1)
-    assert expected == pytest.approx((said == y)[:, :3].mean())
-    assert teacher_column(teacher, network(), (x, y)) == pytest.approx([expected])
-
-
-@pytest.mark.one_backend
-def test_epochs_without_validation_tell_nothing_of_the_teacher(data, tmp_path):
-    model = Distiller(classifier(8), classifier())
-    model.compile("sgd", LOGITS, metrics=["accuracy"])
-    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    options = {"validation_data": data, "validation_freq": 2, "verbose": 0}
-    history = model.fit(*data, epochs=4, callbacks=[log], **options).history
-    assert len(history["val_teacher_accuracy"]) == len(history["val_accuracy"]) == 2
-    assert "val_accuracy" in (tmp_path / "log.csv").read_text().splitlines()[0]
-
-
-@pytest.mark.one_backend
-def test_the_teacher_is_not_judged_by_answers_that_were_cut(data, tmp_path):
-    cache = Cache(tmp_path, top_k=2)
-    options = {"validation_data": data, "cache": cache, "verbose": 0}
-    history = distill(classifier(8), classifier(), data, **options).history.history
-    assert not any("teacher" in name for name in history)
-
-
-def test_judging_the_teacher_changes_no_weight_of_the_student(data):
-    class Drawn(keras.utils.PyDataset):
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, index):
-            return data[0] + np.random.normal(size=data[0].shape), data[1]
-
-    def weights(metrics):
-        student = classifier(extra=[keras.layers.Dropout(0.5, seed=1)])
-        student.set_weights(first)
-        student.compile("sgd", LOGITS, metrics=metrics)
-        options = {"validation_data": Drawn(), "epochs": 3, "verbose": 0}
-        return distill(teacher, student, data, seed=3, **options).get_weights()
-
-    teacher = classifier(8)
-    first = classifier(extra=[keras.layers.Dropout(0.5, seed=1)]).get_weights()
-    for now, then in zip(weights(["accuracy"]), weights(None), strict=True):
-        np.testing.assert_array_equal(now, then)
 
 
 @pytest.mark.one_backend

@@ -14,7 +14,6 @@ from kerasmem.compression.distill.losses import (
     DKD,
     LOSSES,
     AttentionTransfer,
-    Contrastive,
     Features,
     Logits,
     Relational,
@@ -43,7 +42,6 @@ ON_FEATURES = [
     (Relational(kind="angle"), papers.relational_angle),
     (Relational(kind="correlation"), papers.correlation),
     (Relational(kind="correlation", gamma=0.7, order=3), papers.correlation_third),
-    (Contrastive(temperature=0.5), papers.contrastive),
     (Relational(kind="neighbors"), papers.probabilistic),
 ]
 
@@ -73,10 +71,6 @@ def on_features(loss, teacher):
     return value
 
 
-def shape_for(loss):
-    return (6, 5) if isinstance(loss, Contrastive) else (6, 2, 3, 4)
-
-
 def named(cases):
     return pytest.mark.parametrize(
         ("loss", "paper"), cases, ids=[paper.__name__ for _, paper in cases]
@@ -98,7 +92,7 @@ def test_a_loss_on_outputs_is_that_of_its_paper(loss, paper):
 
 @named(ON_FEATURES)
 def test_a_loss_on_features_is_that_of_its_paper(loss, paper):
-    teacher, student = pair(shape_for(loss))
+    teacher, student = pair((6, 2, 3, 4))
     value = on_features(loss, teacher)
     expected = paper(teacher.astype("f8"), student.astype("f8"))
     assert float(value(keras.ops.convert_to_tensor(student))) == pytest.approx(
@@ -109,9 +103,9 @@ def test_a_loss_on_features_is_that_of_its_paper(loss, paper):
     np.testing.assert_allclose(found, by_hand, rtol=1e-4, atol=2e-6)
 
 
-@named([case for case in ON_FEATURES if not isinstance(case[0], Contrastive)])
+@named(ON_FEATURES)
 def test_equal_features_are_at_distance_zero_with_a_finite_gradient(loss, paper):
-    teacher, _ = pair(shape_for(loss))
+    teacher, _ = pair((6, 2, 3, 4))
     value = on_features(loss, teacher)
     assert float(value(keras.ops.convert_to_tensor(teacher))) == pytest.approx(
         0, abs=2e-6
@@ -212,7 +206,6 @@ def test_losses_come_as_objects_names_and_plain_data():
         ),
         (lambda: DKD(beta="8"), "beta` of DKD must be a number. Received: beta='8'"),
         (lambda: AttentionTransfer(power=0), "a number above 0"),
-        (lambda: Contrastive(dimension=0), "Received: dimension=0"),
         (lambda: Relational(order=0), "Received: order=0"),
         (lambda: Relational(kind="angel"), "one of distance, angle, .* mean 'angle'"),
         (lambda: Relational(order=3), "need kind=.correlation.* kind='distance'"),

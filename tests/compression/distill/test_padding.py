@@ -82,22 +82,6 @@ def test_what_stands_in_the_padding_changes_nothing():
     assert not np.array_equal(learned[0].get_weights()[0], network(4).get_weights()[0])
 
 
-def test_teachers_count_by_confidence_beside_the_padding():
-    teachers, student = [network(12), network(10)], network(4)
-    taught = km.distill(
-        teachers,
-        student,
-        data(),
-        teacher_weights="confidence",
-        batch_size=8,
-        verbose=0,
-    )
-    low, high = sorted(soft(teacher, student)[MASK].mean() for teacher in teachers)
-    found = taught.history.history["distillation_loss"][0]
-    assert low < found < high
-    assert soft(teachers[0], student).mean() != pytest.approx(found, rel=1e-2)
-
-
 def test_weights_of_the_user_count_and_the_mask_does_not():
     teacher, student = network(12), network(4)
     weights = np.ones((8, LENGTH), "float32")

@@ -54,12 +54,12 @@ LAYERS = {
 # A method is for windows; "spatial" is for those of two axes, and "channel" elsewhere.
 WAYS = {
     "dense": ["spatial"],
-    "sequence": ["tucker"],
-    "conv1d": ["spatial", "tucker"],
-    "conv2d": ["spatial", "tucker", "channel"],
-    "dilated": ["spatial", "tucker", "channel"],
-    "pointwise": ["spatial", "tucker"],
-    "conv3d": ["tucker", "channel"],
+    "sequence": ["spatial"],
+    "conv1d": ["spatial"],
+    "conv2d": ["spatial", "channel"],
+    "dilated": ["spatial", "channel"],
+    "pointwise": ["spatial"],
+    "conv3d": ["channel"],
 }
 
 

@@ -376,11 +376,6 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
         ),
         ({"max_drop": 0.1, "time_budget": "10m"}, ConfigError, "time_budget='10m'"),
         (
-            {"max_drop": 0.1, "checkpoint_dir": "a"},
-            ConfigError,
-            "does not support checkpoint_dir",
-        ),
-        (
             {"steps": km.Quantize(), "target": {"flops": 1}},
             ConfigError,
             "`target` is only available in a search.*target=",

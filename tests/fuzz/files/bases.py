@@ -5,8 +5,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-from tests.models import in_place
-
 _LEGACY = Path(__file__).parents[2] / "legacy/data/models.tar.xz"
 _OLD = ("dense", "convolutions", "lstm", "operators", "pruned", "quantized", "nested")
 _OLD_FOLDERS = ("dense", "convolutions", "pruned")
@@ -39,7 +37,6 @@ def _models(folder: Path) -> None:
     import numpy as np
 
     import kerasmem as km
-    from kerasmem.compression.checkpoints import Checkpoints
 
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -70,8 +67,6 @@ def _models(folder: Path) -> None:
     y = keras.layers.MultiHeadAttention(2, 2)(y, y)[:, 0]
     y = keras.layers.Dense(2)(keras.layers.Add()([y, y * 2.0]))
     km.save_model(keras.Model(tokens, y), folder / "tokens.keras")
-    done = Checkpoints(folder / "checkpoint", "key")
-    done.write(1, model, list(in_place(km.Prune(0.5), model)))
 
 
 def _data(folder: Path) -> None:

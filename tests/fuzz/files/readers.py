@@ -41,16 +41,6 @@ def _mapped_samples(path: Path) -> None:
     load_data(path, mapped=True)
 
 
-def _checkpoint(path: Path) -> None:
-    import keras
-
-    from kerasmem.compression.checkpoints import Checkpoints
-
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    checkpoints = Checkpoints(path, "key")
-    checkpoints.read(checkpoints.begin(model), model)
-
-
 def _cache(path: Path) -> None:
     from kerasmem.compression.distill.cache import AnswerStore, Column
 
@@ -92,7 +82,6 @@ READERS: dict[str, Callable[[Path], None]] = {
     "recipe": _recipe,
     "samples": _samples,
     "mapped samples": _mapped_samples,
-    "checkpoint": _checkpoint,
     "cache": _cache,
     "report": _command("report", "FILE", "-o", "out.html"),
 }
@@ -107,7 +96,6 @@ def readers_of(name: str) -> tuple[str, ...]:
         ("recipe", ("recipe",)),
         ("data", ("samples", "mapped samples")),
         ("packed", ("samples",)),
-        ("checkpoint", ("checkpoint",)),
         ("cache", ("cache",)),
         ("run", ("report",)),
     ):

@@ -148,7 +148,7 @@ def _factorize(case: Case) -> None:
                 value = value[..., None] * random.uniform(0.5, 1.2, size)
             value = value / np.sqrt(max(value.size / value.shape[-1], 1))
             v.assign(value.astype("float32"))
-    method = case.draw.choice(("spatial", "tucker", "channel"))
+    method = case.draw.choice(("spatial", "channel"))
     choice = km.Factorize(case.draw.choice((0.01, 0.3, 0.6)), method=method)
     expected = outputs(case.model, case.x)
     noise = case.noise_of(case.model, case.x, expected)

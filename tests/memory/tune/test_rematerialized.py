@@ -46,7 +46,7 @@ def test_the_child_runs_what_is_computed_again(deep, question, here, monkeypatch
 
     monkeypatch.setattr(measure, "measure", noted)
     request = question(deep, BATCH, jit_compile=keras.backend.backend() == "jax")
-    figures = attempt(request, option(request)).figures
+    figures = attempt(request, option(request))
     assert figures.reason == ""
     assert figures.steps >= 5
     assert ran[0].function == "rematerialize"
@@ -65,7 +65,7 @@ def test_a_model_without_a_graph_is_a_line_with_its_reason(deep, question):
     model(keras.ops.zeros((1, 4)))
     model.compile("sgd", "mse")
     request = replace(question(deep, 8), model=model)
-    found = attempt(request, option(request)).figures
+    found = attempt(request, option(request))
     assert "Expected: a Sequential or Functional model" in found.reason
     assert found.step_ms is None
 

@@ -20,7 +20,7 @@ def answers(jobs):
     return {name: answer(job) for name, job in jobs.items()}
 
 
-def job(request, variant, *, count_traces=False):
+def job(request, variant):
     kept = {}
 
     def keep(_, job, **__):
@@ -29,7 +29,7 @@ def job(request, variant, *, count_traces=False):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "run_in_child", keep)
-        attempt(request, variant, count_traces=count_traces)
+        attempt(request, variant)
     return kept
 
 
@@ -40,7 +40,7 @@ def test_accumulation_lowers_the_peak_of_a_model_full_of_activations(
     found = run_in_child(
         f"{__name__}:answers",
         {
-            "whole": job(request, AS_COMPILED, count_traces=True),
+            "whole": job(request, AS_COMPILED),
             "parts": job(request, Variant("parts", steps_per_update=4)),
         },
         backend=backend,
@@ -57,7 +57,6 @@ def test_accumulation_lowers_the_peak_of_a_model_full_of_activations(
         assert figures["step_ms"] <= figures["step_high_ms"]
         rate = 1e3 * BATCH / figures["step_ms"]
         assert figures["samples_per_second"] == pytest.approx(rate)
-    assert [step["samples"] for step in whole["traced_steps"]] == [128, 128, 31] * 2
     assert deep.optimizer.iterations == 0
 
 
@@ -80,7 +79,7 @@ def test_a_batch_is_spread_over_the_devices(deep, question, backend, monkeypatch
 
     monkeypatch.setattr(measure, "run_in_child", run)
     request = question(deep, 64, jit_compile=backend == "jax")
-    figures = attempt(request, Variant("both", devices=2)).figures
+    figures = attempt(request, Variant("both", devices=2))
     assert (figures.reason, found["devices"]) == ("", 2)
     assert figures.steps >= 5
 
@@ -91,14 +90,14 @@ def test_a_child_that_dies_becomes_a_line_with_its_reason(deep, question, monkey
         raise ChildDiedError("It died.", how="signal 9", reason="the last line")
 
     monkeypatch.setattr(measure, "run_in_child", die)
-    found = attempt(question(deep, 8), AS_COMPILED).figures
+    found = attempt(question(deep, 8), AS_COMPILED)
     assert found.reason == "its process ended with signal 9: the last line"
     assert found.peak_bytes is found.step_ms is None
 
 
 @pytest.mark.one_backend
 def test_what_cannot_be_asked_becomes_a_line_with_its_reason(deep, question):
-    found = attempt(question(deep, 6), Variant("a", steps_per_update=4)).figures
+    found = attempt(question(deep, 6), Variant("a", steps_per_update=4))
     assert found.reason == (
         "Expected a batch size divisible by 4. Received: batch_size=6."
     )
@@ -130,19 +129,9 @@ def picky():
 
 def test_what_a_framework_raises_becomes_a_line_with_its_reason(question, here):
     request = question(picky(), 8)
-    found = attempt(request, Variant("a", dtype_policy="mixed_bfloat16")).figures
+    found = attempt(request, Variant("a", dtype_policy="mixed_bfloat16"))
     assert "Picky takes float32 only" in found.reason
     assert found.step_ms is None
-
-
-def test_a_last_batch_that_fails_does_not_take_the_figures_along(
-    question, here, backend
-):
-    found = attempt(question(picky(), 8), AS_COMPILED, count_traces=True)
-    assert found.figures.reason == ""
-    assert found.figures.step_ms > 0
-    # TensorFlow traces with an open batch axis: the layer sees no length.
-    assert ("Picky takes many" in found.not_counted) == (backend != "tensorflow")
 
 
 @pytest.mark.one_backend
@@ -151,5 +140,5 @@ def test_memory_that_runs_out_is_called_so(question, here, monkeypatch):
         raise MemoryError("no room for 8 TiB")
 
     monkeypatch.setattr(measure, "measure", run_out)
-    found = attempt(question(picky(), 8), AS_COMPILED).figures
+    found = attempt(question(picky(), 8), AS_COMPILED)
     assert found.reason == "out of memory: no room for 8 TiB"

@@ -7,7 +7,6 @@ from keras import layers
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.extras.tune import measure, tune
 from kerasmem.records import Tuning
-from kerasmem.report.benchmarks import retracing_lines
 
 
 @pytest.fixture
@@ -61,7 +60,6 @@ def test_the_first_line_is_as_compiled_and_the_front_is_marked(small, here, back
     assert {variant.name for variant in found.variants if variant.on_front} == ran
     assert (backend == "tensorflow") == (by_name.keys() >= {"constant folding off"})
     assert found.noise == 0
-    assert [odd.layer for odd in found.odd_sizes] == ["", "table", "nine"]
     assert "use accumulation, 4 batches (batch_size=3 and" in found.recommendation
     assert "at 4.00 times the step time" in found.recommendation
 
@@ -97,16 +95,14 @@ def test_a_record_of_it_survives_json(small, here):
     assert Tuning.from_json(found.to_json()) == found
 
 
-def test_inputs_of_open_length_are_named_where_each_length_is_compiled(here, backend):
+def test_inputs_of_open_length_need_a_shape(here, backend):
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = layers.GlobalAveragePooling1D()(layers.Embedding(9, 8)(tokens))
     model = keras.Model(tokens, layers.Dense(8)(x))
     model.compile("sgd", "mse", jit_compile=backend == "jax")
     with pytest.raises(ModelError, match=r"Next: pass input_shape= \(--input-shape\)"):
         tune(model, 8)
-    found = tune(model, 8, input_shape=(5,), only=["accumulation"])
-    assert found.open_inputs == (("tokens",) if backend == "jax" else ())
-    assert ("'tokens' is open" in retracing_lines(found)) == (backend == "jax")
+    tune(model, 8, input_shape=(5,), only=["accumulation"])
 
 
 @pytest.mark.one_backend

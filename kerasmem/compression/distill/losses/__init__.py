@@ -7,7 +7,7 @@ from kerasmem.compression.distill.cache import Cache
 from kerasmem.compression.distill.losses.base import DistillationLoss
 from kerasmem.compression.distill.losses.features import AttentionTransfer, Features
 from kerasmem.compression.distill.losses.outputs import DIST, DKD, Logits
-from kerasmem.compression.distill.losses.relations import Contrastive, Relational
+from kerasmem.compression.distill.losses.relations import Relational
 from kerasmem.compression.fields import from_tagged
 from kerasmem.errors import ConfigError
 
@@ -16,7 +16,6 @@ __all__ = [
     "DKD",
     "AttentionTransfer",
     "Cache",
-    "Contrastive",
     "Features",
     "Logits",
     "Relational",
@@ -31,7 +30,6 @@ LOSSES: dict[str, type[DistillationLoss]] = {
         Features,
         AttentionTransfer,
         Relational,
-        Contrastive,
     )
 }
 

@@ -163,8 +163,8 @@ class FeatureLoss(DistillationLoss):
     _: KW_ONLY
     layers: Layers = "auto"
 
-    heads: ClassVar[str] = "none"
-    """Features with a trained projection: `"none"`, `"student"` or `"both"`."""
+    projects: ClassVar[bool] = False
+    """Whether a trained projection of the student's feature has the teacher's width."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,17 +197,6 @@ class FeatureLoss(DistillationLoss):
         """
         del teacher, student
         return None
-
-    def width(self, teacher: tuple[Any, ...]) -> int:
-        """Returns the width of the projection for a teacher feature.
-
-        Args:
-            teacher: Shape of the teacher feature, channels last, without batch axis.
-
-        Returns:
-            Positive integer. Number of channels.
-        """
-        return teacher[-1]
 
 
 def _pairs(layers: Any) -> tuple[tuple[str, str], ...]:

@@ -57,7 +57,7 @@ class Features(FeatureLoss):
     """
 
     name: ClassVar[str] = "features"
-    heads: ClassVar[str] = "student"
+    projects: ClassVar[bool] = True
 
     def distances(self, teacher: Model, student: Model) -> Any:
         """Returns the distance per sample."""

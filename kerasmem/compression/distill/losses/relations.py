@@ -5,8 +5,7 @@ Wonpyo Park, Dongju Kim, Yan Lu, Minsu Cho: Relational Knowledge Distillation, 2
 Baoyun Peng, Xiao Jin, Jiaheng Liu, Dongsheng Li, Yichao Wu, Yu Liu, Shunfeng Zhou,
 Zhaoning Zhang: Correlation Congruence for Knowledge Distillation, 2019. Nikolaos
 Passalis, Anastasios Tefas: Learning Deep Representations with Probabilistic Knowledge
-Transfer, 2018. Yonglong Tian, Dilip Krishnan, Phillip Isola: Contrastive Representation
-Distillation, 2020.
+Transfer, 2018.
 """
 
 import math
@@ -184,60 +183,3 @@ class Relational(FeatureLoss):
         relation, distance = KINDS[self.kind]
         options = (self.gamma, self.order) if self.kind == "correlation" else ()
         return distance(relation(teacher, *options), relation(student, *options))
-
-
-def contrast(teacher: Model, student: Model, temperature: float) -> Any:
-    """Returns the InfoNCE loss of embeddings per sample, with in-batch negatives."""
-    teacher, student = unit(flat(teacher)), unit(flat(student))
-    alike = ops.matmul(student, ops.transpose(teacher)) / temperature
-    own = ops.sum(alike * (1.0 - off_diagonal(student)), axis=-1)
-    return ops.logsumexp(alike, axis=-1) - own
-
-
-@dataclass(frozen=True)
-class Contrastive(FeatureLoss):
-    """Contrastive representation distillation (CRD) with in-batch negatives.
-
-    Trained dense layers project both features to a common space. The InfoNCE loss, a
-    variant in the paper, compares them there. The negatives are the other samples of
-    the batch. There is no memory bank of negatives, so large batches help.
-
-    Source: Tian, Krishnan and Isola, "Contrastive Representation Distillation", 2020.
-
-    Args:
-        weight: Non-negative float, or a function of the step such as a
-            `keras.optimizers.schedules.LearningRateSchedule`. Factor of the loss.
-            Defaults to 1.
-        layers: Layers to compare: `"auto"` pairs layers by shape and depth, `"last"`
-            pairs the last hidden layers. Otherwise, pairs of (teacher, student) names.
-            A name can be a path through nested models (`"encoder/dense"`) or a regular
-            expression. An ending such as `":1"` selects the second output tensor.
-            Defaults to `"last"`.
-        dimension: Positive integer. Dimension of the common space. Defaults to 128.
-        temperature: Positive float. Temperature of the softmax over the batch. Defaults
-            to 0.07.
-
-    Raises:
-        ConfigError: If a value is out of range, or `layers` has another form.
-
-    Example:
-        >>> Contrastive(dimension=64).temperature
-        0.07
-    """
-
-    _: KW_ONLY
-    layers: Layers = "last"
-    dimension: Annotated[int, Whole(1)] = 128
-    temperature: Annotated[float, Real(above=0)] = 0.07
-
-    name: ClassVar[str] = "contrastive"
-    heads: ClassVar[str] = "both"
-
-    def distances(self, teacher: Model, student: Model) -> Any:
-        """Returns the loss per sample."""
-        return contrast(teacher, student, self.temperature)
-
-    def width(self, teacher: tuple[Any, ...]) -> int:
-        """Returns the dimension of the common space."""
-        del teacher
-        return self.dimension
