@@ -1,6 +1,7 @@
 """Steps of a model as the framework would execute them, without execution."""
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,10 +28,7 @@ class OperationOutput:
     @property
     def entries(self) -> int:
         """Number of entries, 0 if the shape is unknown."""
-        product = 0 if self.shape is None else 1
-        for size in self.shape or ():
-            product *= size
-        return product
+        return 0 if self.shape is None else math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

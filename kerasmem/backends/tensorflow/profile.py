@@ -22,7 +22,7 @@ from kerasmem.backends.profile import (
     device_of,
     memory_event,
 )
-from kerasmem.backends.protobuf import Message, fields
+from kerasmem.backends.protobuf import Message
 from kerasmem.backends.steps import compiled_functions
 from kerasmem.backends.xla.hlo import Buffers, read_buffers
 from kerasmem.backends.xla.plan import StepPlan
@@ -170,7 +170,7 @@ def _address(tensor: Tensor) -> int:
     return ctypes.c_void_p.from_address(address).value or 0
 
 
-_PROGRAMS = b"/host:metadata"
+_PROGRAMS = "/host:metadata"
 
 
 @dataclass
@@ -185,67 +185,36 @@ def read_profile(folder: Path) -> RawProfile:
     """Read the profile in a folder."""
     profile = RawProfile()
     for path in sorted(folder.rglob("*.xplane.pb")):
-        for plane in _planes(memoryview(path.read_bytes())):
+        for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
             profile.programs += _programs(plane)
             for allocator, event in _events(plane):
                 profile.events.setdefault(allocator, []).append(event)
     return profile
 
 
-def _planes(content: Any) -> Iterator[list[tuple[int, Any]]]:
-    for number, plane in fields(content):
-        if number == xplane_pb2.XSpace.PLANES_FIELD_NUMBER:
-            yield _fields(plane)
-
-
-def _fields(message: Any) -> list[tuple[int, Any]]:
-    return list(fields(message))
-
-
-def _events(plane: list[tuple[int, Any]]) -> Iterator[tuple[str, MemoryEvent]]:
-    kinds = _names(plane, xplane_pb2.XPlane.EVENT_METADATA_FIELD_NUMBER)
-    figures = _names(plane, xplane_pb2.XPlane.STAT_METADATA_FIELD_NUMBER)
-    event_ids = {key for key, name in kinds.items() if name in EVENT_NAMES}
-    for number, content in plane:
-        if number != xplane_pb2.XPlane.LINES_FIELD_NUMBER or not event_ids:
-            continue
-        # One line (a thread) at a time, because parsed objects need much more memory.
-        line = xplane_pb2.XLine.FromString(bytes(content))
+def _events(plane: Any) -> Iterator[tuple[str, MemoryEvent]]:
+    kinds = {key: one.name for key, one in plane.event_metadata.items()}
+    figures = {key: one.name for key, one in plane.stat_metadata.items()}
+    for line in plane.lines:
         for event in line.events:
-            if event.metadata_id in event_ids:
+            kind = kinds.get(event.metadata_id)
+            if kind in EVENT_NAMES:
                 values = {
                     figures[s.metadata_id]: _value(s, figures) for s in event.stats
                 }
                 time_ns = line.timestamp_ns + event.offset_ps // 1000
-                kind = kinds[event.metadata_id]
                 yield (
                     values["allocator_name"],
                     memory_event(time_ns, kind, values, line.id),
                 )
 
 
-def _programs(plane: list[tuple[int, Any]]) -> Iterator[bytes]:
-    if (xplane_pb2.XPlane.NAME_FIELD_NUMBER, _PROGRAMS) not in plane:
-        return
-    for number, entry in plane:
-        if number == xplane_pb2.XPlane.EVENT_METADATA_FIELD_NUMBER:
-            program = xplane_pb2.XEventMetadata.FromString(_described(entry))
+def _programs(plane: Any) -> Iterator[bytes]:
+    if plane.name == _PROGRAMS:
+        for program in plane.event_metadata.values():
             for stat in program.stats:
                 if stat.WhichOneof("value") == "bytes_value":
                     yield stat.bytes_value
-
-
-def _names(plane: list[tuple[int, Any]], number: int) -> dict[int, str]:
-    names = {}
-    for key, entry in plane:
-        if key == number:
-            metadata = xplane_pb2.XStatMetadata.FromString(_described(entry))
-            names[metadata.id] = metadata.name
-    return names
-
-
-def _described(entry: Any) -> bytes:
-    return bytes(dict(_fields(entry))[2])
 
 
 def _value(stat: Any, names: Mapping[int, str]) -> Any:

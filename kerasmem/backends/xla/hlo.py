@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerasmem.backends.protobuf import Message
-from kerasmem.backends.xla.convolutions import ConvolutionAxes, read_axes
 
 _DTYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8",
@@ -19,6 +18,36 @@ _DTYPES = {
     12: "float64", 15: "complex64", 16: "bfloat16", 18: "complex128",
     19: "float8_e5m2", 20: "float8_e4m3fn",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionAxes:
+    """Axis indices of the image, kernel and result of a convolution.
+
+    A gradient has the axes of its forward convolution. `kernel_into` and `kernel_out`
+    are the axes of the input and output channels.
+    """
+
+    image_space: tuple[int, ...]
+    kernel_into: int
+    kernel_out: int
+    strides: tuple[int, ...]
+    groups: int
+
+
+def read_axes(instruction: Message) -> ConvolutionAxes | None:
+    """Return the axes of a convolution, None for any other `HloInstructionProto`."""
+    if not instruction.all(16):
+        return None
+    axes = Message(instruction.last(16))
+    window = map(Message, Message(instruction.last(15)).all(1))
+    return ConvolutionAxes(
+        image_space=axes.numbers(11),
+        kernel_into=axes.number(3),
+        kernel_out=axes.number(4),
+        strides=tuple(one.number(2) for one in window),
+        groups=max(1, instruction.number(50)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

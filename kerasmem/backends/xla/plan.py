@@ -1,11 +1,12 @@
 """XLA's memory plan of a compiled step as allocator events."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kerasmem.backends.profile import AllocatorTrace, MemoryEvent, Storage
 from kerasmem.backends.xla.hlo import (
+    Allocation,
     BufferPlace,
     Buffers,
     HloProgram,
@@ -47,34 +48,6 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class CompiledPlan:
-    """The plan of a step: events, buffers before the step, and total bytes."""
-
-    events: list[MemoryEvent]
-    arguments: list[Planned]
-    reserved_bytes: int
-
-
-def plan(program: HloProgram, buffers: Buffers) -> CompiledPlan:
-    """Return the lifetimes of the buffers of a compiled program."""
-    reserved_bytes = 0
-    planned_buffers: list[Planned] = []
-    lifetimes = _Lifetimes(program)
-    for allocation in buffers.allocations:
-        if allocation.is_local:
-            continue
-        for place in allocation.places:
-            one = lifetimes.planned(place, buffers, reserved_bytes)
-            if one is not None:
-                planned_buffers.append(one)
-        reserved_bytes += allocation.size
-    arguments = [one for one in planned_buffers if one.begin < 0]
-    return CompiledPlan(
-        list(_events(planned_buffers, reserved_bytes)), arguments, reserved_bytes
-    )
-
-
-@dataclass(frozen=True)
 class StepPlan:
     """The plan of a compiled step in the form of a profile."""
 
@@ -92,13 +65,32 @@ def step_plan(
 
     `variable_of` returns the variable index of an argument, None for the batch.
     """
-    planned_step = plan(read_program(module), buffers)
+    allocations = [each for each in buffers.allocations if not each.is_local]
+    planned_buffers, reserved_bytes = _planned(
+        read_program(module), buffers, allocations
+    )
     arguments = [
         Storage(variable_of(one.instruction), device, one.address, one.size)
-        for one in planned_step.arguments
+        for one in planned_buffers
+        if one.begin < 0
     ]
-    trace = AllocatorTrace(device, device, "buffer assignment", planned_step.events)
-    return StepPlan(trace, arguments)
+    events = list(_events(planned_buffers, reserved_bytes))
+    return StepPlan(
+        AllocatorTrace(device, device, "buffer assignment", events), arguments
+    )
+
+
+def _planned(
+    program: HloProgram, buffers: Buffers, allocations: Sequence[Allocation]
+) -> tuple[list[Planned], int]:
+    """Return the lifetimes of the buffers in allocations, and the total bytes."""
+    lifetimes = _Lifetimes(program)
+    planned_buffers, base = [], 0
+    for allocation in allocations:
+        own_buffers = (lifetimes.planned(x, buffers, base) for x in allocation.places)
+        planned_buffers += [one for one in own_buffers if one is not None]
+        base += allocation.size
+    return planned_buffers, base
 
 
 class _Lifetimes:
@@ -260,14 +252,8 @@ class PlannedBlock:
 
 def temporary_block(program: HloProgram, buffers: Buffers) -> PlannedBlock:
     """Return the temporary memory of a compiled program."""
-    lifetimes = _Lifetimes(program)
-    planned_buffers: list[Planned] = []
-    base = 0
-    for allocation in buffers.allocations:
-        if allocation.is_temporary:
-            own_buffers = (
-                lifetimes.planned(x, buffers, base) for x in allocation.places
-            )
-            planned_buffers += [one for one in own_buffers if one is not None]
-            base += allocation.size
-    return PlannedBlock(base, planned_buffers, len(program.computations[program.entry]))
+    allocations = [each for each in buffers.allocations if each.is_temporary]
+    planned_buffers, nbytes = _planned(program, buffers, allocations)
+    return PlannedBlock(
+        nbytes, planned_buffers, len(program.computations[program.entry])
+    )

@@ -11,7 +11,7 @@ from keras import ops
 from kerasmem import backends
 from kerasmem.checks import PATTERNS, Real, Whole, invalid
 from kerasmem.errors import ConfigError
-from kerasmem.extras.optimizers.moments import CodedMoments, FullMoments
+from kerasmem.extras.optimizers.codes import CodedMoments, FullMoments
 from kerasmem.extras.optimizers.slots import AddSlot, SlotOptimizer, path_of
 from kerasmem.types import Tensor, Variable
 

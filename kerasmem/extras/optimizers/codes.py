@@ -17,11 +17,14 @@ update. Instead, each position in a block is rounded with an offset that changes
 step. Over all steps, the offsets are uniform in (0, 1).
 """
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from keras import ops
 
-from kerasmem.types import Tensor
+from kerasmem.extras.optimizers.slots import AddSlot
+from kerasmem.types import Tensor, Variable
 
 _SIGNED_TOP = 127  # largest signed code; stored with an offset of 128, as 1 to 255
 _ZERO = 128
@@ -94,3 +97,88 @@ def rounding_offsets(step: Any, entries: int) -> Any:
 
 def _over(scales: Any, top: int) -> Any:
     return top / (scales + _TINY)
+
+
+class FullMoments:
+    """Float32 moments, for small variables."""
+
+    def __init__(self, variable: Variable, add_slot: AddSlot) -> None:
+        self._first = add_slot("momentum", variable.shape, "float32")
+        self._second = add_slot("velocity", variable.shape, "float32")
+
+    def arrange(self, gradient: Tensor) -> Any:
+        """Return the gradient as float32."""
+        return ops.cast(gradient, "float32")
+
+    def restore(self, change: Any) -> Any:
+        """Return the update unchanged."""
+        return change
+
+    def read(self) -> tuple[Any, Any]:
+        """Return the first and the second moment."""
+        return ops.convert_to_tensor(self._first), ops.convert_to_tensor(self._second)
+
+    def slots(
+        self,
+        first: Any,
+        second: Any,
+        root: Any,  # noqa: ARG002
+        step: Any,  # noqa: ARG002
+    ) -> Iterable[tuple[Any, Any]]:
+        """Return pairs of optimizer variable and new value."""
+        return (self._first, first), (self._second, second)
+
+
+class CodedMoments:
+    """Moments with an 8-bit code per entry and a scale per block.
+
+    The last block is padded with zeros.
+    """
+
+    def __init__(self, variable: Variable, add_slot: AddSlot, block_size: int) -> None:
+        self._shape = tuple(variable.shape)
+        self._size = math.prod(self._shape)
+        blocks = -(-self._size // block_size)
+        self._blocks = blocks, block_size
+        self._first = add_slot("momentum_codes", self._blocks, "uint8")
+        self._first_scales = add_slot("momentum_scales", (blocks, 1), "float32")
+        self._second = add_slot("velocity_codes", self._blocks, "uint8")
+        self._second_scales = add_slot("velocity_scales", (blocks, 1), "float32")
+
+    def arrange(self, gradient: Tensor) -> Any:
+        """Return the gradient in blocks."""
+        gradient = ops.cast(gradient, "float32")
+        missing = math.prod(self._blocks) - self._size
+        if missing:
+            gradient = ops.pad(ops.reshape(gradient, (-1,)), [(0, missing)])
+        return ops.reshape(gradient, self._blocks)
+
+    def restore(self, change: Any) -> Any:
+        """Return an update in the shape of the variable."""
+        if math.prod(self._blocks) > self._size:
+            change = ops.reshape(change, (-1,))[: self._size]
+        return ops.reshape(change, self._shape)
+
+    def read(self) -> tuple[Any, Any]:
+        """Return the dequantized first and second moment."""
+        first = decode_signed(self._first, self._first_scales)
+        root = decode_root(self._second, self._second_scales)
+        return first, ops.square(root)
+
+    def slots(
+        self,
+        first: Any,
+        second: Any,  # noqa: ARG002
+        root: Any,
+        step: Any,
+    ) -> Iterable[tuple[Any, Any]]:
+        """Return pairs of optimizer variable and new code or scale."""
+        offsets = rounding_offsets(step, self._blocks[1])
+        first_codes, first_scales = encode_signed(first, offsets)
+        root_codes, root_scales = encode_root(root, offsets)
+        return (
+            (self._first, first_codes),
+            (self._first_scales, first_scales),
+            (self._second, root_codes),
+            (self._second_scales, root_scales),
+        )

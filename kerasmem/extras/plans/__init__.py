@@ -15,8 +15,8 @@ from typing import NamedTuple
 import keras
 
 from kerasmem.backends.protobuf import Message
-from kerasmem.backends.xla.convolutions import ConvolutionAxes
 from kerasmem.backends.xla.hlo import (
+    ConvolutionAxes,
     Instruction,
     array_size,
     read_buffers,

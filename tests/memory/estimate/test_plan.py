@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 import kerasmem as km
-from kerasmem.backends.xla.convolutions import ConvolutionAxes
-from kerasmem.backends.xla.hlo import Instruction
+from kerasmem.backends.xla.hlo import ConvolutionAxes, Instruction
 from kerasmem.backends.xla.plan import Planned, PlannedBlock
 from kerasmem.errors import ConfigError, InputError, ModelError
 from kerasmem.extras import plans

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kerasmem.backends.xla.hlo import read_buffers, read_program
-from kerasmem.backends.xla.plan import plan
+from kerasmem.backends.xla.plan import step_plan
 
 pytestmark = pytest.mark.one_backend
 
@@ -24,26 +24,28 @@ def recorded(name):
 
 @pytest.fixture(scope="module")
 def step():
-    return plan(read_program(recorded("program")), read_buffers(recorded("buffers")))
+    buffers = read_buffers(recorded("buffers"))
+    return step_plan(recorded("program"), buffers, "cpu", lambda _: None)
 
 
 def test_the_arguments_are_weights_slots_counters_and_the_batch(step):
     batch = 32 * 20 * 4 + 32 * 4
     counters = 6 * 4  # iterations, learning rate, two metrics of two numbers
-    sizes = [argument.size for argument in step.arguments]
+    sizes = [argument.nbytes for argument in step.arguments]
     assert sum(sizes) == ARGUMENTS == 3 * PARAMETERS + batch + counters
 
 
 def test_the_plan_stays_within_the_memory_that_xla_takes(step):
-    peak = max(event.in_use_bytes for event in step.events)
-    assert ARGUMENTS < peak <= step.reserved_bytes
-    assert step.reserved_bytes >= ARGUMENTS + TEMPORARY
+    peak = max(event.in_use_bytes for event in step.trace.events)
+    (reserved_bytes,) = {event.reserved_bytes for event in step.trace.events}
+    assert ARGUMENTS < peak <= reserved_bytes
+    assert reserved_bytes >= ARGUMENTS + TEMPORARY
 
 
 def test_no_two_blocks_lie_in_one_place_at_one_time(step):
-    alive = {argument.address: argument.size for argument in step.arguments}
+    alive = {argument.address: argument.nbytes for argument in step.arguments}
     in_use = sum(alive.values())
-    for event in step.events:
+    for event in step.trace.events:
         if event.is_allocation:
             end = event.address + event.given_bytes
             assert not any(a < end and event.address < a + s for a, s in alive.items())
@@ -55,9 +57,11 @@ def test_no_two_blocks_lie_in_one_place_at_one_time(step):
 
 
 def test_the_names_are_those_of_the_framework(step):
-    names = {event.operation for event in step.events if event.is_allocation}
+    names = {event.operation for event in step.trace.events if event.is_allocation}
     assert "jit(train_step)/transpose(jvp(dense_1))/dot_general" in names
-    shapes = {(e.shape, e.dtype) for e in step.events if "jvp(dense)" in e.operation}
+    shapes = {
+        (e.shape, e.dtype) for e in step.trace.events if "jvp(dense)" in e.operation
+    }
     assert ("[32,50]", "float32") in shapes
 
 
