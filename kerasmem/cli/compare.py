@@ -27,8 +27,8 @@ _GENERATE = option(
     "--generate",
     type=at_least(1),
     metavar="TOKENS",
-    help="Also time the generation of so many new tokens, with a KerasHub CausalLM. The "
-    "prompt is the start of the first row of the data.",
+    help="Also time the generation of new tokens, with a KerasHub CausalLM. The prompt "
+    "is the start of the first row of the data.",
 )
 _OPTIONS = (_DATA, LENGTH, _GENERATE, LOSS, METRIC, batch_of(32), IMPORT)
 
