@@ -26,7 +26,7 @@ def become(layer: Layer, form: type, block: type, name: str) -> None:
 @functools.cache
 def _combined(form: type, cls: type, block: type, name: str) -> type:
     attributes: dict[str, Any] = {"__module__": block.__module__}
-    if hasattr(cls, "save_to_preset"):
+    if getattr(cls, "save_to_preset", None):
         attributes["save_to_preset"] = _save_to_preset
     combined_class = type(name, (form, cls), attributes)
     package, registered_name = keras.saving.get_registered_name(block).split(">")

@@ -157,10 +157,10 @@ def _direct_layers(layer: Layer) -> tuple[list[Any], list[Any]]:
     The latter come last, because KerasHub does not track them on torch.
     """
     # Private: `Model.layers` is incomplete, and other layers have no public list.
-    tracked = layer._flatten_layers(include_self=False, recursive=False)
+    others = layer._flatten_layers(include_self=False, recursive=False)
     operations = layer.operations if isinstance(layer, keras.Function) else ()
     graph = [each for each in operations if isinstance(each, keras.layers.Layer)]
-    return graph, tracked
+    return graph, others
 
 
 def _is_packer(cls: type) -> bool:

@@ -84,7 +84,7 @@ def enable_lora_inside(block: Layer) -> None:
         if not layer.lora_enabled:
             layer.enable_lora(*(lora[key] for key in _LORA))
     for model in layers:
-        if hasattr(model, "load_lora_weights"):
+        if getattr(model, "load_lora_weights", None):
             _note_on_backbone(model)
     for place in frozen:
         for weight in own_variables(layers[int(place)]):
