@@ -27,6 +27,7 @@ optional.register(
         "export": "kerasmem.extras.litert:export",
         "load_legacy": "kerasmem.extras.legacy.read:load_legacy",
         "model_card": "kerasmem.extras.language.model_card:model_card",
+        "save_preset": "kerasmem.compression.presets:save_preset",
         "scope": "kerasmem.extras.growth:scope",
     }
 )

@@ -13,6 +13,7 @@ from kerasmem.cli.command import (
     METRIC,
     MODEL,
     CommandResult,
+    at_least,
     batch_of,
     command,
     option,
@@ -22,7 +23,14 @@ from kerasmem.cli.command import (
 from kerasmem.errors import ConfigError
 
 _DATA = varied(DATA_OR_TOKENS, required=True)
-_OPTIONS = (_DATA, LENGTH, LOSS, METRIC, batch_of(32), IMPORT)
+_GENERATE = option(
+    "--generate",
+    type=at_least(1),
+    metavar="TOKENS",
+    help="Also time the generation of new tokens, with a KerasHub CausalLM. The prompt "
+    "is the start of the first row of the data.",
+)
+_OPTIONS = (_DATA, LENGTH, _GENERATE, LOSS, METRIC, batch_of(32), IMPORT)
 
 
 @command(
@@ -107,6 +115,10 @@ def _on_samples(
 def _on_tokens(
     options: Namespace, models: dict[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    from kerasmem.extras.language.generation import (
+        check_generates,
+        generation_figures,
+    )
     from kerasmem.extras.language.metrics import language_figures
     from kerasmem.files.data.tokens import check_known, token_samples
     from kerasmem.graph.outputs import without_preprocessor
@@ -120,7 +132,13 @@ def _on_tokens(
     data = token_samples(options.data, first, options.length)
     for model in models.values():
         check_known(data[1], model, str(options.data))
+    if options.generate:
+        check_generates(models, data, options.generate)
     say(f"measuring {' and '.join(models)}")
     with without_preprocessor([*models.values()]):
         by_path = language_figures(models, data, options.batch_size)
+        if options.generate:
+            times = generation_figures(models, data, options.generate)
+            pairs = zip(by_path.items(), times, strict=True)
+            by_path = {path: replace(old, **own) for (path, old), own in pairs}
     return by_path, {"split": "all", "tokens": int(data[2].sum())}

@@ -249,12 +249,13 @@ def are_tokens(options: Namespace) -> bool:
 
 
 def check_length(options: Namespace) -> None:
-    """Raise `ConfigError` if `--length` is passed without text or token ids."""
-    if options.length and not are_tokens(options):
-        raise ConfigError(
-            "--length is only valid for text or token ids. Received: "
-            f"--data {options.data}."
-        )
+    """Raise `ConfigError` if an option for text or token ids is passed without them."""
+    for name in ("length", "generate"):
+        if getattr(options, name, None) and not are_tokens(options):
+            raise ConfigError(
+                f"--{name} is only valid for text or token ids. Received: "
+                f"--data {options.data}."
+            )
 
 
 def _samples(options: Namespace) -> tuple[Any, Any]:

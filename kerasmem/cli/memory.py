@@ -85,6 +85,13 @@ _OPTIMIZER = option(
     ),
     INPUT_SHAPE,
     option(
+        "--length",
+        type=at_least(1),
+        metavar="N",
+        help="Number of tokens per sequence: --input-shape N for every input that has "
+        "an open length, such as those of a language model.",
+    ),
+    option(
         "--layers",
         type=at_least(0),
         default=10,
@@ -125,7 +132,7 @@ def estimate(options: Namespace) -> CommandResult:
             generate=options.generate,
             device=options.device,
             method=options.method,
-            input_shape=options.input_shapes,
+            input_shape=_shapes(options, model),
         )
     data = json.loads(result.to_json()) | {"model": options.model}
     if assumes:
@@ -155,6 +162,27 @@ def estimate(options: Namespace) -> CommandResult:
         data["verdict"] = result.verdict(options.memory_limit)
         tables.append(verdict_line(result, options.memory_limit))
     return CommandResult(data, tuple(tables))
+
+
+def _shapes(options: Namespace, model: Any) -> Any:
+    """Return the input shapes of `--input-shape` or `--length`."""
+    if options.length is None:
+        return options.input_shapes
+    if options.input_shapes:
+        raise ConfigError(
+            "Expected either --length or --input-shape. Received: --length "
+            f"{options.length} and --input-shape."
+        )
+    shapes = {tensor.name: tensor.shape[1:] for tensor in model.inputs or ()}
+    lengths = {n: (options.length,) for n, shape in shapes.items() if shape == (None,)}
+    if not lengths:
+        raise ConfigError(
+            "Expected inputs of shape (batch, length) with an open length. Received: "
+            f"--length {options.length} with inputs of shape "
+            f"{[(None, *shape) for shape in shapes.values()]}. Next: omit --length, or "
+            "pass --input-shape."
+        )
+    return lengths
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
             "where KerasHub supports only full kernels. Next: exclude the layer with "
             "km.Factorize(exclude=...), or save a .keras file."
         )
-    model.save_to_preset(str(folder))
+    _save_by_hub(model, folder)
     for file in weight_files(folder):
         if file.name != TASK_WEIGHTS:
             file.unlink()
@@ -70,6 +72,38 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
         configs[TASK] = _float_form(model)
     with factorized_part(model, backbone), part_as_block(model, backbone):
         _write_backbone(backbone, folder, coding, configs)
+
+
+def save_preset(model: Model, folder: str | Path) -> None:
+    """Writes a compressed task or backbone as KerasHub's `save_to_preset` would.
+
+    KerasHub reads the class of the backbone in its config, so the config must name the
+    float class. Files in an existing folder are replaced once all files are written.
+    """
+    if _WRITING.get():  # called for the backbone of a task
+        _save_by_hub(model, folder)
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        preset = Path(temporary, "preset")
+        write_preset(model, preset, "deflate")
+        copy_files(preset, Path(folder))
+
+
+_WRITING: ContextVar[bool] = ContextVar("writing", default=False)
+
+
+def _save_by_hub(model: Model, folder: str | Path) -> None:
+    save: Any = next(
+        vars(cls)["save_to_preset"]
+        for cls in type(model).__mro__
+        if "save_to_preset" in vars(cls) and not cls.__module__.startswith("kerasmem.")
+    )
+    token = _WRITING.set(True)
+    try:
+        save(model, str(folder))
+    finally:
+        _WRITING.reset(token)
 
 
 def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -> None:

@@ -301,8 +301,8 @@ def as_preset(steps: Any) -> Preset:
         return PRESETS[steps]
     if isinstance(steps, str) and not Path(steps).suffix:
         hint = did_you_mean(steps, PRESETS)
-        if steps in SCHEMES:
-            hint = f" Next: steps=km.Quantize({steps!r})."
+        if steps.lower() in SCHEMES:
+            hint = _meant([steps.lower()])
         elif steps in TECHNIQUES:
             hint = f" Next: steps=km.{TECHNIQUES[steps].__name__}(...)."
         raise ConfigError(

@@ -2,12 +2,14 @@
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from kerasmem.backends.patching import change_class
 from kerasmem.graph.lora import note_lora_inside
+from kerasmem.optional import feature
 from kerasmem.types import Layer
 
 
@@ -23,12 +25,23 @@ def become(layer: Layer, form: type, block: type, name: str) -> None:
 
 @functools.cache
 def _combined(form: type, cls: type, block: type, name: str) -> type:
-    combined_class = type(name, (form, cls), {"__module__": block.__module__})
+    attributes: dict[str, Any] = {"__module__": block.__module__}
+    if getattr(cls, "save_to_preset", None):
+        attributes["save_to_preset"] = _save_to_preset
+    combined_class = type(name, (form, cls), attributes)
     package, registered_name = keras.saving.get_registered_name(block).split(">")
     register = keras.saving.register_keras_serializable(package, registered_name)
     register(combined_class)
     register(block)  # so that the name refers to this class
     return combined_class
+
+
+def _save_to_preset(
+    self: Any, preset_dir: str | Path, max_shard_size: float | None = None
+) -> None:
+    """Saves the model as a KerasHub preset, with all weights in one file."""
+    del max_shard_size
+    feature("save_preset")(self, preset_dir)
 
 
 def layer_before(config: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ weight is visited once.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,14 +136,31 @@ _ON_FIRST_USE = ("StartEndPacker", "MultiSegmentPacker", "MaskedLMMaskGenerator"
 def sublayers(layer: Layer) -> list[Any]:
     """Returns `layer` and all layers inside it, in an order that a reload preserves.
 
-    Excludes layers that a KerasHub preprocessor creates on first use, because a
-    reloaded model does not have them yet.
+    The order is the same on all backends. Excludes layers that a KerasHub preprocessor
+    creates on first use, because a reloaded model does not have them yet.
     """
-    # Private: `Model.layers` is not recursive, and other layers have no public list.
-    by_id: dict[int, Any] = {}
-    for inner in layer._flatten_layers(include_self=True, recursive=True):
-        by_id.setdefault(id(inner), inner)
+    by_id: dict[int, Any] = {id(layer): layer}
+    graph, others = _direct_layers(layer)
+    waiting = deque([*graph, *others])
+    while waiting:
+        inner = waiting.popleft()
+        if id(inner) not in by_id:
+            by_id[id(inner)] = inner
+            graph, others = _direct_layers(inner)
+            waiting.extendleft([*others, *graph])
     return [x for x in by_id.values() if x is layer or not _is_packer(type(x))]
+
+
+def _direct_layers(layer: Layer) -> tuple[list[Any], list[Any]]:
+    """Returns the layers of a graph, and the layers that attributes contain.
+
+    The latter come last, because KerasHub does not track them on torch.
+    """
+    # Private: `Model.layers` is incomplete, and other layers have no public list.
+    others = layer._flatten_layers(include_self=False, recursive=False)
+    operations = layer.operations if isinstance(layer, keras.Function) else ()
+    graph = [each for each in operations if isinstance(each, keras.layers.Layer)]
+    return graph, others
 
 
 def _is_packer(cls: type) -> bool:

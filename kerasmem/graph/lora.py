@@ -83,10 +83,23 @@ def enable_lora_inside(block: Layer) -> None:
         layer = layers[int(place)]
         if not layer.lora_enabled:
             layer.enable_lora(*(lora[key] for key in _LORA))
+    for model in layers:
+        if getattr(model, "load_lora_weights", None):
+            _note_on_backbone(model)
     for place in frozen:
         for weight in own_variables(layers[int(place)]):
             weight.trainable = False
         object.__setattr__(layers[int(place)], "_trainable", False)
+
+
+def _note_on_backbone(backbone: Any) -> None:
+    """Stores what `enable_lora` of KerasHub stores, for its files of adapters."""
+    layers = backbone._flatten_layers(include_self=False)
+    layers = [layer for layer in layers if layer.weights]
+    places = [n for n, layer in enumerate(layers) if _takes_lora(layer)]
+    if places:
+        object.__setattr__(backbone, "_lora_enabled_layers", places)
+        object.__setattr__(backbone, "_lora_rank", layers[places[0]].lora_rank)
 
 
 def _takes_lora(layer: Layer) -> bool:

@@ -36,6 +36,8 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
         ),
         _latency(figures),
         _rate("tokens a second", [f.tokens_per_second for f in figures]),
+        _rate("generated tokens a second", [f.generated_per_second for f in figures]),
+        _duration("time to the first token", [f.first_token_ms for f in figures]),
         _size("weights read for a token", [f.token_bytes for f in figures], "counted"),
     ]
     names = dict.fromkeys(name for f in figures for name in f.metrics)
@@ -103,6 +105,11 @@ def _rate(label: str, values: Sequence[float | None]) -> _Row:
     first = values[0]
     ratios = [f"{v / first:.2f}x" if v and first else "" for v in values]
     return _row(label, texts, ratios, "measured")
+
+
+def _duration(label: str, values: Sequence[float | None]) -> _Row:
+    texts = [MISSING if value is None else format_ms(value) for value in values]
+    return _row(label, texts, _times_less(values), "measured")
 
 
 def _latency(figures: Sequence[ModelFigures]) -> _Row:

@@ -190,6 +190,8 @@ class ModelFigures:
         tokens_per_second: Tokens of the batch per second of median latency, for
             language models.
         token_bytes: Bytes of weights read per token, for language models.
+        first_token_ms: Median time from the prompt to the first generated token.
+        generated_per_second: Generated tokens per second, prompt included.
         optimizer_file_bytes: Bytes of optimizer state in `file_bytes`, or 0 below 1
             KiB.
     """
@@ -206,6 +208,8 @@ class ModelFigures:
     latency_high_ms: float | None = None
     tokens_per_second: float | None = None
     token_bytes: int | None = None
+    first_token_ms: float | None = None
+    generated_per_second: float | None = None
     optimizer_file_bytes: int = 0
 
     @property

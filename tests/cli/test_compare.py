@@ -202,6 +202,10 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
         ("missing.npy", "contains no tokens"),
     ):
         assert reason in refused(f"evaluate lm.keras --data {data}")
+    line = "evaluate lm.keras --data ids.npy --length 6 --generate 2"
+    assert "Generation needs a CausalLM of KerasHub" in refused(line)
+    line = "evaluate model.keras --data split.npz --generate 2"
+    assert "--generate is only valid for text or token ids" in refused(line)
     line = "evaluate lm.keras --data ids.npy --metric accuracy"
     assert "evaluated by its perplexity" in refused(line)
     rows = keras.Input((None,), dtype="int32")

@@ -217,6 +217,21 @@ def test_generation_is_estimated_by_configs_alone(preset, kerasmem, scheme):
 
 
 @pytest.mark.one_backend
+@pytest.mark.filterwarnings(
+    "ignore:.*vocabulary.spm:pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_length_is_that_of_all_open_inputs(preset, kerasmem, refused):
+    line = "estimate preset --batch-size 2 --optimizer adam --json"
+    found = kerasmem(f"{line} --length 8").json
+    assert found == kerasmem(f"{line} --input-shape 8 --input-shape 8").json
+    assert found["peak_bytes"] < kerasmem(f"{line} --length 64").json["peak_bytes"]
+    message = refused(f"{line} --length 8 --input-shape 8 --input-shape 8")
+    assert "either --length or --input-shape" in message
+    message = refused("estimate model.keras --length 8")
+    assert "with inputs of shape [(None, 6)]" in message
+
+
+@pytest.mark.one_backend
 def test_lora_is_for_models_of_keras_hub(folder, refused):
     assert "--lora with a Sequential" in refused("estimate model.keras --lora 4")
 

@@ -77,7 +77,7 @@ def test_a_preset_trains_unless_told_not_to(model, name):
             "sise",
             "Unknown preset 'sise'. Did you mean 'size'[?] Presets are size, latency",
         ),
-        ("int8", r"Next: steps=km.Quantize\('int8'\)"),
+        ("int8", r"Did you mean km.Quantize\('int8'\)\?"),
         ("prune", r"Next: steps=km.Prune\("),
         (
             "zzz",

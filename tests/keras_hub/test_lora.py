@@ -83,3 +83,25 @@ def test_what_is_computed_again_trains_the_same_lora(scheme):
     lean = km.rematerialize(plain, segments=2, input_shape=given)
     assert names(lean) == names(plain)
     np.testing.assert_allclose(trained(lean), trained(plain), rtol=1e-4)
+
+
+@pytest.mark.one_backend
+def test_a_reloaded_model_writes_and_reads_files_of_adapters(tmp_path):
+    model = with_lora("Gemma", "int8")
+    x = samples(model)
+    before = to_numpy(model(x))
+    trained(model)
+    model.backbone.save_lora_weights(str(tmp_path / "a.lora.h5"))
+    after = to_numpy(model(x))
+    km.save_model(model, tmp_path / "a.keras")
+    loaded = km.load_model(tmp_path / "a.keras", compile=False)
+    for layer in loaded._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            layer.lora_kernel_b.assign(0 * layer.lora_kernel_b)
+    loaded.backbone.save_lora_weights(str(tmp_path / "zero.lora.h5"))
+    found = {}
+    for name in ("a", "zero", "a"):
+        loaded.backbone.load_lora_weights(str(tmp_path / f"{name}.lora.h5"))
+        found[name] = to_numpy(loaded(x))
+    np.testing.assert_allclose(found["a"], after, atol=1e-5)
+    np.testing.assert_allclose(found["zero"], before, atol=1e-5)

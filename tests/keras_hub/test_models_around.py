@@ -7,6 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.errors import ConfigError
 from kerasmem.graph.clone import clone
+from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import FAMILIES, LENGTH, apart, samples
 from tests.masked import called
@@ -101,3 +102,15 @@ def test_a_model_without_a_table_is_no_head():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     with pytest.raises(ConfigError, match="a backbone with a `token_embedding`"):
         km.layers.ChunkedVocabulary(model)
+
+
+def test_layers_have_the_same_order_on_all_backends():
+    """Files give the number of a layer, and KerasHub tracks layers otherwise on torch.
+
+    OPT's table is an attribute of the backbone and of the layer `embeddings`.
+    """
+    names = [layer.name for layer in sublayers(FAMILIES["OPT"]())]
+    assert names[:5] == [
+        *("opt_causal_lm", "padding_mask", "token_ids", "opt_backbone", "layer_norm")
+    ]
+    assert names[-3:] == ["embeddings", "position_embedding", "token_embedding"]

@@ -40,7 +40,7 @@ import kerasmem, keras_hub
 import numpy as np
 from keras import ops
 for folder in sys.argv[2:]:
-    model = keras_hub.models.GemmaCausalLM.from_preset(folder)
+    model = keras_hub.models.CausalLM.from_preset(folder)
     np.save(folder + ".npy", ops.convert_to_numpy(model(dict(np.load(sys.argv[1])))))
     print(*model.generate(["the quick"], max_length=8))
 """
@@ -107,15 +107,32 @@ def opened_elsewhere(*folders):
     return zip(found, done.stdout.splitlines()[-len(folders) :], strict=True)
 
 
-def test_another_process_opens_what_a_preset_became(preset, tmp_path):
-    schemes = ["int8", "int4"]
+def test_another_process_opens_compressed_presets_with_and_without_lora(
+    preset, tmp_path
+):
+    schemes, with_lora = ["int8", "int4"], []
     for scheme in schemes:
         km.compress(preset, km.Quantize(scheme), output=tmp_path / scheme)
-    opened = opened_elsewhere(*(tmp_path / scheme for scheme in schemes))
-    for scheme, (found, text) in zip(schemes, opened, strict=True):
-        expected = km.compress(km.load_model(preset), km.Quantize(scheme)).model
+        model = km.compress(km.load_model(preset), km.Quantize(scheme)).model
+        before = answers(model)
+        model.backbone.enable_lora(2)
+        for weight in model.trainable_weights:
+            weight.assign(to_numpy(weight) + 0.1)
+        assert np.abs(answers(model) - before).max() > 0.01
+        (tmp_path / f"{scheme}-lora").mkdir()
+        (tmp_path / f"{scheme}-lora" / "task.json").write_text("replaced")
+        model.save_to_preset(tmp_path / f"{scheme}-lora")
+        with_lora.append(model)
+    folders = [*schemes, *(f"{scheme}-lora" for scheme in schemes)]
+    opened = [*opened_elsewhere(*(tmp_path / folder for folder in folders))]
+    plain = [
+        km.compress(km.load_model(preset), km.Quantize(scheme)).model
+        for scheme in schemes
+    ]
+    for expected, (found, text) in zip([*plain, *with_lora], opened, strict=True):
         np.testing.assert_array_equal(found, answers(expected))
         assert text == expected.generate(PROMPT, max_length=LENGTH)[0]
+    assert files(tmp_path / "int4-lora").keys() == files(preset).keys()
 
 
 @pytest.mark.one_backend

@@ -11,7 +11,8 @@ from scipy.special import log_softmax
 import kerasmem as km
 from kerasmem.cli import main
 from kerasmem.errors import ConfigError, DataError
-from kerasmem.files.data.tokens import as_samples
+from kerasmem.extras.language import generation
+from kerasmem.files.data.tokens import as_samples, token_samples
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.test_presets import LENGTH, gemma
 from tests.zoo.kinds import build
@@ -47,6 +48,49 @@ def test_a_preset_and_its_int8_form_are_compared_on_text(tmp_path, capsys):
     assert second["perplexity"] == pytest.approx(first["perplexity"], 0.1)
 
 
+def test_generation_is_timed_in_turns_from_the_prompt_on(tmp_path, capsys, monkeypatch):
+    gemma().save_to_preset(str(tmp_path / "a"))
+    km.compress(tmp_path / "a", km.Quantize("int8"), output=tmp_path / "b")
+    (tmp_path / "text.txt").write_text("the quick brown fox the lazy dog")
+    x, _, _ = token_samples(tmp_path / "text.txt", km.load_model(tmp_path / "a"))
+    row = x["token_ids"][:1]
+    generate, prompts = keras_hub.models.GemmaCausalLM.generate, []
+
+    def recorded(model, inputs, **options):
+        new = generate(model, inputs, **options)["token_ids"]
+        mask = np.asarray(inputs["padding_mask"])
+        assert np.array_equal(np.where(mask, new, 0), np.where(mask, row, 0))
+        prompts.append((model, int(mask.sum())))
+
+    def timed(calls):
+        for call in calls:
+            call()
+        return [[9, 1, 2], [30, 40, 20], [3, 3, 3], [60, 60, 70]]
+
+    monkeypatch.setattr(keras_hub.models.GemmaCausalLM, "generate", recorded)
+    monkeypatch.setattr(generation, "in_turns", timed)
+    capsys.readouterr()
+    line = ["compare", *(str(tmp_path / name) for name in "ab"), "--generate", "3"]
+    line += ["--data", str(tmp_path / "text.txt")]
+    assert main([*line, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["figures"]
+    assert [known for _, known in prompts] == [LENGTH - 1, LENGTH - 3] * 2
+    assert [model is prompts[0][0] for model, _ in prompts] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert (first["first_token_ms"], second["first_token_ms"]) == (2, 3)
+    rates = [each["generated_per_second"] for each in (first, second)]
+    assert rates == pytest.approx([3 / 0.030, 3 / 0.060])
+    assert main(line) == 0
+    assert "generated tokens a second" in capsys.readouterr().out
+    assert main([*line[:4], str(LENGTH), *line[5:]]) == 2
+    assert f"rows of {LENGTH} tokens" in capsys.readouterr().err
+
+
+@pytest.mark.one_backend
 def test_a_preset_is_rounded_on_text_and_keeps_its_tokenizer(tmp_path, capsys):
     gemma().save_to_preset(str(tmp_path / "float"))
     words = "the quick brown fox the lazy dog the fox quick dog "
@@ -162,7 +206,7 @@ def test_texts_round_a_task_as_its_token_ids_do(form, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")  # by KerasHub
-def test_texts_fine_tune_and_distill_a_task_and_give_lengths_to_an_estimate():
+def test_texts_fine_tune_and_distill_a_task_and_give_lengths_to_an_estimate(tmp_path):
     task = gpt2()
     config, options = km.Prune(0.5), {"data": TEXTS, "fine_tune_epochs": 1}
     tuned = km.compress(task, config, **options, seed=0).model
@@ -175,10 +219,14 @@ def test_texts_fine_tune_and_distill_a_task_and_give_lengths_to_an_estimate():
     assert all(moved)
     trained = km.distill(task, gpt2(), TEXTS, validation_data=TEXTS, verbose=0)
     assert np.isfinite(trained.history.history["val_loss"][0])
-    by_text = km.estimate_memory(task, 2, optimizer="adam", data=TEXTS)
+    (tmp_path / "a.txt").write_text(" ".join(TEXTS))
+    by_text, by_file = (
+        km.estimate_memory(task, 2, optimizer="adam", data=data)
+        for data in (TEXTS, str(tmp_path / "a.txt"))
+    )
     lengths = {"token_ids": (8,), "padding_mask": (8,)}
     by_shape = km.estimate_memory(task, 2, optimizer="adam", input_shape=lengths)
-    assert by_text.peak_bytes == by_shape.peak_bytes
+    assert by_text.peak_bytes == by_file.peak_bytes == by_shape.peak_bytes
 
 
 @pytest.mark.one_backend

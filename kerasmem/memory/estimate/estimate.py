@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from kerasmem.checks import BACKENDS, OneOf, Whole
+from kerasmem.files.data.tokens import are_texts
 from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate import analytic, checks, measured, traced
 from kerasmem.memory.estimate.generation import check_generates
@@ -160,6 +161,7 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
     compiles = checks.compiles if generate is None else checks.compiles_generation
     if training:
         optimizer = checks.checked_optimizer(model, optimizer, policy)
+    no_labels = data is None or are_texts(data)
     return Request(
         model=model,
         inputs=checked_inputs(model, batch_size, input_shape, data, generate=generate),
@@ -175,5 +177,5 @@ def checked_request(  # noqa: PLR0913 - the arguments of the public entry points
         device=device,
         card=card,
         sharding=sharding,
-        labels=None if data is None else example_labels(model, data, batch_size),
+        labels=None if no_labels else example_labels(model, data, batch_size),
     )
