@@ -50,6 +50,9 @@ class Backend(
     fuses_fake_quantization: bool = False
     """Whether fake quantization in a range is a single operation."""
 
+    hides_layers_of_hub: bool = False
+    """Whether KerasHub models do not track layers that are attributes."""
+
     memory_profiler: Callable[[Followed], MemoryProfiler]
     """Returns a profiler that records all allocations during training."""
 

@@ -24,8 +24,8 @@ def is_kernel(weight: Weight) -> bool:
     """Returns whether a weight is a matrix or higher tensor that multiplies an input.
 
     True for kernels, recurrent kernels and embedding tables. False for biases,
-    normalization statistics and scales. In custom layers, a weight with three or more
-    axes that is used in a product is also a kernel, such as a bank of experts.
+    normalization statistics and scales. In custom layers, weights with three or more
+    axes in a product are also kernels, such as a bank of experts.
     """
     variable = weight.variable
     if variable.name.endswith(("kernel", _HEAD)) or is_embedding(weight):

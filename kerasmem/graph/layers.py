@@ -6,7 +6,7 @@ weight is visited once.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.checks import invalid
 from kerasmem.errors import ModelError
 from kerasmem.graph.full_configs import full_configs
@@ -139,28 +140,32 @@ def sublayers(layer: Layer) -> list[Any]:
     The order is the same on all backends. Excludes layers that a KerasHub preprocessor
     creates on first use, because a reloaded model does not have them yet.
     """
-    by_id: dict[int, Any] = {id(layer): layer}
-    graph, others = _direct_layers(layer)
-    waiting = deque([*graph, *others])
+    by_id: dict[int, Any] = {}
+    waiting = deque([layer])
     while waiting:
-        inner = waiting.popleft()
-        if id(inner) not in by_id:
-            by_id[id(inner)] = inner
-            graph, others = _direct_layers(inner)
-            waiting.extendleft([*others, *graph])
+        each = waiting.popleft()
+        if id(each) not in by_id:
+            by_id[id(each)] = each
+            # First in order, then reversed, as in Keras.
+            add = waiting.extend if each is layer else waiting.extendleft
+            add(_direct_layers(vars(each), each._flatten_layers))
     return [x for x in by_id.values() if x is layer or not _is_packer(type(x))]
 
 
-def _direct_layers(layer: Layer) -> tuple[list[Any], list[Any]]:
-    """Returns the layers of a graph, and the layers that attributes contain.
-
-    The latter come last, because KerasHub does not track them on torch.
-    """
+def _direct_layers(
+    attributes: Mapping[str, Any], flatten: Callable[..., Iterable[Any]]
+) -> list[Any]:
     # Private: `Model.layers` is incomplete, and other layers have no public list.
-    others = layer._flatten_layers(include_self=False, recursive=False)
-    operations = layer.operations if isinstance(layer, keras.Function) else ()
-    graph = [each for each in operations if isinstance(each, keras.layers.Layer)]
-    return graph, others
+    layers = [*flatten(include_self=False, recursive=False)]
+    if current().hides_layers_of_hub:
+        own = [
+            each
+            for name, value in attributes.items()
+            for each in ([value] if name.startswith("_") else keras.tree.flatten(value))
+            if isinstance(each, keras.layers.Layer)
+        ]
+        layers = own + layers
+    return [*{id(x): x for x in layers}.values()]
 
 
 def _is_packer(cls: type) -> bool:

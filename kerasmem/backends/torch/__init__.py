@@ -15,6 +15,7 @@ class TorchBackend(
     """The torch adapter."""
 
     name = "torch"
+    hides_layers_of_hub = True
 
     memory_profiler = TorchProfiler
 
