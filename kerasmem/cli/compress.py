@@ -122,8 +122,8 @@ def compress(options: Namespace) -> CommandResult:
             if are_tokens(options):  # tokens are evaluated after compression
                 *model_and_data, rows = inputs
                 inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
-            say(f"compressing {options.model}, then measuring both models")
-            result = _searched(options, job, inputs)
+            with shown_by(_announcing(show, options.model)):
+                result = _searched(options, job, inputs)
         report = result.report
         if tokens is not None:
             models = tokens[0], result.model
@@ -147,6 +147,18 @@ def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any
             _write_page(options, nearest.report, nearest.changes)
             say(f"No model was written. {options.report} shows the nearest one.")
         raise
+
+
+def _announcing(show: Any, model: str) -> Any:
+    lines = [f"compressing {model}, then measuring both models"]
+
+    def announced(name: str, done: int = 0, total: int = 0) -> None:
+        # Not before the checks are done.
+        if name != OPENING and lines:
+            say(lines.pop())
+        show(name, done, total)
+
+    return announced
 
 
 def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any:

@@ -223,12 +223,18 @@ def test_generation_is_estimated_by_configs_alone(preset, kerasmem, scheme):
 def test_a_length_is_that_of_all_open_inputs(preset, kerasmem, refused):
     line = "estimate preset --batch-size 2 --optimizer adam --json"
     found = kerasmem(f"{line} --length 8").json
-    assert found == kerasmem(f"{line} --input-shape 8 --input-shape 8").json
+    other = kerasmem(f"{line} --input-shape 8 --input-shape 8").json
+    assert _without_names(found) == _without_names(other)
     assert found["peak_bytes"] < kerasmem(f"{line} --length 64").json["peak_bytes"]
     message = refused(f"{line} --length 8 --input-shape 8 --input-shape 8")
     assert "either --length or --input-shape" in message
     message = refused("estimate model.keras --length 8")
     assert "with inputs of shape [(None, 6)]" in message
+
+
+def _without_names(estimate):
+    """Keras numbers some layers of a model that is opened again."""
+    return {**estimate, "parts": [{**p, "layer": None} for p in estimate["parts"]]}
 
 
 @pytest.mark.one_backend

@@ -617,7 +617,7 @@ def test_a_ratio_outside_of_0_to_1_is_an_error(ratio):
     ("arguments", "text"),
     [
         ({"criterion": "luck"}, "Received: criterion='luck'"),
-        ({"of": "bytes"}, "multiplications, memory, latency. Received: of='bytes'"),
+        ({"of": "bytes"}, "multiplications, memory. Received: of='bytes'"),
         (
             {"scope": "model"},
             "one of layer, global, isomorphic. Received: scope='model'",

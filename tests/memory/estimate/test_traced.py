@@ -141,12 +141,6 @@ def test_a_step_that_runs_is_measured(backend):
     assert (large.method, large.backend, large.device) == ("measured", backend, "cpu")
 
 
-def test_here_means_on_the_running_backend(cnn, backend):
-    other = "torch" if backend != "torch" else "jax"
-    with pytest.raises(errors.ConfigError, match=r"traced on the current backend"):
-        estimate_in_process(question(cnn, 8, backend=other))
-
-
 def test_a_loop_is_refused_where_nobody_can_size_it(backend):
     model = keras.Sequential([keras.Input((6, 4)), layers.SimpleRNN(3)])
     model.compile("sgd", "mse")
