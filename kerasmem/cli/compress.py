@@ -153,7 +153,6 @@ def _announcing(show: Any, model: str) -> Any:
     lines = [f"compressing {model}, then measuring both models"]
 
     def announced(name: str, done: int = 0, total: int = 0) -> None:
-        # Not before the checks are done.
         if name != OPENING and lines:
             say(lines.pop())
         show(name, done, total)

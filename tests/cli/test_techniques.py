@@ -128,8 +128,8 @@ def test_the_help_of_an_option_is_more_than_its_type(technique):
         assert "Defaults to" not in text
     (first, *_) = options_of(km.PruneChannels).values()
     assert first.settings["help"] == (
-        "Float in [0, 1). Fraction to remove of the quantity that of names (by default, "
-        "of all channels)."
+        "Float in [0, 1). Fraction to remove of the quantity that of names (by "
+        "default, of all channels)."
     )
 
 
