@@ -118,7 +118,7 @@ def test_layers_far_below_the_top_of_a_deep_sigmoid_network_vanish():
     assert finding.kind == "vanishing gradient"
     assert "hidden_0" in finding.layers
     assert "hidden_13" not in finding.layers
-    assert f"layers hidden_0 to {finding.layers[-1]} have norms" in finding.text
+    assert f"norms of layers hidden_0 to {finding.layers[-1]} are" in finding.text
 
 
 def test_a_layer_behind_relus_that_are_never_positive_is_dead():
