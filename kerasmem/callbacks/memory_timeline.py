@@ -30,7 +30,8 @@ class MemoryTimeline(keras.callbacks.Callback):
 
     The window ends before a validation and at the end of its epoch. If an exception
     ends `fit` inside the window, call `finish()` to read the profile. A framework
-    supports one profile at a time.
+    supports one profile at a time, so overlapping windows of two callbacks share the
+    first window.
 
     | backend | source |
     |---|---|
@@ -184,7 +185,9 @@ class MemoryTimeline(keras.callbacks.Callback):
         self._drop_windows(lambda window: window.is_abandoned())
         with self._guard("start a profile"):
             try:
-                self._window = _Window(self, self._fitted, step)
+                self._window = _window_of(self._fitted) or _Window(
+                    self, self._fitted, step
+                )
             except ProfilerUnavailableError as error:
                 self._tell_why_missing(f"{error} Training continues.")
 
@@ -194,6 +197,8 @@ class MemoryTimeline(keras.callbacks.Callback):
             return
         with self._guard("read the profile"):
             self.timelines, problems = window.close(step)
+            if window.end < min(step, self._steps.stop):
+                problems = [*problems, _cut_short(window, self._steps)]
             if problems:
                 self._guard.warn(" ".join(problems))
         if self.timelines and self._log_dir is not None:
@@ -231,7 +236,8 @@ class _Window:
     """
 
     def __init__(self, owner: object, model: Model, step: int) -> None:
-        self._begin = step
+        self.begin = self.end = step
+        self._seen: tuple[list[Timeline], list[str]] | None = None
         self._model, self._followed = watched(model)
         self._profiler = backends.current().memory_profiler(self._followed)
         try:
@@ -245,7 +251,16 @@ class _Window:
         _open_windows.add(self)
 
     def close(self, step: int) -> tuple[list[Timeline], list[str]]:
-        """Return the timelines before `step`, and the problems found."""
+        """Return the timelines before `step`, and the problems found.
+
+        Later calls return the same result, because several callbacks share a window.
+        """
+        if self._seen is None:
+            self._seen = self._read(step)
+        return self._seen
+
+    def _read(self, step: int) -> tuple[list[Timeline], list[str]]:
+        self.end = step
         try:
             model = watched_again(self._model, self._followed)
         except BaseException:
@@ -253,7 +268,7 @@ class _Window:
             raise
         self._at_end.detach()
         profile = self._profiler.stop()
-        steps = range(self._begin, step)
+        steps = range(self.begin, step)
         windows = timelines(profile, model, self._profiler.names, steps)
         problems = [profile.problem] if profile.problem else []
         return windows, problems + [_gap(one) for one in windows if one.lost_events]
@@ -274,12 +289,24 @@ class _Window:
 _open_windows: "weakref.WeakSet[_Window]" = weakref.WeakSet()
 
 
+def _window_of(model: Model) -> _Window | None:
+    return next((one for one in _open_windows if one.is_open_on(model)), None)
+
+
 def _gap(timeline: Timeline) -> str:
     events = timeline.lost_events + len(timeline.times_ns)
     return (
         f"The profiler lost events of {timeline.allocator}. The timeline is the "
         f"longest run without a gap, without {timeline.lost_events:,} of the "
         f"{events:,} reported events. Use fewer steps to lose fewer events."
+    )
+
+
+def _cut_short(window: _Window, wanted: range) -> str:
+    return (
+        "Another MemoryTimeline of this fit was recording, and only one profile can "
+        f"run at a time. Recorded steps: {window.begin} to {window.end - 1}, instead "
+        f"of {wanted.start} to {wanted.stop - 1}. Use the same steps for both."
     )
 
 

@@ -471,13 +471,28 @@ def only_one(monkeypatch):
 
 
 @pytest.mark.one_backend
-def test_a_second_timeline_in_one_fit_is_a_warning(only_one):
-    first, second = MemoryTimeline(), MemoryTimeline()
+def test_two_timelines_in_one_fit_have_the_same_window(only_one, tmp_path):
+    first, second = MemoryTimeline(), MemoryTimeline(log_dir=tmp_path)
     _, told = quiet(first, others=[second])
-    assert "MemoryTimeline could not start a profile: RuntimeError" in "".join(told)
+    gap = ["The profiler lost events of bfc"]
+    assert [text.partition(".")[0] for text in told] == gap * 2
+    assert first.timelines == second.timelines
+    assert first.timelines == list(read_run(tmp_path).timelines)
     assert (first.timelines[0].first_step, first.timelines[0].steps) == (2, 3)
-    assert second.timelines == []
     assert not OnlyOne.running
+
+
+@pytest.mark.one_backend
+def test_a_window_that_another_cuts_short_is_told(only_one):
+    second = MemoryTimeline(steps=range(3, 6))
+    _, told = quiet(MemoryTimeline(steps=range(2, 4)), others=[second])
+    assert (
+        "Another MemoryTimeline of this fit was recording, and only one profile can "
+        "run at a time. Recorded steps: 2 to 3, instead of 3 to 5. Use the same steps "
+        "for both."
+    ) in told[1]
+    (timeline,) = second.timelines
+    assert (timeline.first_step, timeline.steps) == (2, 2)
 
 
 @pytest.mark.one_backend

@@ -129,7 +129,7 @@ def test_a_number_of_layers_is_compared_with_the_arrays_in_the_file(
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    with pytest.raises(ModelFileError, match="105 layers.* its file 24 arrays"):
+    with pytest.raises(ModelFileError, match="105 layers.* its file has 24 arrays"):
         km.load_model(path)
     assert keras.Layer.__init__.__qualname__ == "Layer.__init__"
 
