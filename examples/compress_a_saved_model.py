@@ -57,7 +57,7 @@ def main() -> None:
         reloaded = keras.models.load_model(small)
         accuracy = reloaded.evaluate(*validation_data, verbose=0)[1]
 
-    console = Console(width=100)
+    console = Console(width=130)
     console.print(comparison_table(result.report.by_name()))
     console.print(terminal_table(weight_table(result.changes)))
     print(f"accuracy of the saved file, loaded by stock Keras: {accuracy:.4f}")

@@ -174,7 +174,7 @@ def schemes(model):
 def test_bits_go_where_outputs_suffer_and_not_where_weights_do(rounding):
     model = with_a_deaf_branch()
     x = np.random.default_rng(1).normal(size=(64, WIDTH)).astype("float32")
-    int4 = km.compress(model, km.Quantize("int4")).model
+    int4 = km.compress(model, km.Quantize("int4", granularity="channel")).model
     end = 4 * 32 * CLASSES - (32 * CLASSES // 2 + 4 * CLASSES)  # it stays float
     budget = sum(map(nbytes, int4.weights)) + end + WIDTH * 16 // 2
     choice = {"budget": km.Budget(budget), "exclude": "end"}

@@ -236,8 +236,22 @@ class _RecordsSlots(keras.optimizers.Optimizer):
         dtype_name = keras.backend.standardize_dtype(dtype)
         # Keras uses this path, by which a distribution may identify the variable.
         slot = _StandIn(shape, dtype_name, name, f"{self.name}/{name}")
-        slot._layout = options.get("layout") or self.ledger.sharding.layout_of(slot)
+        slot._layout = self.ledger.sharding.layout_of(slot)
         self.ledger.add(*self.ledger.owner(name), slot.held, dtype)
+        return slot
+
+    def add_variable_from_reference(
+        self, reference_variable: Any, name: str | None = None, **options: Any
+    ) -> Any:
+        """Record a variable in the shape of another variable."""
+        if self.ledger is None:
+            return super().add_variable_from_reference(
+                reference_variable, name, **options
+            )
+        v, path = reference_variable, f"{reference_variable.path}/{name}"
+        slot = _StandIn(v.shape, v.dtype, name or "variable", path)
+        slot._layout = v._layout
+        self.ledger.add(slot.name, v.path, slot.held, v.dtype)
         return slot
 
     def assign(self, *_: Any) -> None:
