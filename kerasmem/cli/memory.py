@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,8 @@ def estimate(options: Namespace) -> CommandResult:
 
 def _shapes(options: Namespace, model: Any) -> Any:
     """Return the input shapes of `--input-shape` or `--length`."""
+    from kerasmem.files.data.check import input_names
+
     if options.length is None:
         return options.input_shapes
     if options.input_shapes:
@@ -173,7 +175,10 @@ def _shapes(options: Namespace, model: Any) -> Any:
             "Expected either --length or --input-shape. Received: --length "
             f"{options.length} and --input-shape."
         )
-    shapes = {tensor.name: tensor.shape[1:] for tensor in model.inputs or ()}
+    # A subclassed model has no inputs.
+    inputs: Sequence[Any] = getattr(model, "inputs", None) or ()
+    names = input_names(model) if inputs else ()
+    shapes = {n: x.shape[1:] for n, x in zip(names, inputs, strict=True)}
     lengths = {n: (options.length,) for n, shape in shapes.items() if shape == (None,)}
     if not lengths:
         raise ConfigError(

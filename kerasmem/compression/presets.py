@@ -5,7 +5,6 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Collection, Mapping
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +74,19 @@ def write_preset(model: Model, folder: Path, coding: Coding) -> None:
 
 
 def save_preset(model: Model, folder: str | Path) -> None:
-    """Writes a compressed task or backbone as KerasHub's `save_to_preset` would.
+    """Writes a compressed task as KerasHub's `save_to_preset` would.
 
     KerasHub reads the class of the backbone in its config, so the config must name the
     float class. Files in an existing folder are replaced once all files are written.
     """
-    if _WRITING.get():  # called for the backbone of a task
-        _save_by_hub(model, folder)
-        return
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         preset = Path(temporary, "preset")
         write_preset(model, preset, "deflate")
+        for pattern in ("model.weights.json", "model_*.weights.h5"):  # shards
+            for file in Path(folder).glob(pattern):
+                file.unlink()
         copy_files(preset, Path(folder))
-
-
-_WRITING: ContextVar[bool] = ContextVar("writing", default=False)
 
 
 def _save_by_hub(model: Model, folder: str | Path) -> None:
@@ -99,11 +95,7 @@ def _save_by_hub(model: Model, folder: str | Path) -> None:
         for cls in type(model).__mro__
         if "save_to_preset" in vars(cls) and not cls.__module__.startswith("kerasmem.")
     )
-    token = _WRITING.set(True)
-    try:
-        save(model, str(folder))
-    finally:
-        _WRITING.reset(token)
+    save(model, str(folder))
 
 
 def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -> None:

@@ -26,7 +26,7 @@ def become(layer: Layer, form: type, block: type, name: str) -> None:
 @functools.cache
 def _combined(form: type, cls: type, block: type, name: str) -> type:
     attributes: dict[str, Any] = {"__module__": block.__module__}
-    if getattr(cls, "save_to_preset", None):
+    if getattr(cls, "save_task_weights", None):
         attributes["save_to_preset"] = _save_to_preset
     combined_class = type(name, (form, cls), attributes)
     package, registered_name = keras.saving.get_registered_name(block).split(">")
@@ -39,7 +39,7 @@ def _combined(form: type, cls: type, block: type, name: str) -> type:
 def _save_to_preset(
     self: Any, preset_dir: str | Path, max_shard_size: float | None = None
 ) -> None:
-    """Saves the model as a KerasHub preset, with all weights in one file."""
+    """Saves the task as a KerasHub preset, with all weights in one file."""
     del max_shard_size
     feature("save_preset")(self, preset_dir)
 
