@@ -53,7 +53,7 @@ class Pruning(AttachedCallback):
     | `sparsity` | current target sparsity of the pruned weights, 0 to 1 |
     | `model_sparsity` | pruned entries as a fraction of all parameters of the model |
 
-    Cost: one byte per pruned weight (one bit if XLA compiles the step), and one pass
+    Cost: one byte per pruned weight, and one pass
     over these weights per update. Criteria that use gradients need a float32 per
     weight, and splicing needs another one.
 

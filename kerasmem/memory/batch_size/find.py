@@ -2,128 +2,45 @@
 
 import functools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from kerasmem.backends import device_kind
 from kerasmem.checks import Whole
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ChildDiedError, ConfigError, ModelError
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_graph
+from kerasmem.memory.batch_size.search import (
+    MOST_FAILURES,
+    MOST_TRIALS,
+    BatchSizeSearch,
+)
 from kerasmem.memory.batch_size.trial import (
+    ONE_THREAD,
     USABLE,
     BatchSize,
     BatchSizeTrial,
     CurvePoint,
     attempt,
     limit_in_bytes,
+    ran_out_of_memory,
 )
 from kerasmem.memory.estimate.device_specs import usable_bytes
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
-from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, later_peak, peak_of
+from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.sharding import ONE_DEVICE
+from kerasmem.memory.estimate.traced.on_torch import later_step
+from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.unbuilt import built_model
 from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.types import Dataset, Model, Optimizer
 from kerasmem.units import format_bytes, parse_bytes
 
-TOLERANCE = 1.06
-"""The search ends if this multiple of a batch size that fits is known to fail."""
-
-_CAUTION = 1.2  # The first trial fits even if the true peak is 1.2 times the estimate.
-_PROBE = 1.05
-_BOLDNESS = 0.7
-MOST_FAILURES = 2
-MOST_TRIALS = 16
-"""Maximum number of trials of a search."""
-
-
-@dataclass
-class BatchSizeSearch:
-    """Searches for the largest batch size that fits.
-
-    Args:
-        predict: Increasing function from a batch size to its estimated peak in bytes.
-        attempt: Tests a batch size.
-        limit_bytes: Memory limit in bytes.
-        fixed_bytes: Bytes in use for any batch size.
-        sizes: Allowed batch sizes, ascending.
-        most_failures: Number of failed trials that ends the search.
-    """
-
-    predict: Callable[[int], int]
-    attempt: Callable[[int], BatchSizeTrial]
-    limit_bytes: int
-    fixed_bytes: int
-    sizes: Sequence[int]
-    most_failures: int = MOST_FAILURES
-    trials: list[BatchSizeTrial] = field(default_factory=list)
-
-    def run(self) -> int:
-        """Return the largest batch size that fits, 0 if no trial succeeded."""
-        while not self._is_done():
-            self.trials.append(self.attempt(self._next()))
-        return self._fits
-
-    def corrected(self, batch_size: int) -> int:
-        """Return the estimated peak, scaled by the trial with the largest batch."""
-        trials = [t for t in self.trials if t.peak_bytes is not None]
-        if not trials:
-            return self.predict(batch_size)
-        last = max(trials, key=lambda trial: trial.batch_size)
-        estimate = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
-        was = max((last.peak_bytes or 0) - self.fixed_bytes, 1)
-        step = self.predict(batch_size) - self.fixed_bytes
-        return self.fixed_bytes + round(step * was / estimate)
-
-    @property
-    def _fits(self) -> int:
-        return max((t.batch_size for t in self.trials if t.fits), default=0)
-
-    @property
-    def _fails(self) -> int | None:
-        return min((t.batch_size for t in self.trials if not t.fits), default=None)
-
-    @property
-    def _failures(self) -> int:
-        return sum(not trial.fits for trial in self.trials)
-
-    def _is_done(self) -> bool:
-        fails, fits = self._fails, self._fits
-        if self._failures >= self.most_failures or len(self.trials) >= MOST_TRIALS:
-            return True
-        if fails is None:
-            return fits >= self.sizes[-1]
-        return fails <= max(self._above(fits), int(TOLERANCE * fits))
-
-    def _above(self, size: int) -> int:
-        return self.sizes[bisect_right(self.sizes, size)]
-
-    def _next(self) -> int:
-        below = bisect_right(self.sizes, self._wanted())
-        size = self.sizes[max(below - 1, 0)]
-        return size if size > self._fits else self._above(self._fits)
-
-    def _wanted(self) -> int:
-        fits, fails = self._fits, self._fails
-        if not self.trials:
-            return self._most(lambda size: self.predict(size) * _CAUTION)
-        if fails is None:
-            probe = max(fits + 1, round(_PROBE * fits))
-            return max(self._most(self.corrected), probe)
-        if not fits:
-            return max(fails // 2, 1)
-        # If this batch size fails too, the search is within the tolerance.
-        close = max(fits + 1, int(TOLERANCE * fits))
-        if any(trial.peak_bytes is not None for trial in self.trials):
-            target = min(self._most(self.corrected), fails)
-            close = max(close, fits + int(_BOLDNESS * (target - fits)))
-        return min(close, fails - 1)
-
-    def _most(self, peak: Callable[[int], float]) -> int:
-        fitting = bisect_right(self.sizes, self.limit_bytes, key=peak)
-        return self.sizes[max(fitting - 1, 0)]
+_SMALL = (8, 16)
 
 
 def find_batch_size(  # noqa: PLR0913 - a public entry point
@@ -230,12 +147,6 @@ def _search(
         )
     usable = fixed_bytes + round(USABLE * (limit_bytes - fixed_bytes))
 
-    estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
-
-    @functools.cache
-    def predicted(size: int) -> int:
-        return estimate(request.with_batch_size(size)).peak_bytes
-
     def tried(size: int) -> BatchSizeTrial:
         return attempt(request.with_batch_size(size), limit_bytes, usable)
 
@@ -247,7 +158,7 @@ def _search(
         )
 
     return BatchSizeSearch(
-        predict=predicted,
+        predict=predictor(request, sizes[-1]),
         attempt=planned if by_plans else tried,
         limit_bytes=usable,
         fixed_bytes=fixed_bytes,
@@ -286,3 +197,57 @@ def _check_free_batch(model: Model) -> None:
             "without stateful layers, built with keras.Input(shape) without "
             f"batch_size. Received: batch size {size}."
         )
+
+
+def predictor(request: Request, largest: int) -> Callable[[int], int]:
+    """Return an increasing function from batch size to estimated peak in bytes."""
+    estimate = METHODS["analytic" if has_graph(request.model) else "traced"]
+
+    @functools.cache
+    def estimated(size: int) -> int:
+        return estimate(request.with_batch_size(size)).peak_bytes
+
+    if request.device == "gpu":
+        return estimated
+    # The interpolation needs at least two sizes.
+    sizes = [1 << power for power in range(max(largest - 1, 1).bit_length() + 1)]
+    try:
+        answer = run_in_child(
+            f"{__name__}:answer",
+            {**request.job(), "sizes": sizes},
+            backend=request.backend,
+            environment={**ON_THE_CPU, **COUNTING_ALLOCATOR, **ONE_THREAD},
+            doing=f"Measuring batches of up to {_SMALL[1]} samples",
+        )
+    except ChildDiedError as error:
+        if not ran_out_of_memory(error):
+            raise
+        return estimated
+    # The order of operations varies from step to step. A larger batch can therefore
+    # reach the peak measured for a smaller batch.
+    peaks = list(accumulate(answer["peaks"], max))
+    return functools.partial(_between, sizes, peaks)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the peaks on the CPU of this machine. Runs in the child process."""
+    request, sizes = request_of(job), job["sizes"]
+    with custom_step_errors(request):
+        low, high = (_peak(request.with_batch_size(size)) for size in _SMALL)
+    slope = (high - low) / (_SMALL[1] - _SMALL[0])
+    return {"peaks": [round(high + slope * (size - _SMALL[1])) for size in sizes]}
+
+
+def _peak(request: Request) -> int:
+    if request.backend == "jax":
+        return estimate_in_process(request).peak_bytes
+    if request.backend == "tensorflow":
+        return later_peak(request, 3) or 0
+    return peak_of(later_step(request))
+
+
+def _between(sizes: Sequence[int], peaks: Sequence[int], batch_size: int) -> int:
+    place = min(max(bisect_right(sizes, batch_size), 1), len(sizes) - 1)
+    low, high = sizes[place - 1], sizes[place]
+    slope = (peaks[place] - peaks[place - 1]) / (high - low)
+    return round(peaks[place - 1] + slope * (batch_size - low))

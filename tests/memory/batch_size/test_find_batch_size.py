@@ -11,10 +11,13 @@ from kerasmem.memory.batch_size import (
     BatchSize,
     BatchSizeTrial,
     CurvePoint,
+    find,
     find_batch_size,
 )
 from kerasmem.memory.batch_size.trial import attempt, limit_in_bytes
+from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.request import Input, Request
+from kerasmem.processes import death
 from kerasmem.units import MIB
 
 WIDTH = 1024
@@ -98,6 +101,35 @@ def test_without_a_limit_that_of_the_allocator_counts(monkeypatch):
     monkeypatch.setenv("TF_CPU_ALLOCATOR_USE_BFC", "1")
     monkeypatch.setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", "3")
     assert limit_in_bytes(None, "cpu") == 3 * MIB
+
+
+@pytest.mark.one_backend
+def test_a_prediction_never_falls_where_what_was_measured_does(wide, monkeypatch):
+    measured = {"peaks": [700, 600, 610, 900]}
+    monkeypatch.setattr(find, "run_in_child", lambda *_, **__: measured)
+    predicted = find.predictor(request_for(wide, 1), largest=8)
+    assert [predicted(size) for size in (1, 2, 3, 4, 6, 8)] == [700] * 4 + [800, 900]
+
+
+@pytest.mark.one_backend
+def test_the_estimate_predicts_if_measuring_runs_out_of_memory(wide, monkeypatch):
+    def measured(*_, doing, **__):
+        raise death(doing, 1, "ResourceExhaustedError: OOM when allocating tensor")
+
+    monkeypatch.setattr(find, "run_in_child", measured)
+    predicted = find.predictor(request_for(wide, 1), largest=128)
+    for size in 1, 64:
+        estimate = estimate_memory(wide, size, device="cpu")
+        assert predicted(size) == estimate.peak_bytes
+
+
+@pytest.mark.one_backend
+def test_there_is_a_prediction_where_one_sample_is_the_most(wide, monkeypatch):
+    def measured(_, job, **__):
+        return {"peaks": [100 * size for size in job["sizes"]]}
+
+    monkeypatch.setattr(find, "run_in_child", measured)
+    assert find.predictor(request_for(wide, 1), largest=1)(1) == 100
 
 
 class Broken(layers.Layer):

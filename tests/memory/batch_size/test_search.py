@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasmem.memory.batch_size.find import TOLERANCE, BatchSizeSearch
+from kerasmem.memory.batch_size.search import TOLERANCE, BatchSizeSearch
 from kerasmem.memory.batch_size.trial import BatchSizeTrial
 
 pytestmark = pytest.mark.one_backend
