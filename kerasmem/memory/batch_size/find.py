@@ -29,10 +29,9 @@ from kerasmem.memory.batch_size.trial import (
 )
 from kerasmem.memory.estimate.device_specs import usable_bytes
 from kerasmem.memory.estimate.estimate import METHODS, checked_request
-from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, later_peak, peak_of
+from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR, peak_in_process
 from kerasmem.memory.estimate.request import Request, custom_step_errors, request_of
 from kerasmem.memory.estimate.sharding import ONE_DEVICE
-from kerasmem.memory.estimate.traced.on_torch import later_step
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.unbuilt import built_model
 from kerasmem.memory.estimate.variables import persistent_parts
@@ -241,9 +240,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, list[int]]:
 def _peak(request: Request) -> int:
     if request.backend == "jax":
         return estimate_in_process(request).peak_bytes
-    if request.backend == "tensorflow":
-        return later_peak(request, 3) or 0
-    return peak_of(later_step(request))
+    return peak_in_process(request)
 
 
 def _between(sizes: Sequence[int], peaks: Sequence[int], batch_size: int) -> int:

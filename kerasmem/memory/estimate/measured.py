@@ -50,18 +50,21 @@ def estimate_in_process(request: Request) -> MemoryEstimate:
     """Estimate the memory from real steps in this process.
 
     The model is trained for a few steps on zeros, so it must be a copy.
-
     """
-    if request.backend == "tensorflow":
-        peak = later_peak(request, _STEPS) or 0
-    else:
-        peak = peak_of(later_step(request))
+    peak = peak_in_process(request)
     sums = watched(request.model)[0].bytes_by_place()
     peak = max(peak, sum(sums.values()))
     sums["temporary", None] += peak - sum(sums.values())
     low, high = (round(multiple * peak) for multiple in _SPREAD[request.backend])
     parts = (EstimatePart(*place, size) for place, size in sums.items())
     return request.answer("measured", parts, (low, peak, high))
+
+
+def peak_in_process(request: Request) -> int:
+    """Return the measured peak of a later step, on TensorFlow or torch."""
+    if request.backend == "tensorflow":
+        return later_peak(request, _STEPS) or 0
+    return peak_of(later_step(request))
 
 
 def later_peak(request: Request, steps: int) -> int | None:
