@@ -169,6 +169,7 @@ class GradientMonitor(AttachedCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add a record, write its values to `logs` and report problems."""
+        self._log.begin(self.model)
         findings: list[Finding] = []
         with self._guard("read the gradients"):
             reading = self._tally.read(epoch, self._skipped()) if self._tally else None
@@ -202,7 +203,6 @@ class GradientMonitor(AttachedCallback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Remove all hooks from the model."""
         super().on_train_end(logs)
-        self._log.begin(self.model)
 
     def _skipped(self) -> int:
         optimizer = self.model.optimizer

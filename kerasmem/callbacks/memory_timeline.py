@@ -149,6 +149,7 @@ class MemoryTimeline(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Close the window."""
         self._close(self._seen)
+        self._log.begin(self._fitted)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Close the window, or warn if its steps were never reached."""
@@ -157,7 +158,6 @@ class MemoryTimeline(keras.callbacks.Callback):
                 f"MemoryTimeline recorded no step: `fit` ran {self._seen} steps and "
                 "the window starts later. Use earlier steps, such as steps=range(0, 1)."
             )
-        self._log.begin(self._fitted)
         self.finish()
 
     def finish(self) -> None:

@@ -66,6 +66,7 @@ class RunLog:
         self._guard = guard
         self._journals: dict[str, Journal] = {}
         self.process, self.processes = 0, 1
+        self._start: datetime | None = None
 
     def find_process(self, model: Model) -> None:
         """Set the index of this process. Each process has separate files."""
@@ -73,9 +74,15 @@ class RunLog:
         self._journals = {}
 
     def begin(self, model: Model) -> None:
-        """Write `run.json` for a built model, unless it exists."""
+        """Write `run.json` for a built model, unless it exists.
+
+        TensorFlow builds a model without an `Input` only in its first step. Monitors
+        therefore call this method again after each epoch. The start of the run is the
+        first call.
+        """
+        self._start = self._start or datetime.now(UTC)
         with self._guard("write run.json"):
-            begin_run(self._log_dir, model)
+            begin_run(self._log_dir, model, self._start)
 
     def append(self, stem: str, record: JsonRecord) -> None:
         """Append a record to the file with a stem such as `"memory"`."""
@@ -111,11 +118,14 @@ def epoch_figures(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**losses, "metrics": metrics}
 
 
-def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
-    """Write `run.json` to the folder of the run once. Only process 0 writes.
+def begin_run(
+    log_dir: str | os.PathLike[str] | None,
+    model: Model,
+    start: datetime | None = None,
+) -> None:
+    """Write `run.json` of a built model once. Only process 0 writes.
 
-    TensorFlow builds a model without an `Input` only in its first step, so `RunLog`
-    calls this function again after the first epoch.
+    `start` is now by default.
     """
     if log_dir is None or not model.built:
         return
@@ -125,13 +135,14 @@ def begin_run(log_dir: str | os.PathLike[str] | None, model: Model) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     backend = keras.backend.backend()
+    start = (start or datetime.now(UTC)).astimezone()
     info = RunInfo(
         model=model.name,
         parameters=model.count_params(),
         weight_bytes=sum(nbytes(variable) for variable in model.weights),
         backend=backend,
         versions={name: version(name) for name in ("keras", backend, "kerasmem")},
-        started=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+        started=start.isoformat(timespec="seconds"),
         processes=processes,
     )
     with replacing(path, follow_link=False) as temporary:

@@ -7,8 +7,10 @@ import math
 import os
 import subprocess
 import sys
+import time
 import warnings
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import keras
 import numpy as np
@@ -16,7 +18,12 @@ import pytest
 
 import kerasmem as km
 from kerasmem import backends
-from kerasmem.callbacks import GradientMonitor, MemoryMonitor, Pruning
+from kerasmem.callbacks import (
+    GradientMonitor,
+    MemoryMonitor,
+    MemoryTimeline,
+    Pruning,
+)
 from kerasmem.callbacks.gradient_state import GradientState
 from kerasmem.callbacks.gradient_tally import GradientTally
 from kerasmem.errors import ConfigError, KerasMemWarning
@@ -730,12 +737,25 @@ def test_where_warnings_are_errors_training_goes_on(make_model, data, caplog):
     assert "NaN" in caplog.text
 
 
-def test_a_model_without_an_input_gets_its_size_into_the_run(data, tmp_path):
+@pytest.mark.parametrize("cls", [GradientMonitor, MemoryMonitor, MemoryTimeline])
+def test_a_model_without_an_input_is_in_the_run_after_an_epoch(cls, data, tmp_path):
     model = keras.Sequential([keras.layers.Dense(3)])
     model.compile("sgd", "mse")
-    fit(model, data, [GradientMonitor(log_dir=tmp_path)])
-    info = RunInfo.from_json((tmp_path / "run.json").read_text())
+    seen = []
+
+    class Reader(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch:
+                text = (tmp_path / "run.json").read_text()
+                seen.append((RunInfo.from_json(text), datetime.now().astimezone()))
+            else:
+                time.sleep(1.1)
+
+    fit(model, data, [cls(log_dir=tmp_path), Reader()], epochs=2)
+    [(info, at)] = seen
     assert info.parameters == 21
+    started = datetime.fromisoformat(info.started)
+    assert started + timedelta(seconds=1) < at
 
 
 @pytest.mark.one_backend
