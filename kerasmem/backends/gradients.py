@@ -74,11 +74,11 @@ def _observe_clipping(
     # of micro-batches and `_backend_update_step` clipped ones. `_clip_gradients`, in
     # between, gets unscaled, accumulated gradients. With accumulation, JAX runs this
     # code in every step, and reverts the assignments of a step without an update.
-    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def clip(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         note(*args, **kwargs)
         return original(*args, **kwargs)
 
-    def update(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         begin(*args, **kwargs)
         result = original(*args, **kwargs)
         end()
@@ -96,7 +96,7 @@ def _observe_apply(
     optimizer: Optimizer, begin: Callable[..., None], end: Callable[[], None]
 ) -> Callable[[], None]:
     # Each inner optimizer gets only part of the gradients.
-    def apply(original: Any, gradients: Any, variables: Any) -> Any:
+    def apply(original: Callable[..., Any], gradients: Any, variables: Any) -> Any:
         scale = optimizer.loss_scale_factor
         true_gradients = [
             g if g is None or scale is None else g / scale for g in gradients
@@ -130,7 +130,9 @@ def around_apply(
     variables.
     """
 
-    def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        original: Callable[..., Any], grads: Any, trainable_variables: Any = None
+    ) -> Any:
         # Private: the variables that the optimizer was built for, the default of
         # `apply`.
         variables = trainable_variables or optimizer._trainable_variables

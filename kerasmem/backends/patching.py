@@ -62,7 +62,7 @@ def call_before(
 ) -> Callable[[], None]:
     """Call `observer()` before every call of a method, and return the undo function."""
 
-    def observed(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def observed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         observer()
         return original(*args, **kwargs)
 

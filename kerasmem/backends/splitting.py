@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 from kerasmem.errors import DataError
-from kerasmem.types import Tensors
+from kerasmem.types import Tensor, Tensors
 
 
-def rows(array: Any, begin: int, end: int) -> Any:
+def rows(array: Tensor, begin: int, end: int) -> Any:
     """Return a range of the samples of an array."""
     return array[begin:end]
 

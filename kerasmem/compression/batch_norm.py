@@ -22,7 +22,7 @@ from kerasmem.graph.layers import sublayers, weights
 from kerasmem.graph.observe import observe
 from kerasmem.graph.values import not_finite, to_numpy
 from kerasmem.records import WeightChange
-from kerasmem.types import Dataset, Model, Tensors
+from kerasmem.types import Dataset, Model, Tensor, Tensors
 
 NAME = "reestimate_batch_norm"
 SAMPLES, JUDGING_SAMPLES, BATCH_SIZE = 512, 256, 32
@@ -147,7 +147,7 @@ def own_loss(model: Model, samples: tuple[Any, Any, Any], outputs: Tensors) -> f
     return float(model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight))
 
 
-def _as_tensor(array: Any) -> Any:
+def _as_tensor(array: Tensor) -> Any:
     return None if array is None else keras.ops.convert_to_tensor(array)
 
 

@@ -46,7 +46,7 @@ def evaluate_by_layers(
     return {**values, "loss": total / max(count, 1)}
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: Tensor) -> Any:
     return None if array is None else keras.ops.convert_to_tensor(array)
 
 

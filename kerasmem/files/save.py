@@ -39,7 +39,7 @@ from kerasmem.files.write import WrittenModel, write_model
 from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.values import to_numpy
-from kerasmem.types import Layer, Model
+from kerasmem.types import Layer, Model, Variable
 
 _PIECE = 1 << 20
 
@@ -160,7 +160,7 @@ def _is_in_place(weights: Weights, path: Path, written: WrittenModel) -> bool:
     }
     arrays |= {name: np.asarray(words) for name, words in written.words.items()}
 
-    def compare(weight: Any, opened: Any) -> bool:
+    def compare(weight: Variable, opened: Any) -> bool:
         value = first_value(opened)
         if isinstance(value, MappedArray):
             return written.variables.get(value.name or "") is weight
@@ -177,7 +177,7 @@ def _is_in_place(weights: Weights, path: Path, written: WrittenModel) -> bool:
     return True
 
 
-def _same_value(weight: Any, opened: Any) -> bool:
+def _same_value(weight: Variable, opened: Any) -> bool:
     return same_bits(to_numpy(weight), to_numpy(first_value(opened)))
 
 
@@ -230,7 +230,7 @@ def _compare(ours: Weights, opened: Any, is_same: Callable[[Any, Any], bool]) ->
         _compare_weights(owner, weight, other, is_same)
 
 
-def _is_merged(owner: Any, weight: Any) -> bool:
+def _is_merged(owner: Layer, weight: Variable) -> bool:
     return getattr(owner, "lora_enabled", False) and weight.name.startswith("lora_")
 
 
@@ -243,7 +243,7 @@ def _owners_and_weights(layers: list[Any]) -> Weights:
 
 
 def _compare_weights(
-    owner: Any, weight: Any, opened: Any, is_same: Callable[[Any, Any], bool]
+    owner: Layer, weight: Variable, opened: Any, is_same: Callable[[Any, Any], bool]
 ) -> None:
     form, opened_form = ((tuple(each.shape), each.dtype) for each in (weight, opened))
     if form != opened_form:

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kerasmem.errors import ModelError
+from kerasmem.types import Model
 
 
 class Residuals(Enum):
@@ -44,18 +45,18 @@ class ActivationPolicy:
 _POLICIES: WeakKeyDictionary[Any, ActivationPolicy] = WeakKeyDictionary()
 
 
-def set_policy(model: Any, policy: ActivationPolicy) -> None:
+def set_policy(model: Model, policy: ActivationPolicy) -> None:
     """Records the activation policy of `model`."""
     _POLICIES[model] = policy
 
 
-def policy_of(model: Any) -> ActivationPolicy | None:
+def policy_of(model: Model) -> ActivationPolicy | None:
     """Returns the activation policy of a model, or None."""
     return _POLICIES.get(model)
 
 
 @contextmanager
-def assumed_policy(model: Any, policy: ActivationPolicy) -> Iterator[None]:
+def assumed_policy(model: Model, policy: ActivationPolicy) -> Iterator[None]:
     """Sets the policy of a model without a policy in the scope, for an estimate."""
     _POLICIES[model] = policy
     try:
@@ -64,7 +65,7 @@ def assumed_policy(model: Any, policy: ActivationPolicy) -> Iterator[None]:
         del _POLICIES[model]
 
 
-def check_one_policy(model: Any, function: str) -> None:
+def check_one_policy(model: Model, function: str) -> None:
     """Checks that a model has no activation policy of another function.
 
     A copy would lose this policy.
@@ -79,7 +80,7 @@ def check_one_policy(model: Any, function: str) -> None:
         )
 
 
-def policy_settings(model: Any) -> dict[str, Any] | None:
+def policy_settings(model: Model) -> dict[str, Any] | None:
     """Returns the input of `apply_policy` in another process, or None."""
     policy = policy_of(model)
     if policy is None:
@@ -88,7 +89,7 @@ def policy_settings(model: Any) -> dict[str, Any] | None:
     return {"task": task, "settings": dict(policy.settings)}
 
 
-def apply_policy(model: Any, settings: Mapping[str, Any] | None) -> None:
+def apply_policy(model: Model, settings: Mapping[str, Any] | None) -> None:
     """Applies the policy described by `policy_settings` to a new model."""
     if settings is not None:
         module, _, function = settings["task"].partition(":")

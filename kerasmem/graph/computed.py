@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from kerasmem.types import Variable
+
 
 class ComputedVariable(keras.Variable):
     """Computed replacement of a weight. A subclass defines `value` and `dtype`.
@@ -42,7 +44,7 @@ class ComputedVariable(keras.Variable):
 
 
 @contextmanager
-def named_beside(weight: Any) -> Iterator[None]:
+def named_beside(weight: Variable) -> Iterator[None]:
     """Opens name scopes, so that new variables have the path prefix of a weight."""
     with ExitStack() as scopes:
         for part in weight.path.split("/")[:-1]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from kerasmem.graph.outputs import ModelOutput, OutputForm, OutputTask
 from kerasmem.graph.values import to_numpy
-from kerasmem.types import Tensors
+from kerasmem.types import Tensor, Tensors
 
 _NEAR, _LEAST = 1e-3, float(np.finfo(np.float32).tiny)
 
@@ -22,7 +22,7 @@ def log_probabilities(outputs: Tensors) -> Any:
     return ops.log_softmax(outputs, axis=-1)
 
 
-def kl_divergence(exact: Any, other: Any) -> Any:
+def kl_divergence(exact: Tensor, other: Tensor) -> Any:
     """Returns KL(exact || other) of log-probabilities over the last axis, in nats."""
     ops = keras.ops
     share = ops.exp(exact)
@@ -31,7 +31,7 @@ def kl_divergence(exact: Any, other: Any) -> Any:
     return ops.sum(terms, axis=-1)
 
 
-def divergence(exact: Any, other: Any, kind: ModelOutput, variance: float) -> Any:
+def divergence(exact: Tensor, other: Tensor, kind: ModelOutput, variance: float) -> Any:
     """Returns the divergence between outputs of two models, reduced over the last axis.
 
     For classes, this is the KL divergence. For independent probabilities, it is the sum

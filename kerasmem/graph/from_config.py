@@ -109,7 +109,7 @@ def without_first_values() -> Iterator[None]:
         yield
 
 
-def _of_config(cls: Any, get_config: Callable[[], dict[str, Any]]) -> Any | None:
+def _of_config(cls: type, get_config: Callable[[], dict[str, Any]]) -> Any | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # already shown for the original model
@@ -160,7 +160,7 @@ def restore_lora(model: Model, copy: Any) -> None:
             after.assign(to_numpy(before))
 
 
-def _is_plain(cls: Any) -> bool:
+def _is_plain(cls: type) -> bool:
     return (
         cls.__module__.startswith(("keras.", "keras_hub.", "kerasmem.extras.chunked."))
         and cls is not keras.layers.Lambda
@@ -168,7 +168,7 @@ def _is_plain(cls: Any) -> bool:
     )
 
 
-def _saves_more(cls: Any) -> bool:
+def _saves_more(cls: type) -> bool:
     has_assets = getattr(cls, "load_assets", None) is not None
     return has_assets or cls.load_own_variables not in _PLAIN
 
@@ -247,7 +247,7 @@ def keep_lambdas(settings: dict[str, Any], lambdas: Mapping[str, Any]) -> None:
         )
 
 
-def takes(function: Any, settings: dict[str, Any]) -> bool:
+def takes(function: Callable[..., Any], settings: dict[str, Any]) -> bool:
     """Returns whether a function accepts these arguments and needs no others."""
     with suppress(TypeError):
         return bool(inspect.signature(function).bind(**settings))

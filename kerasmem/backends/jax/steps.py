@@ -150,7 +150,7 @@ class JaxSteps(Steps):
         places = [own.index(id(state.variable)) for state in states]
 
         def update(
-            original: Any, variables: Any, gradients: Any, trainable: Any
+            original: Callable[..., Any], variables: Any, gradients: Any, trainable: Any
         ) -> tuple[list[Any], list[Any]]:
             now = part()
             if now is None:

@@ -1,7 +1,7 @@
 """JAX variables: extra step state and lazy values."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -65,7 +65,7 @@ class OptimizerState(StepState):
         _remove(_tracked(self._optimizer), self.variable)
         self._optimizer._untrack_variable(self.variable)
 
-    def _without(self, original: Any, store: Any) -> Any:
+    def _without(self, original: Callable[..., Any], store: Any) -> Any:
         variables = _tracked(self._optimizer)
         place = _place(variables, self.variable)
         if place is None:

@@ -19,10 +19,10 @@ from kerasmem.backends.steps import (
     StepBackend,
     count_traces,
 )
-from kerasmem.types import Logs, Model, Tensors, Variable
+from kerasmem.types import Logs, Model, Tensor, Tensors, Variable
 
 
-def _rows(array: Any, begin: int, end: int) -> Any:
+def _rows(array: Tensor, begin: int, end: int) -> Any:
     if isinstance(array, tf.SparseTensor):
         start = [begin] + [0] * (array.shape.rank - 1)
         return tf.sparse.slice(array, start, [end - begin, *array.shape[1:]])

@@ -231,7 +231,9 @@ class _Scopes:
         self._hook(call.outputs, path)
         return call
 
-    def around_update(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def around_update(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         self._say("optimizer", None)
         try:
             return original(*args, **kwargs)

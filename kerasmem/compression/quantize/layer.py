@@ -44,7 +44,7 @@ from kerasmem.graph.lora import (
     lora_inside,
     lora_of,
 )
-from kerasmem.types import Layer
+from kerasmem.types import Layer, Variable
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,9 @@ def _replace_weights(block: Layer, layers: list[Any], codes: Codes = None) -> No
         enable_lora_inside(block)
 
 
-def _stand_in_for(weight: Any, owner: Any, place: WeightPlace, codes: Codes) -> StandIn:
+def _stand_in_for(
+    weight: Variable, owner: Layer, place: WeightPlace, codes: Codes
+) -> StandIn:
     if place.fake:
         learns, path = place.learned, place.path
         stand_in = FakeQuantizedVariable(place.coding, weight, path, learned=learns)
@@ -322,7 +324,7 @@ def _stand_in_for(weight: Any, owner: Any, place: WeightPlace, codes: Codes) -> 
 
 
 def _exchange(
-    weight: Any, owner: Any, layers: list[Any], stand_in: StandIn
+    weight: Variable, owner: Layer, layers: list[Any], stand_in: StandIn
 ) -> list[Any]:
     """Make layers read a float weight through its stand-in. Return these layers.
 

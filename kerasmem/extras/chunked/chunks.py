@@ -81,11 +81,11 @@ class VocabularyTable:
         """Concatenate parts along the vocabulary axis."""
         return ops.concatenate(parts, axis=1 if self.by_columns else 0)
 
-    def logits(self, states: Any) -> Any:
+    def logits(self, states: Tensor) -> Any:
         """Return float32 logits of shape `(rows, words)` for states `(rows, width)`."""
         return self.capped(states)[0]
 
-    def capped(self, states: Any) -> tuple[Any, Any]:
+    def capped(self, states: Tensor) -> tuple[Any, Any]:
         """Return the logits and their gradient by the uncapped logits, or None."""
         logits = ops.cast(self._products(states), "float32")
         if self.soft_cap is None:
@@ -94,7 +94,7 @@ class VocabularyTable:
         return part * self.soft_cap, 1 - ops.square(part)
 
     def slopes(
-        self, states: Any, by_logits: Any, by_parts: Sequence[Any]
+        self, states: Tensor, by_logits: Any, by_parts: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
         """Return the gradients by states and by parts of the weights."""
         by_logits = ops.cast(by_logits, self.dtype)
@@ -108,7 +108,7 @@ class VocabularyTable:
             sums.append(last)
         return by_states, sums
 
-    def _products(self, states: Any) -> Any:
+    def _products(self, states: Tensor) -> Any:
         if not self.in_parts:
             return ops.einsum(f"rd,{self._axes}->rw", states, self.weights)
         products: list[Any] = []
@@ -137,10 +137,10 @@ class VocabularyTable:
 
 
 def crossentropy(
-    states: Any,
+    states: Tensor,
     table: VocabularyTable,
     labels: Tensor,
-    weights: Any,
+    weights: Tensor,
     counts: Any,
     smoothing: float,
 ) -> tuple[Any, Any]:
@@ -224,7 +224,7 @@ def _after(x: Tensor, last: Any, start: int, stop: int) -> Any:
     return current().after(x, last, lambda held: held[:, start:stop])
 
 
-def best_words(states: Any, table: VocabularyTable, count: int) -> tuple[Any, Any]:
+def best_words(states: Tensor, table: VocabularyTable, count: int) -> tuple[Any, Any]:
     """Return the largest logits of each row and their words, both `(rows, count)`."""
     size, starts = _chunks(states)
 
@@ -242,7 +242,7 @@ def best_words(states: Any, table: VocabularyTable, count: int) -> tuple[Any, An
         return _loop(states, size, step, begin)
 
 
-def _chunks(states: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+def _chunks(states: Tensor) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
     """Return the rows per chunk, and a function for its start and its new rows.
 
     All chunks have the same length, so the last one may overlap the previous one.
@@ -267,6 +267,6 @@ def _part(x: Tensor, start: Any, size: Any) -> Any:
     return ops.slice(x, (start, *(0 for _ in rest)), (size, *rest))
 
 
-def _loop(states: Any, size: Any, step: Any, begin: Any) -> Any:
+def _loop(states: Tensor, size: Any, step: Any, begin: Any) -> Any:
     rows = ops.shape(states)[0]
     return ops.fori_loop(0, -(-rows // size), step, begin)

@@ -196,7 +196,7 @@ def head_and_states(outputs: Tensors) -> tuple[ChunkedVocabulary | None, Any]:
     return head, outputs if entry[1] is None else entry[1]
 
 
-def _remember(outputs: Tensors, head: ChunkedVocabulary, states: Any) -> None:
+def _remember(outputs: Tensors, head: ChunkedVocabulary, states: Tensor) -> None:
     key = id(outputs)
     _HEADS[key] = weakref.ref(head), states
     weakref.finalize(outputs, _HEADS.pop, key, None)

@@ -10,7 +10,7 @@ import numpy as np
 from kerasmem.errors import ConfigError, as_received
 from kerasmem.files.data import sample_inputs
 from kerasmem.stats.timing import in_turns
-from kerasmem.types import Dataset
+from kerasmem.types import Dataset, Model
 
 
 def check_generates(models: Mapping[str, Any], data: Dataset, count: int) -> None:
@@ -57,7 +57,7 @@ def _ids(data: Dataset) -> np.ndarray:
     return x["token_ids"] if isinstance(x, dict) else x
 
 
-def _generate(model: Any, ids: np.ndarray, new: int) -> None:
+def _generate(model: Model, ids: np.ndarray, new: int) -> None:
     mask = np.arange(ids.shape[1])[None] < ids.shape[1] - new
     prompt = {"token_ids": ids, "padding_mask": mask}
     model.generate(prompt, stop_token_ids=None)

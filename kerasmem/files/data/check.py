@@ -205,7 +205,7 @@ def check_lengths(arrays: dict[str, Any]) -> None:
         raise DataError(f"The data is empty. Received: {counts} samples.")
 
 
-def _check_rows(name: str, array: Any) -> None:
+def _check_rows(name: str, array: Tensor) -> None:
     # A tuple, because TensorFlow's scalar shape is truthy.
     if tuple(np.shape(array)):
         return
@@ -274,7 +274,7 @@ def _by_input(
     return list(zip(inputs, arrays.values(), strict=True))
 
 
-def _check_input(tensor: Tensor, array: Any) -> None:
+def _check_input(tensor: Tensor, array: Tensor) -> None:
     shape = tuple(np.shape(array))
     input_shape = (None, *tensor.shape[1:])  # a recorded batch size limits no array
     if not _fits(input_shape, shape):
@@ -336,7 +336,7 @@ def check_numbers(tensor: Tensor) -> None:
         )
 
 
-def _fitted(array: Any, tensor: Tensor) -> np.ndarray:
+def _fitted(array: Tensor, tensor: Tensor) -> np.ndarray:
     array = np.asarray(array, dtype=tensor.dtype)
     if array.ndim == len(tensor.shape) - 1:
         return array[..., None]

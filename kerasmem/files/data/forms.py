@@ -10,7 +10,7 @@ import numpy as np
 
 from kerasmem.errors import DataError
 from kerasmem.graph.input_shapes import fixed_batch
-from kerasmem.types import Dataset, Model
+from kerasmem.types import Dataset, Model, Tensor
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 
@@ -247,7 +247,7 @@ def named_leaves(part: Any) -> dict[str, Any]:
 
 
 def _rows(x: Dataset, start: int, end: int) -> Any:
-    def cut(array: Any) -> Any:
+    def cut(array: Tensor) -> Any:
         if array is None:  # a missing optional input
             return None
         return keras.ops.convert_to_numpy(_dense(_as_array(array)[start:end]))
@@ -256,7 +256,7 @@ def _rows(x: Dataset, start: int, end: int) -> Any:
 
 
 def _taken(part: Any, rows: Any) -> Any:
-    def taken(array: Any) -> Any:
+    def taken(array: Tensor) -> Any:
         if array is None:  # a missing optional input
             return None
         if keras.ops.is_tensor(array):
@@ -274,7 +274,7 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def length_of(array: Any) -> int:
+def length_of(array: Tensor) -> int:
     """Returns the number of samples in a dense or sparse array, or in a list."""
     shape = getattr(array, "shape", None)
     return shape[0] if shape else len(array)

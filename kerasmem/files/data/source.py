@@ -21,7 +21,7 @@ from kerasmem.errors import DataError, ModelFileError
 from kerasmem.files.archive import data_start
 from kerasmem.files.data.check import check_lengths
 from kerasmem.files.data.forms import is_array_data, sample_count
-from kerasmem.types import Dataset
+from kerasmem.types import Dataset, Tensor
 from kerasmem.units import MIB
 
 
@@ -54,7 +54,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def mapping_of(array: Any) -> mmap.mmap | None:
+def mapping_of(array: Tensor) -> mmap.mmap | None:
     """Returns the memory map of an array or of its base, or `None`."""
     while array is not None and not isinstance(array, mmap.mmap):
         is_view = isinstance(array, memoryview)

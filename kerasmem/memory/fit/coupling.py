@@ -144,7 +144,7 @@ class _Probe:
         """Return the value and the divisor of each loss."""
         return np.asarray(ops.convert_to_numpy(self._run(self._losses, data)))
 
-    def _run(self, function: Any, data: Dataset) -> Any:
+    def _run(self, function: Callable[..., Any], data: Dataset) -> Any:
         # One function per shape: a model may need a static number of samples.
         key = function, splitting.length_of(data)
         if key not in self._functions:
@@ -191,7 +191,7 @@ class _Probe:
         return ops.stack(results) if results else ops.zeros((0, 2))
 
 
-def _value_and_count(loss: Any, y_true: Tensor, y_pred: Tensor, weight: Any) -> Any:
+def _value_and_count(loss: Any, y_true: Tensor, y_pred: Tensor, weight: Tensor) -> Any:
     value = ops.sum(ops.cast(loss(y_true, y_pred, weight), "float32"))
     return ops.stack([value, losses.count(loss, y_true, y_pred, weight)])
 

@@ -151,7 +151,7 @@ def count(
     loss: Any,
     y_true: Tensor,
     y_pred: Tensor,
-    weight: Any,
+    weight: Tensor,
     note_mask: Callable[[], None] = lambda: None,
 ) -> Any:
     """Return the divisor of a loss: its sum if every value were one."""

@@ -25,7 +25,7 @@ from kerasmem.graph.divergence import divergence
 from kerasmem.graph.outputs import describe_outputs
 from kerasmem.graph.values import to_numpy
 from kerasmem.stages import stage
-from kerasmem.types import Dataset, Model
+from kerasmem.types import Dataset, Model, Variable
 
 _SAMPLES, _PLACES = 64, 512
 """Maximum number of samples and of output positions per layer."""
@@ -97,7 +97,7 @@ def _variance(batches: Sequence[Any]) -> float:
     return max(float(values.var()), _LEAST_SHARE * power) or 1.0
 
 
-def _part(weight: Any, start: int, outputs: list[Any]) -> Any:
+def _part(weight: Variable, start: int, outputs: list[Any]) -> Any:
     leaves = [] if weight is None else keras.tree.flatten(weight)
     if len(leaves) != 1:
         return None
