@@ -236,3 +236,29 @@ def test_an_unknown_layer_is_named_and_its_interval_is_wide():
         found = estimate(model)
     ends = 2 * 4 * BATCH * 4096
     assert found.high_bytes >= found.peak_bytes + 10 * ends
+
+
+def test_xla_copies_no_variable_that_is_not_trained():
+    wide = layers.Dense(2048)
+    model = keras.Sequential([keras.Input((2048,)), wide, layers.Dense(1)])
+    kernel = 4 * 2048 * 2048
+    compiled_step = {"backend": "jax", "jit_compile": True, "optimizer": "sgd"}
+    trained = estimate(model, **compiled_step)
+    wide.trainable = False
+    frozen = estimate(model, **compiled_step)
+    assert trained.high_bytes - trained.peak_bytes >= 2 * kernel
+    assert frozen.high_bytes - frozen.peak_bytes < kernel
+
+
+def test_convolutions_alone_widen_the_interval_of_a_compiled_step():
+    lower = {}
+    for layer in (layers.Dense(64), layers.Conv2D(64, 3)):
+        model = keras.Sequential([keras.Input((64, 64, 64)), layer])
+        found = estimate(model, backend="jax", jit_compile=True, optimizer="sgd")
+        sizes = found.by_category()
+        peak = found.peak_bytes - sizes["rounding"]
+        moving = peak - sizes["parameter"] - sizes["optimizer_state"]
+        lower[type(layer).__name__] = (peak - found.low_bytes) / moving
+    # A factor of 1.14 for JAX: at most a fifth, or the 25 % of any compiled step.
+    assert lower["Dense"] == pytest.approx(0.2, abs=0.02)
+    assert lower["Conv2D"] == pytest.approx(1.14 * 0.25, abs=0.03)

@@ -1,10 +1,12 @@
 """The tape: what the backward pass reads, what lives, what a compiler merges."""
 
+import keras
 import pytest
 
 from kerasmem.memory.estimate.analytic import primitives as p
-from kerasmem.memory.estimate.analytic.framework import fused
-from kerasmem.memory.estimate.analytic.tape import Tape
+from kerasmem.memory.estimate.analytic.framework import framework, fused
+from kerasmem.memory.estimate.analytic.layers import HANDLERS
+from kerasmem.memory.estimate.analytic.tape import Site, Tape
 from kerasmem.memory.program import AllocationPlan, Program, as_ready, peak_of
 
 pytestmark = pytest.mark.one_backend
@@ -112,3 +114,37 @@ def test_operations_run_in_the_order_in_which_they_become_ready():
     p.of_input(t, "d", slow)
     names = [op.name for op in as_ready(t.ops, ())]
     assert names == ["input", "a", "c", "b", "d"]
+
+
+# As in XLA's plans of KerasHub's attention, and on an H200 of Keras's own.
+@pytest.mark.parametrize(
+    ("backend", "masked", "kept"),
+    [
+        ("tensorflow", False, 1),
+        ("tensorflow", True, 2),
+        ("jax", False, 2),
+        ("jax", True, 2),
+    ],
+)
+def test_compiled_attention_keeps_scores_unless_its_product_stores_the_softmax(
+    backend, masked, kept
+):
+    t = Tape(True, framework(backend, "gpu", compiled=True))
+    q, k, v = (t.new((2, 64, 8), 4, differentiable=True) for _ in "qkv")
+    shape = (2, 64, 64)
+    mask = [t.new(shape, 1)] if masked else []
+    site = Site(
+        layer=keras.layers.Softmax(),
+        names=("inputs", "mask")[: 1 + masked],
+        shapes=(shape,),
+        width=4,
+        parameter=lambda _: t.new((), 4),
+        inner=lambda *_: t.new((), 4),
+        step_bytes=lambda *_: (0, 0),
+    )
+    scores = p.scale(t, p.product(t, "scores", q, k, shape))
+    weights = HANDLERS["xla"]["Softmax"](t, site, [scores, *mask])
+    backward(t, p.product(t, "mix", weights, v, q.shape))
+    step = Program(tuple(t.how.ordered(t.ops, ())))
+    saved = AllocationPlan(step, in_place=True).residuals()
+    assert sum(x.shape == shape for x in saved) == kept

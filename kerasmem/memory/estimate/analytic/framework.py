@@ -70,7 +70,7 @@ class Framework:
             is one thread each for the forward and the backward pass.
         fused_recurrence: Whether an LSTM is one operation.
         sparse: Whether the gradient of an embedding contains only the rows read.
-        keeps_scores: Whether the gradient of attention also reads the scores.
+        keeps_scores: Whether the gradient of softmax reads the scores, not the result.
         keeps_floats: Whether dequantized kernels, including those for gradients, exist
             during the whole step.
         doubt: Downward and upward relative error of the bytes of a step.

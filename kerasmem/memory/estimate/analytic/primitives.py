@@ -231,13 +231,21 @@ def of_output(t: Tape, name: str, x: ProgramTensor) -> ProgramTensor:
     return pointwise(t, name, x, needs=((),), needs_output=True)
 
 
-def softmax(t: Tape, x: ProgramTensor, keeps: Tensors = ()) -> ProgramTensor:
-    """Record XLA's softmax: one kernel, which stores the result and the scores."""
+def softmax(t: Tape, x: ProgramTensor) -> ProgramTensor:
+    """Record XLA's softmax: two reductions per row, and a fusible quotient.
+
+    The gradient computes the quotient again from the scores if it is not stored.
+    """
+    row = (*x.shape[:-1], 1)
+    largest, total = t.new(row, x.width), t.new(row, x.width)
     y = t.new(x.shape, x.width, layout=x.layout)
-    t.op("softmax", (x,), y, reduces=True)
+    t.op("max", (x,), largest, reduces=True)
+    t.op("sum", (x, largest), total, reduces=True)
+    t.op("softmax", (x, largest, total), y, fusible=True)
+    residuals = (x, largest, total) if t.how.keeps_scores else (y,)
 
     def pullback(dy: ProgramTensor) -> list[ProgramTensor | None]:
-        dx, reads = t.new(x.shape, x.width, layout=dy.layout), (dy, *keeps, y)
+        dx, reads = t.new(x.shape, x.width, layout=dy.layout), (dy, *residuals)
         t.op("softmax gradient", reads, dx, over=reads, fusible=True)
         return [dx]
 

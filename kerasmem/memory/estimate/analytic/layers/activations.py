@@ -70,11 +70,12 @@ def activation(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def activation_or_softmax(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Activation and Softmax. Softmax is a single operation in XLA."""
+    """Activation and Softmax. With a mask, XLA stores the masked result, and scores."""
     name = activation_name(getattr(s.layer, "activation", s.layer))
-    if t.how.kernels == "xla" and "softmax" in name:
-        return p.softmax(t, xs[0])
-    return activation(t, s, xs)
+    if t.how.kernels != "xla" or "softmax" not in name:
+        return activation(t, s, xs)
+    y, masks = p.softmax(t, xs[0]), xs[1:]
+    return p.pointwise(t, "where", y, *masks, needs=[masks, None]) if masks else y
 
 
 def softmax(t: Tape, x: ProgramTensor, *, scale_follows: bool = False) -> ProgramTensor:

@@ -77,8 +77,7 @@ def _in_tensorflow(t: Tape, s: Site, heads: Heads) -> ProgramTensor:
 def _in_xla(t: Tape, s: Site, heads: Heads) -> ProgramTensor:
     scores = p.product(t, "scores", heads.query, heads.key, heads.scores)
     scores = p.pointwise(t, "scale", p.cast(t, scores, FLOAT), needs=(None,))
-    needs = (scores,) if t.how.keeps_scores else ()
-    weights = p.softmax(t, scores, keeps=needs)
+    weights = p.softmax(t, scores)
     if heads.dropout:
         weights = dropout(t, weights, weights.shape)
     weights = p.cast(t, weights, s.width)
