@@ -1,7 +1,7 @@
 """Gradients of an update: hooks into the optimizer, and their statistics."""
 
 import threading
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -10,10 +10,15 @@ import keras
 from keras import ops
 
 from kerasmem.backends.patching import patch_method
+from kerasmem.backends.recompute import Function
 from kerasmem.types import Optimizer, Tensor, Variable
 
 Observer = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None] | None]
 """Called with gradients and variables. Its result is called after the update."""
+
+
+Upstream = Callable[[Sequence[Any]], Sequence[Any]]
+"""Returns the gradients of the outputs of a function."""
 
 
 def innermost(optimizer: Optimizer) -> Any:
@@ -227,6 +232,31 @@ class GradientBackend(ABC):
     def dense(self, gradient: Tensor) -> Any:
         """Return a gradient as a dense tensor with the shape of its variable."""
         return gradient
+
+    def gradients_of(
+        self,
+        function: Callable[[], Any],
+        variables: Sequence[Any],
+        upstream: Upstream,
+    ) -> list[Any]:
+        """Return the gradients of variables, trainable or not.
+
+        `upstream` is called with the flattened outputs of `function`, and returns their
+        gradients. A variable without influence has a gradient of zeros.
+        """
+
+        def run(*tensors: Any) -> tuple[Any, ...]:
+            pairs = list(zip(variables, tensors, strict=True))
+            with keras.StatelessScope(state_mapping=pairs):
+                return tuple(keras.tree.flatten(function()))
+
+        return self._gradients_of(run, [each.value for each in variables], upstream)
+
+    @abstractmethod
+    def _gradients_of(
+        self, function: Function, tensors: Sequence[Any], upstream: Upstream
+    ) -> list[Any]:
+        """Return the gradients of the arguments of `function`."""
 
     def in_turn(
         self, gradient: Tensor, variable: Variable

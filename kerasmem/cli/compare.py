@@ -73,12 +73,12 @@ def compare(options: Namespace) -> CommandResult:
 def _judged(
     options: Namespace, paths: list[str]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    from kerasmem.cli.compress import check_length
     from kerasmem.cli.evaluation import of_its_file
     from kerasmem.files import load_model
-    from kerasmem.files.data.tokens import is_token_file
+    from kerasmem.files.data.tokens import check_are_texts, is_token_file
 
-    check_length(options)
+    names = {"--length": options.length, "--generate": options.generate}
+    check_are_texts(options.data, names)
     models = {path: load_model(path) for path in paths}
     judge = _on_tokens if is_token_file(options.data) else _on_samples
     figures, about = judge(options, models)

@@ -105,6 +105,7 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
 )
 def compress(options: Namespace) -> CommandResult:
     """Compress and save the model, and return figures before and after."""
+    from kerasmem.files.data.tokens import are_texts
     from kerasmem.report.progress import StageProgress
 
     job = job_of(options)
@@ -119,7 +120,7 @@ def compress(options: Namespace) -> CommandResult:
         else:
             show(OPENING)
             inputs = _load(options, job)
-            if are_tokens(options):  # tokens are evaluated after compression
+            if are_texts(options.data):  # tokens are evaluated after compression
                 *model_and_data, rows = inputs
                 inputs, tokens = (*model_and_data, None), (model_and_data[0], rows)
             with shown_by(_announcing(show, options.model)):
@@ -196,10 +197,11 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
 def _goes_by_file(options: Namespace, job: Job) -> bool:
     from kerasmem.compression.recipe import as_preset
     from kerasmem.compression.sources import offloads
+    from kerasmem.files.data.tokens import are_texts
 
     steps = None if job.steps is None else as_preset(job.steps).steps
     asks = {
-        "--data of tokens" if are_tokens(options) else "--data": options.data,
+        "--data of tokens" if are_texts(options.data) else "--data": options.data,
         "--fine-tune-epochs": options.fine_tune_epochs or None,
         "--format keras": None if options.format == "kerasmem" else True,
         "--measure latency": True if "latency" in options.measure else None,
@@ -210,6 +212,7 @@ def _goes_by_file(options: Namespace, job: Job) -> bool:
 
 def _check(options: Namespace, job: Job) -> None:
     from kerasmem.compression.presets import check_output_of
+    from kerasmem.files.data.tokens import check_are_texts, check_texts_suffice
 
     check_output_of(options.model, options.output, options.coding)
     if options.format == "keras" and options.coding == "entropy":
@@ -229,13 +232,6 @@ def _check(options: Namespace, job: Job) -> None:
     for name, is_set in wants_data.items():
         if is_set and not options.data:
             raise ConfigError(f"{name} needs data. Next: add --data.")
-    check_length(options)
-    if are_tokens(options):
-        _check_tokens_suffice(options, job)
-
-
-def _check_tokens_suffice(options: Namespace, job: Job) -> None:
-    """Raise `ConfigError` if the task needs labels."""
     requests = {
         "--fine-tune-epochs": job.trains,
         "a search": job.steps is None,
@@ -243,30 +239,8 @@ def _check_tokens_suffice(options: Namespace, job: Job) -> None:
         "--loss": options.loss,
         "--metric": options.metrics,
     }
-    for name, value in requests.items():
-        if value:
-            raise ConfigError(
-                "Text and token ids are only used for calibration and for perplexity. "
-                f"Received: {name} with --data {options.data}. Next: pass samples with "
-                f"labels, or omit {name}."
-            )
-
-
-def are_tokens(options: Namespace) -> bool:
-    """Return whether `--data` is a text or token ids."""
-    from kerasmem.files.data.tokens import are_texts
-
-    return are_texts(options.data)
-
-
-def check_length(options: Namespace) -> None:
-    """Raise `ConfigError` if an option for text or token ids is passed without them."""
-    for name in ("length", "generate"):
-        if getattr(options, name, None) and not are_tokens(options):
-            raise ConfigError(
-                f"--{name} is only valid for text or token ids. Received: "
-                f"--data {options.data}."
-            )
+    check_are_texts(options.data, {"--length": options.length})
+    check_texts_suffice(options.data, requests)
 
 
 def _samples(options: Namespace) -> tuple[Any, Any]:
@@ -297,12 +271,12 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     )
     from kerasmem.files import load_model
     from kerasmem.files.data import check_data, load_data
-    from kerasmem.files.data.tokens import token_samples
+    from kerasmem.files.data.tokens import are_texts, token_samples
 
     model = load_model(options.model)
     if not options.data:
         return model, None, None
-    if are_tokens(options):
+    if are_texts(options.data):
         tokens = token_samples(options.data, model, options.length)
         return model, *split_to_judge(tokens)
     splits = load_data(options.data)

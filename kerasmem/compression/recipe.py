@@ -28,7 +28,7 @@ from kerasmem.compression.quantize import (
     Quantize,
     ReestimateBatchNorm,
 )
-from kerasmem.compression.quantize.config import SCHEMES
+from kerasmem.compression.quantize.config import GROUP_SIZE, SCHEMES
 from kerasmem.compression.quantize.schemes import (
     check_ready,
     equalize_channels,
@@ -134,7 +134,16 @@ def from_json(config: dict[str, Any]) -> Technique:
         >>> from_json({"technique": "quantize", "scheme": "int8"}).scheme
         'int8'
     """
-    return from_tagged(TECHNIQUES, config, "technique")
+    arguments = dict(config)
+    if arguments.get("technique") == Quantize.name and _has_no_groups(arguments):
+        del arguments["group_size"]
+    return from_tagged(TECHNIQUES, arguments, "technique")
+
+
+def _has_no_groups(arguments: dict[str, Any]) -> bool:
+    """Returns whether a recipe of an earlier version has the unused group size."""
+    is_unused = arguments.get("granularity") in ("channel", "tensor")
+    return is_unused and arguments.get("group_size") == GROUP_SIZE
 
 
 _MOST_BYTES, _MOST_STEPS = 1 << 18, 1000

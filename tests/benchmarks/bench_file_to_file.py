@@ -147,6 +147,7 @@ def kill_at_random(command: list[str], output: Path, times: int) -> int:
 def write_recipes(folder: Path, budget: int) -> None:
     """Write the recipes of the commands."""
     mixed = {"scheme": "mixed", "budget": {"max_bytes": budget}}
+    mixed |= {"granularity": "channel"}
     steps = {
         "cluster": {"technique": "cluster", "n": 16},
         "mixed": {"technique": "quantize", **mixed},

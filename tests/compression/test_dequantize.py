@@ -221,3 +221,25 @@ def test_own_saved_state_of_a_layer_stays():
     made = km.dequantize(small).layers[-1]
     assert type(made) is Remembering
     np.testing.assert_array_equal(made.remembered, [0, 1, 2])
+
+
+@pytest.mark.one_backend
+def test_a_task_may_get_another_preprocessor_after_compression():
+    import keras_hub
+
+    hub = keras_hub.models
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]
+    tokenizer = hub.BertTokenizer(vocabulary=words)
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+    backbone = hub.BertBackbone(len(words), max_sequence_length=8, **sizes)
+    first, second = (
+        hub.BertTextClassifierPreprocessor(tokenizer, length) for length in (8, 5)
+    )
+    task = hub.BertTextClassifier(backbone, num_classes=2, preprocessor=first)
+    small = km.compress(task, km.Quantize("int8")).model
+    small.preprocessor = second
+    plain = km.dequantize(small)
+    assert not quantized_variables(plain)
+    assert plain.preprocessor.sequence_length == 5
+    inputs = plain.preprocessor(["good bad", "bad"])
+    np.testing.assert_allclose(outputs(plain, inputs), outputs(small, inputs), 1e-4)

@@ -456,6 +456,10 @@ def test_a_kernel_of_zeros_stays_one(scheme):
             {"granularity": "tensor", "group_size": 64},
             "`group_size` only for granularity='group'. Received: group_size=64",
         ),
+        (
+            {"granularity": "channel", "group_size": 128},
+            "`group_size` only for granularity='group'. Received: group_size=128",
+        ),
         ({"bits": 4}, r"no argument 'bits'.*km.Quantize\('int4'\).*Received: bits=4"),
         ({"grop_size": 4}, r"Did you mean 'group_size'\? Expected: scheme, granu"),
         (

@@ -8,8 +8,13 @@ import pytest
 from scipy.special import rel_entr, softmax
 
 import kerasmem as km
-from kerasmem.compression.quantize.on_data.sensitivity import sensitivities
+from kerasmem.compression.quantize import Quantize
+from kerasmem.compression.quantize.mixed import mixed_plan
+from kerasmem.compression.quantize.on_data import sensitivity
+from kerasmem.compression.quantize.on_data.sensitivity import Sensitivity
 from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.graph.divergence import probe
+from kerasmem.graph.outputs import describe_outputs
 from kerasmem.graph.values import nbytes, to_numpy
 from tests.compression.repair.test_fold_batch_norm import outputs
 
@@ -59,6 +64,15 @@ def changer(layers):
     return changed
 
 
+def divergences(model, layers, data):
+    """Return the divergence for each layer, changed on its own."""
+    whole, change, found = Sensitivity(model, data), changer(layers), []
+    for number in range(len(layers)):
+        with change(number):
+            found.append(whole.divergence())
+    return np.array(found)
+
+
 def by_hand(model, layers, x, weight=None):
     """Return the mean divergence for each layer, of as many whole forward passes."""
     exact = softmax(outputs(model, x).astype(np.float64), axis=-1)
@@ -77,11 +91,107 @@ def test_divergence_of_each_layer_is_that_of_whole_passes(kind):
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x = np.random.default_rng(1).normal(size=(40, WIDTH)).astype("float32")
     before = [to_numpy(weight) for weight in model.weights]
-    found = sensitivities(model, layers, changer(layers), x)
+    found = divergences(model, layers, x)
     np.testing.assert_allclose(found, by_hand(model, layers, x), rtol=1e-3, atol=1e-7)
     assert found.min() > 1e-5
     for weight, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(to_numpy(weight), value)
+
+
+ENDS = {
+    "logits": (None, keras.losses.CategoricalCrossentropy(from_logits=True)),
+    "classes": ("softmax", None),
+    "yes or no": ("sigmoid", None),
+    "logits of yes or no": (None, keras.losses.BinaryCrossentropy(from_logits=True)),
+    "values": (None, "mse"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_curvatures_foretell_the_divergence_of_random_changes(end, monkeypatch):
+    keras.utils.set_random_seed(4)
+    activation, loss = ENDS[end]
+    layers = [L.Dense(9, "tanh"), L.Dense(CLASSES, activation)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    model.trainable = False
+    model.compile(loss=loss)
+    monkeypatch.setattr(sensitivity, "_BATCHES", 128)  # more passes than by default
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(128, WIDTH)).astype("float32")
+    kernels = [layer.kernel for layer in layers]
+    found = Sensitivity(model, x).curvatures(kernels)
+    monkeypatch.undo()
+    whole = Sensitivity(model, x)
+    for kernel, curvature in zip(kernels, found, strict=True):
+        before, lost, foretold = to_numpy(kernel), 0.0, 0.0
+        for _ in range(12):
+            step = 0.02 * rng.normal(size=before.shape)
+            kernel.assign(before + step)
+            lost += whole.divergence()
+            foretold += 0.5 * (curvature * step**2).sum()
+        kernel.assign(before)
+        assert lost > 1e-4
+        assert foretold == pytest.approx(lost, rel=0.25)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("end", ENDS)
+def test_the_mean_square_of_probes_is_the_second_derivative(end):
+    activation, loss = ENDS[end]
+    model = keras.Sequential([keras.Input((WIDTH,)), L.Dense(3, activation)])
+    (kind,) = describe_outputs(model, loss, np.zeros((1, 3)))
+    rng, variance = np.random.default_rng(5), 0.7
+    z = np.float32([0.3, -0.4, 0.9])
+    y = {"softmax": softmax(z), "sigmoid": 1 / (1 + np.exp(-z))}.get(activation, z)
+    many = np.broadcast_to(y, (40000, 3))
+    found = probe(many, kind, variance, rng)
+    p = {"logits": softmax(z), "logits of yes or no": 1 / (1 + np.exp(-z))}.get(end, y)
+    wanted = {
+        "logits": np.diag(p) - np.outer(p, p),
+        "classes": np.diag(1 / p),
+        "yes or no": np.diag(1 / (p * (1 - p))),
+        "logits of yes or no": np.diag(p * (1 - p)),
+        "values": np.eye(3) / variance,
+    }[end]
+    most = 0.02 * np.abs(wanted).max()
+    np.testing.assert_allclose(found.T @ found / 40000, wanted, atol=most)
+
+
+def test_curvatures_of_the_last_layer_are_those_of_its_formula():
+    model, (end, *_) = network()
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.random.default_rng(1).normal(size=(24, WIDTH)).astype("float32")
+    weight = np.arange(24) % 2.0  # every second sample does not count
+    found = Sensitivity(model, (x, np.zeros(24), weight)).curvatures([end.kernel])[0]
+    hidden = outputs(keras.Model(model.inputs, end.input), x) * weight[:, None]
+    (kind,), rng = describe_outputs(model, model.loss, [0]), np.random.default_rng(0)
+    batches = np.split(np.arange(24), 8)
+    probes = [probe(outputs(model, x[rows]), kind, 1.0, rng) for rows in batches]
+    gradients = [hidden[n].T @ own for n, own in zip(batches, probes, strict=True)]
+    wanted = np.square(gradients).sum(0) / 12
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+class Counted(L.Dense):
+    calls = 0
+
+    def call(self, inputs):
+        type(self).calls += 1
+        return super().call(inputs)
+
+
+@pytest.mark.one_backend
+def test_the_number_of_passes_does_not_grow_with_the_layers():
+    counts, x = [], np.random.default_rng(1).normal(size=(64, WIDTH)).astype("float32")
+    for depth in (2, 9):
+        hidden = [L.Dense(WIDTH, "relu") for _ in range(depth)]
+        model = keras.Sequential([keras.Input((WIDTH,)), Counted(WIDTH), *hidden])
+        Counted.calls = 0
+        budget = km.Budget(sum(map(nbytes, model.weights)) // 2)
+        mixed_plan(model, Quantize("mixed", budget=budget), x)
+        counts.append(Counted.calls)
+    # The float outputs, the gradients, up to 11 choices, and three calls of checks.
+    assert max(counts) <= 1 + 8 + 11 + 3
 
 
 def test_padded_places_tell_nothing():
@@ -97,7 +207,7 @@ def test_padded_places_tell_nothing():
     x = rng.integers(0, CLASSES, (6, 7))
     weight = (np.arange(7) < rng.integers(2, 7, (6, 1))).astype("float32")
     layers = [end, mixed]
-    found = sensitivities(model, layers, changer(layers), (x, x, weight))
+    found = divergences(model, layers, (x, x, weight))
     exact = outputs(model, x).astype(np.float64)
     for number, have in enumerate(found):
         with changer(layers)(number):
@@ -113,7 +223,7 @@ def test_regression_is_judged_by_squared_error_over_the_variance(count):
     model, layers = network()
     model.compile(loss="mse")
     x = np.random.default_rng(1).normal(size=(count, WIDTH)).astype("float32")
-    found = sensitivities(model, layers, changer(layers), x)
+    found = divergences(model, layers, x)
     exact = outputs(model, x)
     for number, have in enumerate(found):
         with changer(layers)(number):
@@ -177,7 +287,7 @@ def test_bits_go_where_outputs_suffer_and_not_where_weights_do(rounding):
     int4 = km.compress(model, km.Quantize("int4", granularity="channel")).model
     end = 4 * 32 * CLASSES - (32 * CLASSES // 2 + 4 * CLASSES)  # it stays float
     budget = sum(map(nbytes, int4.weights)) + end + WIDTH * 16 // 2
-    choice = {"budget": km.Budget(budget), "exclude": "end"}
+    choice = {"budget": km.Budget(budget), "exclude": "end", "granularity": "channel"}
     blind = km.compress(model, km.Quantize("mixed", **choice)).model
     assert schemes(blind)["deaf"] in ("int8", "float16")
     choice |= {"rounding": rounding}

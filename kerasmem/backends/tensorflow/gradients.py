@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
-from kerasmem.backends.gradients import GradientBackend
+from kerasmem.backends.gradients import GradientBackend, Upstream
+from kerasmem.backends.recompute import Function
 from kerasmem.types import Tensor, Variable
 
 Gradient = tf.Tensor | tf.IndexedSlices
@@ -64,6 +65,19 @@ class TensorFlowGradients(GradientBackend):
     def dense(self, gradient: Tensor) -> tf.Tensor:
         """Return a gradient as a dense tensor, with duplicate rows summed."""
         return tf.convert_to_tensor(gradient)
+
+    def _gradients_of(
+        self, function: Function, tensors: Sequence[Any], upstream: Upstream
+    ) -> list[Any]:
+        tensors = [tf.convert_to_tensor(x) for x in tensors]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(tensors)
+            outputs = function(*tensors)
+        pairs = zip(outputs, upstream(outputs), strict=True)
+        outputs, own = zip(*(p for p in pairs if p[0].dtype.is_floating), strict=True)
+        zeros = tf.UnconnectedGradients.ZERO
+        gradients = tape.gradient(outputs, tensors, list(own), zeros)
+        return [self.dense(each) for each in gradients]
 
     @contextmanager
     def in_turn(

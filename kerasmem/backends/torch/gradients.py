@@ -1,8 +1,12 @@
 """Gradients of a torch training step."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from kerasmem.backends.gradients import GradientBackend
+from kerasmem.backends.gradients import GradientBackend, Upstream
+from kerasmem.backends.recompute import Function
 
 
 class TorchGradients(GradientBackend):
@@ -18,3 +22,17 @@ class TorchGradients(GradientBackend):
         losses = -slopes.gather(1, places)[:, 0]
         slopes.exp_().scatter_add_(1, places, torch.full_like(losses, -1.0)[:, None])
         return losses, slopes, best
+
+    def _gradients_of(
+        self, function: Function, tensors: Sequence[Any], upstream: Upstream
+    ) -> list[Any]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        with torch.enable_grad():
+            outputs = function(*leaves)
+        own = upstream([y.detach() for y in outputs])
+        pairs = [p for p in zip(outputs, own, strict=True) if p[0].requires_grad]
+        if not pairs:
+            return [torch.zeros_like(x) for x in leaves]
+        options = {"allow_unused": True, "materialize_grads": True}
+        outputs, own = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(outputs, leaves, own, **options))

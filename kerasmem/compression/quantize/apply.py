@@ -92,7 +92,7 @@ def store(model: Model, plan: WeightPlan) -> list[WeightChange]:
         ModelError: If a weight contains NaN or infinity.
     """
     changes, codes = [], dict[int, Coded]()
-    for weight, coded_weight, change in _encoded_weights(plan, "quantize"):
+    for weight, coded_weight, change in encoded_weights(plan, "quantize"):
         changes.append(change)
         if coded_weight is not None:
             codes[id(weight.variable)] = coded_weight.map(kept_at_rest)
@@ -118,14 +118,13 @@ def replace_weights(
     forget_float_weights(sublayers(model))
 
 
-def losses(plan: WeightPlan, name: str = "quantize") -> list[WeightChange]:
-    """Return the changes that a plan would make, without changing the model."""
-    return [change for *_, change in _encoded_weights(plan, f"trying {name}")]
-
-
-def _encoded_weights(
+def encoded_weights(
     plan: WeightPlan, stage: str
 ) -> Iterator[tuple[Weight, Coded | None, WeightChange]]:
+    """Yield each weight, its codes if it is quantized, and its change.
+
+    The model is unchanged.
+    """
     total = sum(w.nbytes for w, place in plan if isinstance(place, WeightPlace))
     progress = Progress(stage, total)
     for weight, place in plan:

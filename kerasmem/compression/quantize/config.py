@@ -125,7 +125,8 @@ class Quantize(Technique):
         granularity: Unit that shares a scale: `"channel"` for an output channel (a row
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
             channel. Defaults to `"channel"`. `"int4"` defaults to groups of about 64
-            with scales in bfloat16, and to channels in convolutions.
+            with scales in bfloat16, and to channels in convolutions. `"mixed"` also
+            chooses among group sizes by default.
         group_size: Maximum number of entries in a group, at least 2 (128 by default).
             Any value implies `granularity="group"`. Defaults to `None`.
         symmetric: Boolean. If `False`, uses asymmetric quantization with a zero point
@@ -193,9 +194,7 @@ class Quantize(Technique):
             self._set("granularity", "group")
         if self.granularity == "group" and self.group_size is None:
             self._set("group_size", GROUP_SIZE)
-        if self.granularity in ("channel", "tensor") and self.group_size == GROUP_SIZE:
-            self._set("group_size", None)  # as in recipes of earlier versions
-        if self.granularity is None and self.scheme != "int4":
+        if self.granularity is None and self.scheme not in ("int4", MIXED):
             self._set("granularity", "channel")
         if self.granularity is not None and self.scales is None:
             self._set("scales", "max")

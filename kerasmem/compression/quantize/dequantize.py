@@ -65,8 +65,7 @@ def dequantize(model: Model) -> Any:
             _carry_over(old, new)
         else:
             load_saved_state(new, *saved_state(old))
-        if getattr(old, "preprocessor", None) is not None:  # KerasHub tasks
-            copy_saved_state(old.preprocessor, new.preprocessor)
+        _carry_over_preprocessor(old, new)
     if any(isinstance(layer, FakeQuantize) for layer in sublayers(float_model)):
         float_model = Rebuild(_WithoutFakeQuantize()).run(float_model)
     compile_as(float_model, model)
@@ -98,7 +97,16 @@ class _WithoutFakeQuantize(Rewrite):
 
 
 def _layers(model: Model) -> list[Any]:
-    return [each for each in sublayers(model) if not isinstance(each, FakeQuantize)]
+    layers = sublayers(model)
+    # Keras also tracks replaced preprocessors, which a rebuilt model does not have.
+    apart = [x for x in layers if _is_preprocessor(x)]
+    ids = {id(x) for each in apart for x in sublayers(each)}
+    return [x for x in layers if id(x) not in ids and not isinstance(x, FakeQuantize)]
+
+
+def _is_preprocessor(layer: Layer) -> bool:
+    classes = [c for c in type(layer).__mro__ if c.__name__ == "Preprocessor"]
+    return any(c.__module__.startswith("keras_hub.") for c in classes)
 
 
 def _carry_over(old: Any, new: Any) -> None:
@@ -113,6 +121,17 @@ def _carry_over(old: Any, new: Any) -> None:
         after.assign(to_numpy(before))
 
 
+def _carry_over_preprocessor(old: Any, new: Any) -> None:
+    before, after = (getattr(each, "preprocessor", None) for each in (old, new))
+    if before is after:  # None, except in KerasHub tasks
+        return
+    configs = [each and each.get_config() for each in (before, after)]
+    if configs[0] == configs[1]:
+        copy_saved_state(before, after)
+    else:
+        new.preprocessor = before  # replaced after the task was constructed
+
+
 def _without(layer: Layer, others: list[Any]) -> list[Any]:
     ids = set(map(id, others))
     return [variable for variable in own_variables(layer) if id(variable) not in ids]
@@ -121,7 +140,8 @@ def _without(layer: Layer, others: list[Any]) -> list[Any]:
 def _check(model: Model) -> None:
     if not isinstance(model, keras.Model):
         raise invalid("dequantize", "model", model, "a keras.Model")
-    if not stand_ins(model) and _layers(model) == sublayers(model):
+    is_aware = any(isinstance(layer, FakeQuantize) for layer in sublayers(model))
+    if not stand_ins(model) and not is_aware:
         raise ModelError(
             f"The model {model.name!r} has nothing to dequantize: it has no weights "
             "quantized by km.Quantize."

@@ -8,20 +8,23 @@ Source: Nemhauser and Ullmann, "Discrete Dynamic Programming and Capital Allocat
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kerasmem.compression.quantize.apply import WeightPlan, losses, weight_plan
+from kerasmem.compression.quantize.apply import WeightPlan, encoded_weights, weight_plan
+from kerasmem.compression.quantize.coding import Coded
+from kerasmem.compression.quantize.config import CLOSELY, NEAREST
 from kerasmem.compression.quantize.layer import WeightPlace
-from kerasmem.compression.quantize.on_data.sensitivity import sensitivities
+from kerasmem.compression.quantize.on_data.sensitivity import Sensitivity
 from kerasmem.errors import ModelError
 from kerasmem.files.data import check_data
-from kerasmem.graph.values import to_numpy
+from kerasmem.graph.layers import Weight
+from kerasmem.graph.values import array_of, to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.types import Dataset, Model
 from kerasmem.units import format_bytes
@@ -29,13 +32,14 @@ from kerasmem.units import format_bytes
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
 
-_LEAST_NOISE = 1e-6
-"""Noise below this fraction of the int3 noise counts as zero."""
-
 _LEAST = 1e-9
 """Harm in nats below this is float rounding."""
 
-_TINY = 1e-300
+_TRIALS, _DOUBT = 8, 0.5
+"""Number of choices for randomly changed harms, and the deviation of the factors."""
+
+_PART_BYTES = 1 << 28
+"""Maximum bytes of curvatures at once. More weights need more backward passes."""
 
 _MOST = 1 << 12
 """Maximum number of partial choices to keep. More are thinned out by size."""
@@ -50,11 +54,11 @@ Choices = Sequence[Sequence[int]]
 def mixed_plan(model: Model, config: "Quantize", data: Dataset = None) -> WeightPlan:
     """Plan the storage format of each weight within a budget, with minimal harm.
 
-    With data, the harm of a layer is the change of the model's outputs when only that
-    layer is rounded. The plan compares three kinds of choices: the best one, the best
-    one without the fewest bits, and each scheme for all layers. It selects the one with
-    the smallest change of the outputs with all layers rounded. Without data, harm is
-    the noise in the weights. Group scales are stored in 16 bits.
+    With data, the harm of a layer is the divergence of the outputs that its rounding
+    causes, from curvatures of one backward pass. Three choices are compared: the best
+    one, the best one without the fewest bits, and the best single candidate for all
+    layers. The result has the smallest measured divergence. Without data, harm is the
+    noise in the weights.
 
     Raises:
         ConfigError: If a regular expression matches no weight.
@@ -64,21 +68,92 @@ def mixed_plan(model: Model, config: "Quantize", data: Dataset = None) -> Weight
     if data is not None:
         check_data(model, data)
     plans = [_plan(model, each) for each in _candidates(config)]
-    changes = [losses(plan, _name(plan)) for plan in plans]
+    sensitivity = None if data is None else Sensitivity(model, data)
+    changes, harm_of_weights = _try_plans(plans, sensitivity)
     by_layer = defaultdict[int, list[int]](list)
     for index, (weight, _) in enumerate(plans[0]):
         if any(each[index].changed for each in changes):
             by_layer[id(weight.owner)].append(index)
     rows = list(by_layer.values())
-    harm = np.array([[_noise(each, row) for each in changes] for row in rows])
-    if data is not None:
-        harm = _harm(model, plans, rows, harm, data)
-    choices = _choices(*_sizes(model, config, changes, rows), harm)
-    if data is None:
-        total_harm = _sums(harm, choices)
-    else:
-        total_harm = _lost(model, plans, rows, choices, data)
+    harm = np.array([harm_of_weights[:, row].sum(1) for row in rows])
+    trials = 0 if sensitivity is None else _TRIALS
+    choices = _choices(*_sizes(model, config, changes, rows), harm, trials)
+    numbers = np.arange(len(rows))
+    total_harm = [harm[numbers, choice].sum() for choice in choices]
+    if sensitivity is not None and choices[1:]:
+        total_harm = [_measure(plans, rows, each, sensitivity) for each in choices]
     return _plan_of(plans, rows, choices[int(np.argmin(total_harm))])
+
+
+def _try_plans(
+    plans: Sequence[WeightPlan], sensitivity: Sensitivity | None
+) -> tuple[list[list[WeightChange]], np.ndarray]:
+    """Return the changes of each plan, and the harm by plan and weight."""
+    changes: list[list[WeightChange]] = [[] for _ in plans]
+    harm = np.zeros((len(plans), len(plans[0])))
+    every = range(len(plans[0]))
+    for part in [every] if sensitivity is None else _parts(plans):
+        curvatures = dict[int, np.ndarray]()
+        if sensitivity is not None:
+            own = [index for index in part if _is_rounded(plans, index)]
+            variables = [plans[0][index][0].variable for index in own]
+            curvatures = dict(zip(own, sensitivity.curvatures(variables), strict=True))
+        for name, group in groupby(range(len(plans)), lambda n: _name(plans[n])):
+            pairs = list(product(group, part))
+            some = [_coarse(*plans[number][index]) for number, index in pairs]
+            for (number, index), (weight, codes, change) in zip(
+                pairs, encoded_weights(some, f"trying {name}"), strict=True
+            ):
+                changes[number].append(change)
+                if index in curvatures and codes is not None:
+                    place = plans[number][index][1]
+                    loss = _loss(weight, place, codes, curvatures[index])
+                    harm[number, index] = loss
+                elif change.sqnr_db is not None:
+                    harm[number, index] = 10 ** (-change.sqnr_db / 10)
+    return changes, harm
+
+
+def _coarse(weight: Weight, place: WeightPlace | str) -> tuple[Weight, Any]:
+    # The search for scales takes several times as long and changes the order little.
+    if isinstance(place, WeightPlace):
+        place = replace(place, closely=False)
+    return weight, place
+
+
+def _parts(plans: Sequence[WeightPlan]) -> Iterator[Sequence[int]]:
+    """Yield ranges of weights whose curvatures fit in memory together."""
+    start, total = 0, 0
+    for index, (weight, _) in enumerate(plans[0]):
+        size = 4 * weight.size if _is_rounded(plans, index) else 0
+        if total and total + size > _PART_BYTES:
+            yield range(start, index)
+            start, total = index, 0
+        total += size
+    yield range(start, len(plans[0]))
+
+
+def _is_rounded(plans: Sequence[WeightPlan], index: int) -> bool:
+    return any(isinstance(plan[index][1], WeightPlace) for plan in plans)
+
+
+def _loss(weight: Weight, place: Any, codes: Coded, curvature: np.ndarray) -> float:
+    values = array_of(weight.variable)
+    noise = place.coding.decoded(codes, values.shape) - values
+    loss = 0.5 * float((np.square(noise) * curvature).sum(dtype=np.float64))
+    return loss if loss >= _LEAST else 0.0
+
+
+def _measure(
+    plans: Sequence[WeightPlan],
+    rows: Rows,
+    numbers: Sequence[int],
+    sensitivity: Sensitivity,
+) -> float:
+    """Return the divergence of the outputs with all weights rounded as chosen."""
+    with _assigned(_plan_of(plans, rows, numbers)):
+        loss = sensitivity.divergence()
+    return loss if loss >= _LEAST else 0.0
 
 
 def _plan_of(
@@ -93,25 +168,29 @@ def _plan_of(
 def _candidates(config: "Quantize") -> Iterator["Quantize"]:
     """Yield the candidate schemes of a layer, fewest bits first.
 
-    Groups only help with few bits, so int8 has a scale per channel. int4 has two more
-    candidates with coarser scales.
+    Groups only help with few bits, so int8 has a scale per channel. int4 has candidates
+    with finer and coarser scales.
     """
-    config = replace(config, scheme="int3", budget=None)
-    by_channel = config
-    yield config
-    if config.group_size is not None:  # groups
-        by_channel = _plain(config, "granularity", "group_size")
-        yield replace(by_channel, scheme="int4")
-        yield replace(config, scheme="int4", group_size=2 * config.group_size)
-    yield replace(config, scheme="int4")
-    yield replace(by_channel, scheme="int8")
-    none = _plain(by_channel, "granularity", "symmetric", "rounding", "scales")
-    yield replace(none, scheme="float16")
-
-
-def _plain(config: "Quantize", *fields: str) -> "Quantize":
-    defaults: dict[str, Any] = {field: getattr(type(config), field) for field in fields}
-    return replace(config, **defaults)
+    own = replace(config, scheme="int4", budget=None)
+    channel: dict[str, Any] = {"granularity": "channel", "group_size": None}
+    layouts: list[tuple[str, dict[str, Any]]]
+    if config.granularity is None:  # the layouts that int4 has by default, and groups
+        scales = CLOSELY if config.is_close else config.scales
+        in_64, in_128, in_32 = (
+            {"group_size": size, "scales": scales} for size in (64, 128, 32)
+        )
+        layouts = [("int3", in_64), ("int4", {}), ("int4", in_128), ("int4", in_32)]
+    elif config.group_size is not None:
+        twice = {"group_size": 2 * config.group_size}
+        layouts = [("int3", {}), ("int4", channel), ("int4", twice), ("int4", {})]
+    else:
+        channel, layouts = {}, [("int3", {}), ("int4", {})]
+    for scheme, fields in layouts:
+        yield replace(own, scheme=scheme, **fields)
+    int8 = replace(own, scheme="int8", **channel)
+    yield int8
+    plain = {"symmetric": True, "rounding": NEAREST, "scales": None}
+    yield replace(int8, scheme="float16", granularity="channel", **plain)
 
 
 def _plan(model: Model, config: "Quantize") -> WeightPlan:
@@ -134,115 +213,38 @@ def _name(plan: WeightPlan) -> str:
     )
 
 
-def _harm(
-    model: Model,
-    plans: Sequence[WeightPlan],
-    rows: Rows,
-    noise: np.ndarray,
-    data: Dataset,
-) -> np.ndarray:
-    """Return the change of the outputs for each layer and candidate.
-
-    Only int3 and int4 are measured. Other candidates follow from the noise power in the
-    weights. Between int3 and int4, an exponent is fitted to both. Below int4, harm is
-    proportional to the noise power.
-    """
-    ends = 0, _int4(plans)
-
-    def changed(number: int) -> AbstractContextManager[None]:
-        row, end = divmod(number, len(ends))
-        return _rounded(plans, rows, {row: ends[end]})
-
-    layers = [plans[0][row[0]][0].owner for row in rows for _ in ends]
-    end_harm = _seen(sensitivities(model, layers, changed, data)).reshape(-1, len(ends))
-    most, least = noise[:, ends[0]], noise[:, ends[1]]
-    # Lossless int4 contains no information about other candidates.
-    is_lossy = least > _LEAST_NOISE * most
-    own = np.maximum(np.where(is_lossy, least, most), _TINY)
-    tells = (
-        is_lossy
-        & (end_harm[:, 1] > 0)
-        & (end_harm[:, 0] > end_harm[:, 1])
-        & (most > least)
-    )
-    rise = np.log(
-        np.where(tells, end_harm[:, 0] / np.maximum(end_harm[:, 1], _TINY), np.e)
-    )
-    power = rise / np.log(np.where(tells, most / own, np.e))
-    share = noise / own[:, None]
-    harm = np.where(is_lossy, end_harm[:, 1], end_harm[:, 0])[
-        :, None
-    ] * share ** np.where(share > 1, np.clip(power, 0.5, 2)[:, None], 1)
-    harm[:, ends] = end_harm
-    return _seen(harm)
-
-
-def _int4(plans: Sequence[WeightPlan]) -> int:
-    return max(n for n, plan in enumerate(plans) if _name(plan) == "int4")
-
-
-def _sums(harm: np.ndarray, choices: Choices) -> np.ndarray:
-    every = np.arange(len(harm))
-    return np.array([harm[every, choice].sum() for choice in choices])
-
-
-def _lost(
-    model: Model,
-    plans: Sequence[WeightPlan],
-    rows: Rows,
-    choices: Choices,
-    data: Dataset,
-) -> np.ndarray:
-
-    def changed(number: int) -> AbstractContextManager[None]:
-        return _rounded(plans, rows, dict(enumerate(choices[number])))
-
-    return _seen(sensitivities(model, [model] * len(choices), changed, data))
-
-
-def _rounded(
-    plans: Sequence[WeightPlan], rows: Rows, options: Mapping[int, int]
-) -> AbstractContextManager[None]:
-    places = ((plans[option][i] for i in rows[n]) for n, option in options.items())
-    new_values = _as_stored(chain.from_iterable(places))
-    return _assigned((weight.variable, new) for weight, new in new_values)
-
-
-def _as_stored(plan: Iterable[Any]) -> Iterator[tuple[Any, np.ndarray | None]]:
-    for weight, place in plan:
-        new = None
-        if isinstance(place, WeightPlace):
-            values = to_numpy(weight.variable)
-            new = place.coding.decoded(place.encode(values), values.shape)
-        yield weight, new
-
-
 @contextmanager
-def _assigned(pairs: Iterable[tuple[Any, np.ndarray | None]]) -> Iterator[None]:
+def _assigned(plan: WeightPlan) -> Iterator[None]:
     before = list[tuple[Any, np.ndarray]]()
     try:
-        for variable, new in pairs:
-            if new is not None:
-                before.append((variable, to_numpy(variable)))
-                variable.assign(new)
+        for weight, place in plan:
+            if isinstance(place, WeightPlace):
+                values = to_numpy(weight.variable)
+                before.append((weight.variable, values))
+                new_values = place.coding.decoded(place.encode(values), values.shape)
+                weight.variable.assign(new_values)
         yield
     finally:
         for variable, values in before:
             variable.assign(values)
 
 
-def _seen(harm: np.ndarray) -> np.ndarray:
-    return np.where(harm < _LEAST, 0.0, harm)
+def _choices(sizes: np.ndarray, room: float, harm: np.ndarray, trials: int) -> Choices:
+    """Return unique choices within the budget, as candidate indices per layer.
 
-
-def _choices(sizes: np.ndarray, room: float, harm: np.ndarray) -> Choices:
-    """Return unique choices within the budget, as candidate indices per layer."""
+    Some are the best ones for randomly changed harms, as many as `trials`.
+    """
     rows, count = sizes.shape
-    choices = [[option] * rows for option in range(count)]
-    choices = [each for each in choices if sizes[:, each[0]].sum() <= room]
-    for first in range(count):
+    candidates = [n for n in range(count) if sizes[:, n].sum() <= room]
+    best_first = sorted(candidates, key=lambda n: harm[:, n].sum())
+    choices = [[number] * rows for number in best_first[:1]]
+    factors = np.random.default_rng(0).lognormal(
+        sigma=_DOUBT, size=(trials, *harm.shape)
+    )
+    firsts = (0, harm), (1, harm), *((0, harm * each) for each in factors)
+    for first, own in firsts:
         if sizes[:, first:].min(1).sum() <= room:
-            best = best_options(sizes[:, first:], harm[:, first:], room)
+            best = best_options(sizes[:, first:], own[:, first:], room)
             choices.append([first + option for option in best])
     return np.unique(choices, axis=0).tolist()
 
@@ -266,11 +268,6 @@ def _sizes(
             f"quantized. Received: {config.budget!r}."
         )
     return sizes, budget - fixed_bytes
-
-
-def _noise(changes: list[WeightChange], row: Sequence[int]) -> float:
-    ratios = [changes[index].sqnr_db for index in row]
-    return sum(10 ** (-ratio / 10) for ratio in ratios if ratio is not None)
 
 
 def best_options(sizes: np.ndarray, harm: np.ndarray, budget: float) -> list[int]:

@@ -6,14 +6,14 @@ positions have weight 0.
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import keras
 import numpy as np
 
-from kerasmem.errors import DataError
+from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data.check import input_names
 from kerasmem.files.data.source import check_sizes
 from kerasmem.types import Dataset, Model
@@ -49,6 +49,26 @@ def are_texts(data: Dataset) -> bool:
         return is_token_file(data)
     is_sequence = isinstance(data, list | tuple) and len(data) > 0
     return is_sequence and all(isinstance(text, str) for text in data)
+
+
+def check_are_texts(data: Dataset, options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for an option of texts, by its name, with other data."""
+    for name, value in options.items():
+        if value and not are_texts(data):
+            raise ConfigError(
+                f"{name} is only valid for text or token ids. Received: --data {data}."
+            )
+
+
+def check_texts_suffice(data: Dataset, requests: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a request that needs labels, by its name, with texts."""
+    for name, value in requests.items():
+        if value and are_texts(data):
+            raise ConfigError(
+                "Text and token ids are only used for calibration and for perplexity. "
+                f"Received: {name} with --data {data}. Next: pass samples with "
+                f"labels, or omit {name}."
+            )
 
 
 def as_samples(model: Model, *datasets: Dataset) -> list[Any]:

@@ -494,3 +494,14 @@ class TestErrors:
             ModelError, match="rematerialization.*pass the original model"
         ):
             aware(km.rematerialize(model))
+
+
+@pytest.mark.one_backend
+def test_int4_trains_one_scale_per_channel_unless_groups_are_asked_for():
+    model = keras.Sequential([keras.Input((256,)), L.Dense(4, name="wide")])
+    for choice, scales in (({}, 4), ({"group_size": 64}, 16)):
+        quantize = km.Quantize("int4", **choice)
+        small = km.compress(km.quantization_aware(model, quantize), quantize)
+        (change,) = [each for each in small.changes if each.changed]
+        assert change.detail == f"int4 with {scales} scales"
+    assert "one scale per channel" in km.quantization_aware.__doc__

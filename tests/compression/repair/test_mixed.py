@@ -1,6 +1,7 @@
 """A scheme for each layer: within the budget, and where it harms least."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import keras
@@ -171,6 +172,22 @@ def test_no_scheme_for_all_layers_that_fits_does_better(groups, seed):
         # In groups the same for all has scales in 16 bits, and is this or better.
         most = 1.05 if "group_size" in own else 1 + 1e-4
         assert error(model, mixed, x) <= most * error(model, same, x)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+def test_by_default_it_is_at_least_as_good_as_int4_of_equal_bytes(rounding):
+    layers = [L.Dense(128, activation="relu"), L.Dense(96, activation="tanh")]
+    model, x = chain((160,), *layers, L.Dense(80), L.Dense(5)), data((160,), 128)
+    randomize(model)
+    for same in (Quantize("int4"), Quantize("int4", group_size=64, scales="max")):
+        int4, mixed = clone(model), clone(model)
+        in_place(replace(same, rounding=rounding), int4, x)
+        budget = km.Budget(weight_bytes(int4))
+        choice = Quantize("mixed", budget=budget, rounding=rounding)
+        changes = in_place(choice, mixed, x)
+        assert weight_bytes(mixed) <= budget.bytes
+        assert error(model, mixed, x) <= error(model, int4, x) * (1 + 1e-4)
+        assert any("bfloat16 scales" in change.detail for change in changes)
 
 
 def test_the_choice_is_near_the_best_of_all_there_are():

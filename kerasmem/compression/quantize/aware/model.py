@@ -67,7 +67,8 @@ def quantization_aware(
 
     Args:
         model: A built `keras.Model`. It is not changed.
-        quantize: A `km.Quantize` with the scheme and the weights to round.
+        quantize: A `km.Quantize` with the scheme and the weights to round. `"int4"` has
+            one scale per channel here, unless `group_size` is set.
         activations: Boolean or None. Whether to round activations between layers to
             int8 too, in ranges that follow the training data. `True` needs a model with
             a graph. None rounds them only for `"int8-static"`, and not around layers

@@ -22,7 +22,7 @@ from kerasmem.graph.flat_calls import flatten
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.values import nbytes
-from kerasmem.types import Dataset, Layer, Model, Operation, Tensor
+from kerasmem.types import Dataset, Model, Tensor
 
 _SAMPLES, _BATCH_SIZE = 512, 16
 
@@ -172,21 +172,6 @@ class Pass:
         self._held: list[Values] | None = None
         self.begin = 0
 
-    def first_of(self, layer: Layer) -> int:
-        """Return the number of the first call that may run a layer."""
-        calls = self._calls.calls if self._calls else ()
-        numbers = (n for n, call in enumerate(calls) if _holds(call.operation, layer))
-        return next(numbers, 0)
-
-    def outputs(self, values: Values) -> list[Any]:
-        """Return the outputs of the model, computed from kept values."""
-        if self._calls is None:
-            return keras.tree.flatten(self._model(values[0], training=False))
-        tensors = values
-        for tensors in self.steps(values, len(self._calls.calls) - 1):  # noqa: B007
-            pass
-        return [tensors[number] for number in self._calls.outputs]
-
     def last_of(self, layers: Sequence[Any]) -> int:
         """Return the number of the last call that may run any of the layers."""
         if self._calls is None:
@@ -245,12 +230,6 @@ class Pass:
             values = {**values, **dict(zip(call.outputs, outputs, strict=True))}
             values = {k: x for k, x in values.items() if self._uses.get(k, 0) > number}
             yield values
-
-
-def _holds(operation: Operation, layer: Layer) -> bool:
-    if not isinstance(operation, keras.layers.Layer):
-        return False
-    return any(each is layer for each in sublayers(operation))
 
 
 def batch_within(model: Model, data: Dataset, most: int) -> int:
