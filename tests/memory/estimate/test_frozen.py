@@ -70,7 +70,9 @@ def saved_bytes(model):
     """Return the bytes of all saved activations, whether at the peak or not."""
     request = checked_request(model, BATCH, optimizer="adam", jit_compile=False)
     how = framework("tensorflow", "cpu", compiled=False)
-    step = record(replace(request, backend="tensorflow"), how).steps()[1]
+    recorded = record(replace(request, backend="tensorflow"), how)
+    assert recorded is not None
+    step = recorded.steps()[1]
     return sum(
         x.nbytes for x in AllocationPlan(step, in_place=how.in_place).residuals()
     )
