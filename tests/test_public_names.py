@@ -304,6 +304,22 @@ assert compress is km.compress and memory is km.memory
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_the_import_adds_no_framework_to_those_of_keras(
+    new_interpreter, monkeypatch, backend
+):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    code = """
+import sys, keras
+before = set(sys.modules)
+import kerasmem
+frameworks = {"tensorflow", "jax", "torch", "tf_keras"}
+assert not frameworks & (set(sys.modules) - before)
+assert "tensorflow_model_optimization" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_script_that_is_named_as_the_command_has_all_features(
     new_interpreter, tmp_path
 ):

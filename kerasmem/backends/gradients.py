@@ -1,5 +1,7 @@
 """Gradients of an update: hooks into the optimizer, and their statistics."""
 
+import functools
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -7,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from kerasmem.backends.patching import patch_method
@@ -152,6 +155,53 @@ def scales_loss(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+_BLOCK = 64
+MOST_ENTRIES = 16_384
+"""Number of entries up to which a gradient is small."""
+
+
+class Segments:
+    """Reduces consecutive parts of a vector with a constant number of operations.
+
+    Parts are cut into blocks of equal length. Blocks are reduced first, then the blocks
+    of each part.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        counts = -(-np.array(sizes) // _BLOCK)
+        first = np.cumsum(counts) - counts
+        number = np.arange(counts.sum()) - np.repeat(first, counts)
+        ends = np.cumsum(sizes)
+        self._start = np.repeat(ends - sizes, counts) + number * _BLOCK
+        self._end = np.repeat(ends, counts)
+        place = np.arange(max(1, counts.max()))
+        has_block = place < counts[:, None]
+        self._blocks_of = np.where(has_block, first[:, None] + place, counts.sum())
+
+    @classmethod
+    @functools.cache
+    def of(cls, sizes: tuple[int, ...]) -> "Segments":
+        """Return the segments of a vector with parts of these sizes."""
+        return cls(sizes)
+
+    def blocks(self, vector: Any) -> Any:
+        """Return a matrix with a block per row, padded with zeros."""
+        start, end = (
+            ops.convert_to_tensor(each[:, None], "int32")
+            for each in (self._start, self._end)
+        )
+        places = start + ops.arange(_BLOCK, dtype="int32")
+        is_inside = places < end
+        places = ops.where(is_inside, places, 0)
+        return ops.where(is_inside, ops.take(vector, places, axis=0), 0.0)
+
+    def rows(self, figures: Any) -> Any:
+        """Return a matrix with the figures of a part's blocks per row, then zeros."""
+        with_zero = ops.concatenate([figures, ops.zeros_like(figures[:1])])
+        places = ops.convert_to_tensor(self._blocks_of, "int32")
+        return ops.take(with_zero, places, axis=0)
+
+
 class GradientBackend(ABC):
     """Gradients of the training step of a framework."""
 
@@ -189,7 +239,17 @@ class GradientBackend(ABC):
     def squared_norms(self, gradients: Sequence[Any]) -> Any:
         """Return the squared L2 norm of each gradient as a float32 vector."""
         ops = self.ops
-        return ops.stack([ops.sum(ops.square(self._float32(g))) for g in gradients])
+        return self._by_size(
+            gradients,
+            self.segment_squares,
+            lambda gradient: ops.sum(ops.square(gradient)),
+        )
+
+    def segment_squares(self, vector: Any, sizes: Sequence[int]) -> Any:
+        """Return the squared L2 norm of each consecutive part of a float32 vector."""
+        segments = Segments.of(tuple(sizes))
+        sums = ops.sum(ops.square(segments.blocks(vector)), axis=1)
+        return ops.sum(segments.rows(sums), axis=1)
 
     def gradient_statistics(self, gradients: Sequence[Any]) -> Any:
         """Return a float32 matrix with three values per gradient.
@@ -197,16 +257,54 @@ class GradientBackend(ABC):
         The columns are the largest absolute value, the number of nonzero entries and
         the number of nonfinite entries. The first is undefined if the last is not 0.
         """
-        return self.ops.stack([self._statistics(self._float32(g)) for g in gradients])
+        return self._by_size(gradients, self._joint_statistics, self._statistics)
+
+    def _by_size(
+        self,
+        gradients: Sequence[Any],
+        joint: Callable[[Any, Sequence[int]], Any],
+        single: Callable[[Any], Any],
+    ) -> Any:
+        """Return a row per gradient, of `joint` for small ones, else of `single`.
+
+        XLA compiles a kernel for each reduction, so the small ones share theirs.
+        """
+        ops, places = self.ops, range(len(gradients))
+        values = [self._float32(gradient) for gradient in gradients]
+        small = [place for place in places if self._is_small(gradients[place])]
+        if len(small) < 2:
+            return ops.stack([single(value) for value in values])
+        large = [place for place in places if place not in set(small)]
+        vector = ops.concatenate([ops.reshape(values[place], (-1,)) for place in small])
+        rows = [joint(vector, [math.prod(values[place].shape) for place in small])]
+        if large:
+            rows.append(ops.stack([single(values[place]) for place in large]))
+        return ops.take(ops.concatenate(rows), np.argsort(small + large), axis=0)
+
+    def _is_small(self, gradient: Any) -> bool:
+        return math.prod(gradient.shape) <= MOST_ENTRIES
 
     def _statistics(self, values: Any) -> Any:
+        figures = self._reduced(self._figures(values))
+        return self.ops.stack([self.ops.cast(each, "float32") for each in figures])
+
+    def _joint_statistics(self, vector: Any, sizes: Sequence[int]) -> Any:
+        segments = Segments.of(tuple(sizes))
+        figures = self._reduced(self._figures(segments.blocks(vector)), axis=1)
+        figures = self._reduced([segments.rows(each) for each in figures], axis=1)
+        return ops.stack([ops.cast(each, "float32") for each in figures], axis=1)
+
+    def _figures(self, values: Any) -> list[Any]:
         ops = self.ops
         masks = (ops.not_equal(values, 0.0), ops.logical_not(ops.isfinite(values)))
         # float32 cannot count beyond 16 million.
-        counts = [ops.sum(ops.cast(mask, "int32")) for mask in masks]
-        return ops.stack(
-            [ops.max(ops.abs(values)), *(ops.cast(n, "float32") for n in counts)]
-        )
+        return [ops.abs(values), *(ops.cast(mask, "int32") for mask in masks)]
+
+    def _reduced(self, figures: Sequence[Any], **axis: int) -> list[Any]:
+        """Return the maximum of the first array and the sums of the others."""
+        largest, *counts = figures
+        sums = [self.ops.sum(count, **axis) for count in counts]
+        return [self.ops.max(largest, **axis), *sums]
 
     def _float32(self, gradient: Tensor) -> Any:
         return self.ops.cast(gradient, "float32")

@@ -25,6 +25,12 @@ def if_due(
     return keras.ops.cond(is_due, compute, otherwise)
 
 
+def _select(is_due: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
+    if isinstance(is_due, bool):
+        return compute() if is_due else otherwise
+    return keras.ops.where(is_due, compute(), otherwise)
+
+
 @dataclass(frozen=True)
 class GradientReading:
     """The record of one epoch, its skipped steps and its first nonfinite update."""
@@ -66,9 +72,7 @@ class GradientState:
             self._sample = sums.UpdateSample(variables)
             entries = np.zeros(self._sample.size, "float32")
             if not in_step:
-                entries = keras.ops.convert_to_numpy(
-                    self._sample.join(self._sample.parts())
-                )
+                entries = self._sample.current()
             self._entries = step_state(optimizer, entries, "kerasmem_gradient_entries")
             self.own_bytes += start.nbytes + entries.nbytes
 
@@ -117,27 +121,32 @@ class GradientState:
             return
         rows, entries = self._rows.variable, self._entries.variable
         old, before = rows.value, entries.value
-        new_rows = if_due(
-            is_sampled,
-            lambda: sums.with_statistics(old, statistics()),
-            lambda: old,
+        # Few numbers, so a selection costs less than a branch, which XLA compiles.
+        new_rows = _select(
+            is_sampled, lambda: sums.with_statistics(old, statistics()), old
         )
 
         # Outside the branch: for a branch that reads variables, TensorFlow would
         # allocate two and a half times their size.
         parts = self._sample.parts()
+
+        def measure() -> tuple[Any, Any]:
+            after = self._sample.join(parts)
+            return after, self._sample.changes(before, after)
+
         is_wanted = is_sampled | was_sampled
-        after = if_due(is_wanted, lambda: self._sample.join(parts), lambda: before)
+        none = np.zeros((len(self.paths), 2), "float32")
+        after, changes = if_due(
+            is_wanted, measure, lambda: (before, keras.ops.convert_to_tensor(none))
+        )
 
         def with_changes() -> Any:
-            changes = self._sample.changes(before, after)
-            if not all(is_updated):
-                # The ratio 0 / 0 is not finite and is not counted.
-                mask = np.array(is_updated, "float32")[:, None]
-                changes = keras.ops.multiply(changes, mask)
-            return sums.with_changes(new_rows, changes)
+            # The ratio 0 / 0 is not finite and is not counted.
+            mask = np.array(is_updated, "float32")[:, None]
+            norms = changes if all(is_updated) else keras.ops.multiply(changes, mask)
+            return sums.with_changes(new_rows, norms)
 
-        rows.assign(if_due(was_sampled, with_changes, lambda: new_rows))
+        rows.assign(_select(was_sampled, with_changes, new_rows))
         entries.assign(after)
 
     def read_epoch(

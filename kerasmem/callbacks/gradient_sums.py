@@ -10,12 +10,12 @@ from a sample of entries.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from kerasmem import backends
+from kerasmem.graph.values import to_numpy
 from kerasmem.records import VariableGradient
 
 NORM, NONFINITE, STEPS, LARGEST, FIRST, LAST, SAMPLED, HEAD = range(8)
@@ -158,17 +158,22 @@ class UpdateSample:
         limit = min(MOST_ENTRIES, _share(sizes, budget))
         self._variables = variables
         self._parts = [spaced_part(variable.shape, limit) for variable in variables]
-        part_sizes = [
+        self._sizes = [
             size if part is None else part.size
             for size, part in zip(sizes, self._parts, strict=True)
         ]
-        self.size = sum(part_sizes)
-        self._ends = list(accumulate(part_sizes[:-1]))
+        self.size = sum(self._sizes)
 
     def parts(self) -> list[Any]:
         """Return the sampled entries of each variable."""
         pairs = zip(self._variables, self._parts, strict=True)
         return [self._entries(variable.value, part) for variable, part in pairs]
+
+    def current(self) -> np.ndarray:
+        """Return the output of `join` now, without operations for XLA to compile."""
+        pairs = zip(self._variables, self._parts, strict=True)
+        parts = [_every(to_numpy(variable), part) for variable, part in pairs]
+        return np.concatenate([part.astype("float32").ravel() for part in parts])
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Return the output of `parts` as one float32 vector of length `size`."""
@@ -180,14 +185,10 @@ class UpdateSample:
         """Return two L2 norms per variable: of the change and of the value before."""
         backend = backends.current()
         squares = [
-            backend.squared_norms(self._split(entries))
+            backend.segment_squares(entries, self._sizes)
             for entries in (after - before, before)
         ]
         return backend.ops.sqrt(backend.ops.stack(squares, axis=1))
-
-    def _split(self, entries: Any) -> list[Any]:
-        ends = self._ends
-        return backends.current().ops.split(entries, ends) if ends else [entries]
 
     def _entries(self, value: Any, part: "MatrixPart | None") -> Any:
         if part is None:
@@ -227,6 +228,13 @@ def spaced_part(shape: Sequence[int], limit: int) -> MatrixPart | None:
     row_step = -(-height // (limit // columns))
     rows = -(-height // row_step)
     return MatrixPart(rows, row_step, column_step, rows * columns)
+
+
+def _every(value: np.ndarray, part: MatrixPart | None) -> np.ndarray:
+    if part is None:
+        return value
+    matrix = value.reshape(-1, value.shape[-1])
+    return matrix[:: part.row_step, :: part.column_step]
 
 
 def _share(sizes: Sequence[int], budget: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from kerasmem import backends
+from kerasmem.backends.gradients import MOST_ENTRIES
 from kerasmem.backends.variables import register_state
 from kerasmem.callbacks import gradient_sums as sums
 from kerasmem.callbacks.gradient_state import (
@@ -23,7 +24,7 @@ from kerasmem.types import Model
 class _Layout(NamedTuple):
     """Groups of gradients per branch, and their order in the state."""
 
-    groups: list[range]
+    groups: list[list[int]]
     order: list[int]
     place: Callable[[Any], Any]
 
@@ -146,8 +147,8 @@ class GradientTally:
         key = tuple(map(id, variables))
         if key not in self._layouts:
             in_one = self._backend.runs_eagerly  # eager steps have no branches
-            groups = [range(len(variables))] if in_one else neighbors(variables)
-            order = state.order(variables)
+            groups = [[*range(len(variables))]] if in_one else neighbors(variables)
+            order = state.order([variables[i] for group in groups for i in group])
             self._layouts[key] = _Layout(groups, order, placing(order))
         return self._layouts[key]
 
@@ -167,15 +168,17 @@ def _zeros(is_due: Any, rows: int) -> Any:
     return ops.broadcast_to(zero, (rows, _FIGURES))
 
 
-def neighbors(variables: Sequence[Any]) -> list[range]:
-    """Group consecutive variables up to about the size of the largest variable."""
+def neighbors(variables: Sequence[Any]) -> list[list[int]]:
+    """Group variables, small ones first, up to about the size of the largest."""
     sizes = [math.prod(variable.shape) for variable in variables]
     limit = 1.25 * max(sizes)  # includes the biases of many equal kernels
-    groups: list[range] = []
-    start, total = 0, 0
-    for index, size in enumerate(sizes):
-        if index > start and total + size > limit:
-            groups.append(range(start, index))
-            start, total = index, 0
-        total += size
-    return [*groups, range(start, len(sizes))]
+    groups: list[list[int]] = [[]]
+    total = 0
+    # Small gradients share their reductions, so they belong in one group.
+    for index in sorted(range(len(sizes)), key=lambda i: sizes[i] > MOST_ENTRIES):
+        if groups[-1] and total + sizes[index] > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(index)
+        total += sizes[index]
+    return groups

@@ -13,6 +13,7 @@ from kerasmem.backends.profile import ProfilerUnavailableError
 from kerasmem.callbacks.attachment import is_fitting
 from kerasmem.callbacks.run_log import Guard, RunLog
 from kerasmem.checks import invalid
+from kerasmem.errors import OutputError
 from kerasmem.files.run_dir import add_timelines, run_name
 from kerasmem.memory.timeline import timelines, watched, watched_again
 from kerasmem.records import Finding, Run, Timeline
@@ -204,7 +205,10 @@ class MemoryTimeline(keras.callbacks.Callback):
         if self.timelines and self._log_dir is not None:
             with self._guard("write the timeline"):
                 folder, process = Path(self._log_dir), self._log.process
-                self._written = add_timelines(folder, self.timelines, process)
+                try:
+                    self._written = add_timelines(folder, self.timelines, process)
+                except OutputError as error:
+                    self._tell_why_missing(f"{error} Training continues.")
 
     def _tell_why_missing(self, reason: str) -> None:
         self._guard.warn(reason)

@@ -15,6 +15,7 @@ from types import (
     CodeType,
     FrameType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     ModuleType,
 )
@@ -202,7 +203,9 @@ def own_dict(one: Any) -> dict[str, Any]:
     """Return the `__dict__` of an object, or an empty dictionary."""
     # A class may define `__getattribute__` with side effects.
     with suppress(AttributeError):
-        return object.__getattribute__(one, "__dict__")
+        own = object.__getattribute__(one, "__dict__")
+        # The dictionary of a class is a proxy of the one that holds the attributes.
+        return gc.get_referents(own)[0] if isinstance(own, MappingProxyType) else own
     return {}
 
 

@@ -49,7 +49,7 @@ def pack(
     """
     objects = live_objects(model)
     if optimizer is not None:
-        kind = type(optimizer)
+        kind = _portable(type(optimizer))
         objects |= {keras.saving.get_registered_name(kind): kind}
     own_compile = type(model).compile is not keras.Model.compile
     config = _config_of(model)
@@ -75,6 +75,12 @@ def pack(
         "activation_policy": policy_settings(model),
         "states": [saved_state(layer) for layer in _with_state(model)],
     }
+
+
+def _portable(kind: type) -> type:
+    """Return Keras's public class of an optimizer, without its form for torch."""
+    backend = "keras.src.backend."
+    return next(c for c in kind.__mro__ if not c.__module__.startswith(backend))
 
 
 def _config_of(model: Model) -> dict[str, Any] | None:

@@ -12,6 +12,10 @@ model's memory happens to lie moves its speed by a few percent for as long as th
 process lives; so there are several processes, in each of which another way comes first,
 and what is printed is the median, lowest and highest of their ratios. What "bare again"
 is off 1 is the noise. Then how long the monitors' own hooks took, per epoch.
+
+With `--first`, the processor time of a `fit` of one step, which compiles it: pairs of
+bare and of both monitors in turns, each with a new model, after one pair that warms up.
+`resnet50` takes about 5 processor minutes for three pairs.
 """
 
 import argparse
@@ -28,7 +32,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 CASES = [  # name, backend, jit; JAX without jit runs op by op, torch.compile aside
     (name, backend, jit)
     for backend in BACKENDS
-    for name in ("cnn", "mlp")
+    for name in ("cnn", "mlp", "bert", "resnet50")
     for jit in {"tensorflow": (False, True), "jax": (True,), "torch": (False,)}[backend]
 ]
 STEPS, TURNS, WARM_UP = 10, 60, 3  # of a turn; of a fit; turns that do not count
@@ -66,6 +70,15 @@ def network(name):
     import keras
 
     layers = keras.layers
+    if name == "resnet50":
+        return keras.applications.ResNet50(
+            weights=None,
+            input_shape=(64, 64, 3),
+            classes=10,
+            classifier_activation=None,
+        )
+    if name == "bert":
+        return bert()
     if name == "small":
         return keras.Sequential([keras.Input((8,)), layers.Dense(10)])
     if name == "mlp":
@@ -96,7 +109,41 @@ def network(name):
     )
 
 
-SHAPES = {"cnn": ((16, 16, 3), 32), "mlp": ((784,), 128), "small": ((8,), 32)}
+def bert():
+    from keras_hub import models
+
+    backbone = models.BertBackbone(
+        vocabulary_size=30_522,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=128,
+        intermediate_dim=512,
+        max_sequence_length=128,
+    )
+    return models.BertTextClassifier(backbone, num_classes=10, preprocessor=None)
+
+
+SHAPES = {
+    "cnn": ((16, 16, 3), 32),
+    "mlp": ((784,), 128),
+    "small": ((8,), 32),
+    "bert": ((128,), 16),
+    "resnet50": ((64, 64, 3), 32),
+}
+
+
+def data_of(case, batches):
+    import numpy as np
+
+    shape, batch_size = SHAPES[case]
+    samples = batches * batch_size
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 10, samples)
+    if case != "bert":
+        return rng.normal(size=(samples, *shape)).astype("float32"), y
+    ids = rng.integers(0, 30_522, (samples, *shape))
+    zeros = np.zeros_like(ids)
+    return {"token_ids": ids, "segment_ids": zeros, "padding_mask": zeros + 1}, y
 
 
 def turn_callback(turns, way):
@@ -146,8 +193,6 @@ def compiled_network(case, jit):
 
 
 def run_case(case, jit, first, turns_of_each):
-    import numpy as np
-
     from kerasmem.callbacks import GradientMonitor, MemoryMonitor
 
     warnings.simplefilter("ignore")
@@ -160,11 +205,8 @@ def run_case(case, jit, first, turns_of_each):
     }
     names = list(ways)
     names = names[first % len(names) :] + names[: first % len(names)]
-    shape, batch_size = SHAPES[case]
-    rng = np.random.default_rng(0)
-    samples = batch_size * STEPS * turns_of_each
-    x = rng.normal(size=(samples, *shape)).astype("float32")
-    y = rng.integers(0, 10, samples)
+    batch_size = SHAPES[case][1]
+    x, y = data_of(case, STEPS * turns_of_each)
     turns = Turns(names)
 
     def fit(way):
@@ -190,7 +232,7 @@ def run_case(case, jit, first, turns_of_each):
             for figures in (turns.seconds, turns.processor)
         ]
     # Epoch by epoch: beginning and end together.
-    few = {"x": x[: 2 * batch_size], "y": y[: 2 * batch_size]}
+    few = dict(zip("xy", data_of(case, 2), strict=True))
     for monitor in (MemoryMonitor(), GradientMonitor()):
         model = compiled_network(case, jit)
         callbacks = [timed(monitor)]
@@ -201,6 +243,33 @@ def run_case(case, jit, first, turns_of_each):
         name = type(monitor).__name__
         found["hooks"][name] = statistics.median(map(sum, hooks))
     print(json.dumps(found))
+
+
+def run_first_steps(case, jit, pairs):
+    """Print the processor time of `fit` of one step, bare and with both monitors."""
+    from kerasmem.callbacks import GradientMonitor, MemoryMonitor
+
+    warnings.simplefilter("ignore")
+    ways = {"bare": list, "both": lambda: [MemoryMonitor(), GradientMonitor()]}
+    x, y = data_of(case, 1)
+    seconds = {way: [] for way in ways}
+    for pair in range(pairs + 1):
+        for way in list(ways)[:: -1 if pair % 2 else 1]:
+            model, callbacks = compiled_network(case, jit), ways[way]()
+            model.optimizer.build(model.trainable_variables)
+            start = sum(os.times()[:2])
+            model.fit(x, y, batch_size=len(y), verbose=0, callbacks=callbacks)
+            seconds[way].append(sum(os.times()[:2]) - start)
+    print(json.dumps({way: figures[1:] for way, figures in seconds.items()}))
+
+
+def tell_first_steps(case, backend, jit, found):
+    pairs = list(zip(found["both"], found["bare"], strict=True))
+    print(
+        f"{backend} {case} jit={jit}: first step {spread(found['bare'])} s, both "
+        f"monitors x{spread([both / bare for both, bare in pairs])}",
+        flush=True,
+    )
 
 
 def ratio(figures, bare):
@@ -220,37 +289,46 @@ def main():
     parser.add_argument("--jit", type=int)
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--turns", type=int, default=TURNS, help="of each way")
+    parser.add_argument("--first", action="store_true", help="time of compilation")
+    parser.add_argument("--pairs", type=int, default=3, help="with --first")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        run_case(options.case, bool(options.jit), options.child, options.turns)
+        run = run_first_steps if options.first else run_case
+        counts = [options.child] if options.first else [options.child, options.turns]
+        run(options.case, bool(options.jit), *counts)
         return
     for case, backend, jit in CASES:
-        if options.backend not in (None, backend):
-            continue
-        if options.case not in (None, case):
-            continue
-        if options.jit not in (None, int(jit)):
-            continue
-        found = [
-            child(case, backend, jit, i, options.turns)
-            for i in range(options.processes)
-        ]
-        step = spread([each["step_ms"] for each in found])
-        print(f"{backend} {case} jit={jit}: bare step {step} ms")
-        for way in found[0]["ratios"]:
-            clock, processor = (
-                spread([each["ratios"][way][i] for each in found]) for i in (0, 1)
-            )
-            print(f"  {way:12} x{clock}, processor x{processor}")
-        for name in found[0]["hooks"]:
-            hooks = spread([each["hooks"][name] for each in found])
-            print(f"  {name}: {hooks} ms an epoch", flush=True)
+        wanted = (options.case, options.backend, options.jit)
+        pairs = zip(wanted, (case, backend, int(jit)), strict=True)
+        if all(one in (None, value) for one, value in pairs):
+            measure(options, case, backend, jit)
 
 
-def child(case, backend, jit, first, turns=TURNS):
-    command = [sys.executable, __file__, "--child", str(first), "--case", case]
+def measure(options, case, backend, jit):
+    if options.first:
+        found = child(case, backend, jit, options.pairs, first=True)
+        tell_first_steps(case, backend, jit, found)
+        return
+    found = [
+        child(case, backend, jit, i, options.turns) for i in range(options.processes)
+    ]
+    step = spread([each["step_ms"] for each in found])
+    print(f"{backend} {case} jit={jit}: bare step {step} ms")
+    for way in found[0]["ratios"]:
+        clock, processor = (
+            spread([each["ratios"][way][i] for each in found]) for i in (0, 1)
+        )
+        print(f"  {way:12} x{clock}, processor x{processor}")
+    for name in found[0]["hooks"]:
+        hooks = spread([each["hooks"][name] for each in found])
+        print(f"  {name}: {hooks} ms an epoch", flush=True)
+
+
+def child(case, backend, jit, number, turns=TURNS, *, first=False):
+    command = [sys.executable, __file__, "--child", str(number), "--case", case]
     command += ["--jit", str(int(jit)), "--turns", str(turns)]
+    command += ["--first"] if first else []
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True

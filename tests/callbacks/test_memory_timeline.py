@@ -397,6 +397,19 @@ def test_a_window_that_never_comes_is_told_and_written_down(tmp_path):
     assert finding == Finding("no timeline", told[0], 1, None, "MemoryTimeline", "note")
 
 
+def test_a_timeline_that_is_too_long_is_told_and_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr("kerasmem.files.run_dir._MOST_BLOCKS", 1)
+    monitor = MemoryTimeline(steps=range(2), log_dir=tmp_path)
+    _, told = quiet(monitor)
+    (text,) = told
+    assert text.startswith("The timelines are too long: ")
+    assert text.endswith("Next: record fewer steps. Training continues.")
+    (finding,) = read_run(tmp_path).findings
+    assert finding == Finding("no timeline", text, 0, None, "MemoryTimeline", "note")
+    assert monitor.timelines
+    assert not list(tmp_path.glob("timeline-*"))
+
+
 def test_the_window_counts_over_epochs_and_ends_with_its_epoch(tmp_path, backend):
     if backend == "tensorflow":
         return  # in a child process: see the tests of `kerasmem run`

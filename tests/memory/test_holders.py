@@ -1,6 +1,7 @@
 """Who holds an object is told by the names that lead to it."""
 
 import gc
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -80,6 +81,15 @@ def test_an_object_in_a_module_is_found():
     text = f"{__name__}.IN_THE_MODULE['of all'][0] ({__name__})"
     assert held_by(lambda: IN_THE_MODULE["of all"][0]) == text
     IN_THE_MODULE["of all"].clear()
+
+
+@pytest.mark.one_backend
+def test_an_object_in_an_attribute_of_a_class_is_found_by_its_name():
+    class Registry:
+        store: ClassVar = {"all": [Item()]}
+
+    text = "Registry.store['all'][0] (a local of "
+    assert held_by(lambda: Registry.store["all"][0]).startswith(text)
 
 
 @pytest.mark.one_backend

@@ -40,6 +40,11 @@ class TensorFlowGradients(GradientBackend):
         """Return gradients summed over replicas, with the shapes of the variables."""
         return _shaped(_all_reduced(gradients), variables)
 
+    def _is_small(self, gradient: Gradient) -> bool:
+        # The number of rows of a sparse gradient is unknown in a trace.
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return not is_sparse and super()._is_small(gradient)
+
     def _float32(self, gradient: Gradient) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices):
             gradient = _sum_rows(gradient.values, gradient.indices)

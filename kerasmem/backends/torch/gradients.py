@@ -12,6 +12,15 @@ from kerasmem.backends.recompute import Function
 class TorchGradients(GradientBackend):
     """Gradients of a torch training step, all of them dense."""
 
+    def _is_small(self, gradient: torch.Tensor) -> bool:
+        return False  # nothing is compiled, so joining would only cost time
+
+    def segment_squares(
+        self, vector: torch.Tensor, sizes: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the squared L2 norm of each consecutive part of a float32 vector."""
+        return self.squared_norms(torch.split(vector, list(sizes)))
+
     def crossentropy(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

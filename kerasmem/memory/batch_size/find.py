@@ -56,11 +56,11 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
     """Find the largest batch size that fits, from an estimate and a few real trials.
 
     A trial runs a few steps on zeros in a child process, on the device of the current
-    backend. The search ends after two trials that do not fit. 4 % of the memory
-    that is available for the batch stays free, because steps near the limit fail at
-    random. TensorFlow's allocator, and torch's on a GPU, enforce the limit during a
-    trial. In all other cases, the peak of a step is compared with the limit. On a CPU,
-    TensorFlow trials use one thread. The model is not changed.
+    backend. If a batch fits, the search ends after two trials that do not fit. 4 % of
+    the memory that is available for the batch stays free, because steps near the limit
+    fail at random. TensorFlow's allocator, and torch's on a GPU, enforce the limit
+    during a trial. In all other cases, the peak of a step is compared with the limit.
+    On a CPU, TensorFlow trials use one thread. The model is not changed.
 
     Args:
         model: A `keras.Model`. An unbuilt model needs `input_shape` or `data`.
@@ -171,11 +171,11 @@ def _result(search: BatchSizeSearch, limit: int) -> BatchSize:
     largest = max((t.batch_size for t in search.trials if t.fits), default=0)
     if not largest:
         smallest = min(search.trials, key=lambda trial: trial.batch_size)
+        need = max(search.corrected(smallest.batch_size), limit)
         raise ConfigError(
             f"No tested batch size fits into the limit, down to {smallest.batch_size}: "
-            f"{smallest.reason}. Expected: a limit above "
-            f"{format_bytes(search.predict(1))}, estimated for one sample. Received: "
-            f"memory_limit={format_bytes(limit)}."
+            f"{smallest.reason}. Expected: a limit above {format_bytes(need)}. "
+            f"Received: memory_limit={format_bytes(limit)}."
         )
     peaks = {trial.batch_size: trial.peak_bytes for trial in search.trials}
     powers = {1 << power for power in range((2 * largest).bit_length())}

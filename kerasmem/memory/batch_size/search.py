@@ -27,7 +27,7 @@ class BatchSizeSearch:
         limit_bytes: Memory limit in bytes.
         fixed_bytes: Bytes in use for any batch size.
         sizes: Allowed batch sizes, ascending.
-        most_failures: Number of failed trials that ends the search.
+        most_failures: Number of failed trials that ends the search if another fits.
     """
 
     predict: Callable[[int], int]
@@ -69,7 +69,9 @@ class BatchSizeSearch:
 
     def _is_done(self) -> bool:
         fails, fits = self._fails, self._fits
-        if self._failures >= self.most_failures or len(self.trials) >= MOST_TRIALS:
+        if len(self.trials) >= MOST_TRIALS:
+            return True
+        if fits and self._failures >= self.most_failures:
             return True
         if fails is None:
             return fits >= self.sizes[-1]
@@ -91,7 +93,9 @@ class BatchSizeSearch:
             probe = max(fits + 1, round(_PROBE * fits))
             return max(self._most(self.corrected), probe)
         if not fits:
-            return max(fails // 2, 1)
+            peak_is_known = any(trial.peak_bytes is not None for trial in self.trials)
+            most = self._most(self.corrected) if peak_is_known else fails
+            return max(min(most, fails // 2), 1)
         # If this batch size fails too, the search is within the tolerance.
         close = max(fits + 1, int(TOLERANCE * fits))
         if any(trial.peak_bytes is not None for trial in self.trials):

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasmem.errors import ConfigError
+from kerasmem.memory.batch_size.find import _result
 from kerasmem.memory.batch_size.search import TOLERANCE, BatchSizeSearch
 from kerasmem.memory.batch_size.trial import BatchSizeTrial
 
@@ -51,10 +53,36 @@ def test_an_exact_estimate_takes_three_trials():
     assert [trial.fits for trial in look.trials] == [True, True, False]
 
 
-def test_two_failures_end_the_search_even_if_nothing_fits():
+def test_failures_do_not_end_the_search_before_a_batch_fits():
     look = search(FIXED + 100 * 10, 100, said=1)
+    assert look.run() == 10
+    assert [trial.fits for trial in look.trials] == [False] * 6 + [True]
+
+
+def test_the_peak_of_a_batch_that_does_not_fit_leads_to_one_that_does():
+    def attempt(size):
+        peak = FIXED + 100 * size
+        return BatchSizeTrial(size, peak <= FIXED + 1000, peak)
+
+    look = search(FIXED + 1000, 100, said=1)
+    look.attempt = attempt
+    assert look.run() == 10
+    assert [trial.fits for trial in look.trials] == [False, True, False]
+
+
+def test_the_search_ends_at_the_smallest_size_if_nothing_fits():
+    look = search(FIXED + 900, 1000, said=1)
     assert look.run() == 0
-    assert [trial.fits for trial in look.trials] == [False, False]
+    assert [trial.batch_size for trial in look.trials][-2:] == [2, 1]
+
+
+def test_the_expected_limit_is_above_the_one_that_is_too_small():
+    limit, needed = FIXED + 900, FIXED + 1000
+    look = search(limit, 1000, said=1, sizes=[1])
+    look.attempt = lambda size: BatchSizeTrial(size, fits=False, peak_bytes=needed)
+    assert look.run() == 0
+    with pytest.raises(ConfigError, match=r"above 1\.95 KiB.*Received.*=1\.86 KiB"):
+        _result(look, limit)
 
 
 def test_no_batch_above_the_largest_is_tried():
