@@ -22,7 +22,6 @@ from kerasmem.cli.command import (
     say,
 )
 from kerasmem.errors import ConfigError
-from kerasmem.types import Model
 from kerasmem.units import parse_bytes
 
 _JIT = {"on": True, "off": False}
@@ -165,7 +164,7 @@ def estimate(options: Namespace) -> CommandResult:
     return CommandResult(data, tuple(tables))
 
 
-def _shapes(options: Namespace, model: Model) -> Any:
+def _shapes(options: Namespace, model: Any) -> Any:
     """Return the input shapes of `--input-shape` or `--length`."""
     from kerasmem.files.data.check import input_names
 
@@ -223,7 +222,7 @@ def _assumed(options: Namespace) -> Iterator[Any]:
         yield model
 
 
-def _enable_lora(model: Model, rank: int) -> None:
+def _enable_lora(model: Any, rank: int) -> None:
     backbone = getattr(model, "backbone", model)
     if not callable(getattr(backbone, "enable_lora", None)):
         raise ConfigError(

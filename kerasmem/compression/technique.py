@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 
 from kerasmem.compression.fields import Config
 from kerasmem.errors import ConfigError
-from kerasmem.types import Model
 
 
 def preserve_nothing(
-    technique: "Technique", model: Model, trainer: Any
+    technique: "Technique", model: Any, trainer: Any
 ) -> AbstractContextManager[None]:
     """Returns a scope in which training may change all weights."""
     del technique, model, trainer

@@ -45,15 +45,20 @@ class BatchSizeSearch:
         return self._fits
 
     def corrected(self, batch_size: int) -> int:
-        """Return the estimated peak, scaled by the trial with the largest batch."""
-        trials = [t for t in self.trials if t.peak_bytes is not None]
-        if not trials:
+        """Return the estimated peak, corrected by the trials with the largest batches.
+
+        The peak is linear in the estimate: through two trials, or through one trial and
+        the bytes in use for any batch size.
+        """
+        peaks = {t.batch_size: t.peak_bytes for t in self.trials if t.peak_bytes}
+        if not peaks:
             return self.predict(batch_size)
-        last = max(trials, key=lambda trial: trial.batch_size)
-        estimate = max(self.predict(last.batch_size) - self.fixed_bytes, 1)
-        was = max((last.peak_bytes or 0) - self.fixed_bytes, 1)
-        step = self.predict(batch_size) - self.fixed_bytes
-        return self.fixed_bytes + round(step * was / estimate)
+        points = [(self.predict(size), peaks[size]) for size in sorted(peaks)]
+        *_, (first, low), (last, high) = (self.fixed_bytes,) * 2, *points
+        if len(points) > 1 and not (first < last and low < high):
+            first, low = self.fixed_bytes, self.fixed_bytes
+        slope = max(high - low, 1) / max(last - first, 1)
+        return low + round(slope * (self.predict(batch_size) - first))
 
     @property
     def _fits(self) -> int:
