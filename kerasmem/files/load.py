@@ -6,6 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,8 @@ def loading(path: Path) -> Iterator[None]:
         reason, file = first_reason(error), repr(str(path))
         if not reason.startswith(file):
             reason = f"{file} could not be loaded: {reason}"
+        if "keras_hub" in reason and find_spec("keras_hub") is None:
+            reason += " Next: pip install keras-hub."
         raise ModelFileError(reason) from error
 
 

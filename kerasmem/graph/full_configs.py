@@ -64,17 +64,29 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
             arguments = _arguments_of(layer) if is_silent else None
             if arguments is None and not _may_omit(cls):
                 continue
-            get_config = partial(_completed, layer, arguments)
             # Keras reads this attribute to decide whether to add recorded arguments.
-            is_default = arguments is None and has_default
-            get_config._is_default = is_default  # type: ignore[attr-defined]
-            # No issue known for custom layers; see `_OMITTED` for KerasHub layers.
-            object.__setattr__(layer, "get_config", get_config)
+            _complete(layer, arguments, is_default=arguments is None and has_default)
             changed_layers.append(layer)
         yield
     finally:
         for layer in changed_layers:
             object.__delattr__(layer, "get_config")
+
+
+def keep_omitted(layers: Iterable[Any]) -> None:
+    """Lets KerasHub's layers save the arguments that their `get_config` omits."""
+    for layer in layers:
+        if _omitted(type(layer)):
+            _complete(layer, None, is_default=False)
+
+
+def _complete(
+    layer: Layer, arguments: dict[str, Any] | None, *, is_default: bool
+) -> None:
+    get_config = partial(_completed, layer, arguments)
+    get_config._is_default = is_default  # type: ignore[attr-defined]
+    # No issue known for custom layers; see `_OMITTED` for KerasHub layers.
+    object.__setattr__(layer, "get_config", get_config)
 
 
 def _package(cls: type) -> str:

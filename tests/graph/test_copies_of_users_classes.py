@@ -214,3 +214,8 @@ def test_a_tied_llama_stays_tied_in_copies_and_files(tmp_path):
     loaded = km.load_model(tmp_path / "model.keras", compile=False)
     assert loaded.backbone.tie_word_embeddings
     assert "get_config" not in vars(llama)
+    # A dequantized model is saved by Keras itself.
+    km.dequantize(loaded).backbone.save_to_preset(str(tmp_path / "merged"))
+    merged = models.Backbone.from_preset(str(tmp_path / "merged"))
+    assert merged.tie_word_embeddings
+    assert len(merged.weights) == len(llama.weights)

@@ -22,7 +22,7 @@ from kerasmem.graph.from_config import (
     saved_state,
     uncompiled,
 )
-from kerasmem.graph.full_configs import full_configs, no_copy
+from kerasmem.graph.full_configs import full_configs, keep_omitted, no_copy
 from kerasmem.graph.layers import own_variables, sublayers
 from kerasmem.graph.lora import has_lora
 from kerasmem.graph.rebuild import Rebuild, Rewrite
@@ -68,6 +68,7 @@ def dequantize(model: Model) -> Any:
         _carry_over_preprocessor(old, new)
     if any(isinstance(layer, FakeQuantize) for layer in sublayers(float_model)):
         float_model = Rebuild(_WithoutFakeQuantize()).run(float_model)
+    keep_omitted(sublayers(float_model))
     compile_as(float_model, model)
     return float_model
 

@@ -70,9 +70,10 @@ def checked_inputs(
     unknown = open_lengths(shapes)
     if unknown:
         # A custom step may use other data than the inputs of the model.
+        length = " or --length" if "token_ids" in shapes else ""
         shape = (
-            f"input_shape= (--input-shape{once_per_input(shapes)}) without the batch "
-            "axis, or "
+            f"input_shape= (--input-shape{once_per_input(shapes)}{length}) without the "
+            "batch axis, or "
         )
         raise ModelError(
             "The memory depends on the length of every axis of the input. Expected: "
