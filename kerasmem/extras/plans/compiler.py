@@ -155,7 +155,11 @@ def compiled(program: StepProgram, target: str, devices: int = 1) -> bytes:
         ChildDiedError: If the compiler fails.
     """
     flags = _flags(program)
-    name = key(program.content, target, devices, flags, check_installed())
+    # TensorFlow writes the entries of maps in another order in each process.
+    content = _MAP.sub(
+        lambda m: b"".join(sorted(_ENTRY.findall(m[0]))), program.content
+    )
+    name = key(content, target, devices, flags, check_installed())
     plan = read(name)
     if plan is None:
         plan = _compile(program, target, devices, flags)
@@ -200,6 +204,10 @@ def _version(distribution: str) -> str | None:
     except metadata.PackageNotFoundError:
         return None
 
+
+_ENTRY = re.compile(rb"\n[\0-\x7f]\n[\0-\x7f]\w+\x12[\0-\x7f]\w*")
+_MAP = re.compile(rb"(?:%b){2,}" % _ENTRY.pattern)
+"""Entries of a map of strings in a serialized program."""
 
 _MOST_FILES = 64
 # Files are in `kerasmem/plans` of the user's cache folder. The name of each is a hash
