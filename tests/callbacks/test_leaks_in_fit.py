@@ -64,6 +64,7 @@ def watched_fit(fit, devices):
 
     def run(*callbacks, **options):
         devices(FakeDevices())
+        gc.collect()  # what other tests left must not be freed during the fit
         monitor = MemoryMonitor(**options)
         fit(monitor, *callbacks, epochs=EPOCHS)
         return monitor
