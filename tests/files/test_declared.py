@@ -157,3 +157,14 @@ def test_a_heap_of_texts_that_leads_to_itself_is_not_followed(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ModelFileError, match="a heap of strings is cyclic"):
         km.load_model(path)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_what_follows_the_end_of_an_hdf5_file_is_not_read(tmp_path, libver):
+    path = tmp_path / "m.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        file.attrs["name"] = "a text"
+    with path.open("ab") as file:
+        file.write(b"GCOL\x01\0\0\0" + (4096).to_bytes(8, "little") + bytes(4096))
+    datasets.check_heaps(path)
