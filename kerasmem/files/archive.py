@@ -51,7 +51,7 @@ def damage(path: Path, error: Exception) -> ModelFileError:
 
 _HEADER = struct.Struct("<4s22xHH")
 _MAGIC = b"PK\x03\x04"
-_HDF5, _BEGINNING_BYTES = b"\x89HDF\r\n\x1a\n", 64
+_HDF5, SUPERBLOCK_BYTES = b"\x89HDF\r\n\x1a\n", 64
 _END_BY_VERSION = {0: 40, 1: 44, 2: 28, 3: 28}
 """Offset of the file size in an HDF5 superblock, by superblock version."""
 
@@ -141,8 +141,8 @@ def opened_weights(path: Path) -> Iterator[h5py.File | None]:
 
 def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
     try:
-        beginning = reader.read(_BEGINNING_BYTES)
-        if not beginning.startswith(_HDF5) or size > _end(beginning):
+        beginning = reader.read(SUPERBLOCK_BYTES)
+        if size > hdf5_bytes(beginning):
             raise ModelFileError(f"The member {WEIGHTS} is no HDF5 file.")
         target.write(beginning)
         shutil.copyfileobj(reader, target, _PIECE)
@@ -152,9 +152,12 @@ def _unpack(reader: IO[bytes], target: BinaryIO, size: int) -> None:
         ) from error
 
 
-def _end(beginning: bytes) -> int:
+def hdf5_bytes(beginning: bytes) -> int:
+    """Returns the size of an HDF5 file, from its superblock. 0 if it has none."""
     place = _END_BY_VERSION.get(int.from_bytes(beginning[len(_HDF5) :][:1], "little"))
-    return int.from_bytes(beginning[place : place + 8], "little") if place else 0
+    if not place or not beginning.startswith(_HDF5):
+        return 0
+    return int.from_bytes(beginning[place : place + 8], "little")
 
 
 def _room(folder: Path) -> BinaryIO:

@@ -20,7 +20,13 @@ import keras
 import numpy as np
 
 from kerasmem.errors import ModelFileError
-from kerasmem.files.archive import OPTIMIZER, opened_weights, stored_bytes
+from kerasmem.files.archive import (
+    OPTIMIZER,
+    SUPERBLOCK_BYTES,
+    hdf5_bytes,
+    opened_weights,
+    stored_bytes,
+)
 from kerasmem.files.chunks import type_of
 from kerasmem.files.coding import LARGE_BYTES, MOST_TIMES, coded_form
 from kerasmem.units import MIB
@@ -129,9 +135,6 @@ _HEAP = b"GCOL\x01\0\0\0"
 _ENTRY = struct.Struct("<H6xQ")
 """Header of a heap, and format of an entry: index (0 is free space) and length."""
 
-_ENDS = {b"\0": 40, b"\1": 44, b"\2": 28, b"\3": 28}
-"""Offset of the end of the file in a superblock, by the version of the superblock."""
-
 _FREE_ENTRIES = 16 * MIB
 """Number of entries allowed in addition to the weights in the file, for unsaved
 weights."""
@@ -183,7 +186,8 @@ def check_heaps(path: Path) -> None:
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with content:
-        end = _end_in(content)
+        # HDF5 reads nothing beyond the size in the superblock.
+        end = min(hdf5_bytes(content[:SUPERBLOCK_BYTES]) or len(content), len(content))
         most = end // _ENTRY.size
         start = content.find(_HEAP, 0, end)
         while start >= 0 and most >= 0:
@@ -191,14 +195,6 @@ def check_heaps(path: Path) -> None:
             start = content.find(_HEAP, start + len(_HEAP), end)
     if most < 0:
         raise ModelFileError(f"{str(path)!r} is damaged: a heap of strings is cyclic.")
-
-
-def _end_in(content: mmap.mmap) -> int:
-    """Returns the size of an HDF5 file by its superblock: HDF5 reads nothing beyond."""
-    offset = _ENDS.get(content[8:9])
-    if offset is None or content[:8] != b"\x89HDF\r\n\x1a\n":
-        return len(content)
-    return min(int.from_bytes(content[offset : offset + 8], "little"), len(content))
 
 
 def _entries_in(content: mmap.mmap, start: int, most: int) -> int:
