@@ -37,7 +37,7 @@ def _counters(model: Any, schema: Any) -> Iterator[tuple[int, int, int, int]]:
     """Yield graph, body and the counter's tensors before and after each loop."""
     for outer, graph in enumerate(model.subgraphs):
         for operator in graph.operators:
-            if _kind(model, operator) != schema.BuiltinOperator.WHILE:
+            if kind_of(model, operator) != schema.BuiltinOperator.WHILE:
                 continue
             number = operator.builtinOptions.bodySubgraphIndex
             body = model.subgraphs[number]
@@ -51,7 +51,7 @@ def _place_of_counter(model: Any, body: Any, schema: Any) -> int | None:
     makers = {n: operator for operator in body.operators for n in operator.outputs}
     for place, (start, end) in enumerate(zip(body.inputs, body.outputs, strict=True)):
         maker = makers.get(end)
-        if maker is None or _kind(model, maker) != schema.BuiltinOperator.ADD:
+        if maker is None or kind_of(model, maker) != schema.BuiltinOperator.ADD:
             continue
         others = [number for number in maker.inputs if number != start]
         if len(others) == 1 and _is_one(model, body.tensors[others[0]], schema):
@@ -67,6 +67,7 @@ def _is_one(model: Any, tensor: Any, schema: Any) -> bool:
     return values.size == 1 and int(values[0]) == 1
 
 
-def _kind(model: Any, operator: Any) -> int:
+def kind_of(model: Any, operator: Any) -> int:
+    """Return the number of an operation's type in LiteRT's schema."""
     code = model.operatorCodes[operator.opcodeIndex]
     return max(code.builtinCode, code.deprecatedBuiltinCode)

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,7 +31,7 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
-from kerasmem.extras.litert.litert_loops import shapes_in_loops
+from kerasmem.extras.litert.litert_loops import kind_of, shapes_in_loops
 
 __all__ = ["LitertWriter", "read_graph", "shapes_in_loops", "supports", "tensor_reader"]
 
@@ -100,13 +101,7 @@ def _with_unique_names(model: Any, content: bytes) -> bytes:
             is_new = is_new or name != tensor.name
             tensor.name = name
             names.add(name)
-    if not is_new:
-        return content
-    import flatbuffers
-
-    builder = flatbuffers.Builder(len(content))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+    return _packed(model, content) if is_new else content
 
 
 def tensor_reader(content: bytes) -> ReadTensors:
@@ -221,7 +216,7 @@ class LitertWriter:
                     "litert-quantizer cannot write the file: "
                     f"{first_line(str(error))[:300]}"
                 ) from error
-        return bytes(result.quantized_model)
+        return _requantized_through_floats(bytes(result.quantized_model))
 
     def _rules(
         self, precisions: Precisions
@@ -272,6 +267,57 @@ class LitertWriter:
             return 0 if steps is None else steps.block
         width = self._graph.constants[kernel].shape[1]
         return next((n for n in _BLOCKS if width % n == 0), 0)
+
+
+def _requantized_through_floats(content: bytes) -> bytes:
+    """Split each change of an int8 scale into DEQUANTIZE and QUANTIZE.
+
+    The runtime multiplies codes by a ratio of 8 bits, which is wrong by up to a step.
+    """
+    schema = litert_module("schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    kinds, is_new = schema.BuiltinOperator, False
+    for graph in model.subgraphs:
+        operators = []
+        for operator in graph.operators:
+            tensors = [graph.tensors[n] for n in (*operator.inputs, *operator.outputs)]
+            is_rescaling = kind_of(model, operator) == kinds.QUANTIZE and all(
+                tensor.type == schema.TensorType.INT8 for tensor in tensors
+            )
+            if is_rescaling:
+                is_new = True
+                floats = copy(tensors[1])
+                floats.name, floats.buffer = floats.name + b"_floats", 0
+                floats.type, floats.quantization = schema.TensorType.FLOAT32, None
+                graph.tensors.append(floats)
+                first = schema.OperatorT()
+                first.opcodeIndex = _opcode(model, kinds.DEQUANTIZE, schema)
+                first.inputs = operator.inputs
+                first.outputs = operator.inputs = [len(graph.tensors) - 1]
+                operators.append(first)
+            operators.append(operator)
+        graph.operators = operators
+    return _packed(model, content) if is_new else content
+
+
+def _opcode(model: Any, kind: int, schema: Any) -> int:
+    """Return the index of an operation type without options in a file."""
+    for number, code in enumerate(model.operatorCodes):
+        if max(code.builtinCode, code.deprecatedBuiltinCode) == kind:
+            return number
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = kind
+    code.version = 2
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
+def _packed(model: Any, content: bytes) -> bytes:
+    import flatbuffers
+
+    builder = flatbuffers.Builder(len(content))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
 
 
 def _doubled(end: np.ndarray) -> np.ndarray:

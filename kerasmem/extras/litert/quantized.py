@@ -163,12 +163,13 @@ def own_ranges(
     if not fixed_ranges:
         return {}, {}
     names = [argument.name for argument in job.arguments]
-    ranges = {}
+    ranges, floats = {}, set[str]()
     for name, values in read(dict(zip(names, few, strict=True))):
+        floats.add(name)
         like = [ends for tensor, ends in fixed_ranges if _is_same(tensor, values)]
         if like:
             ranges[name] = like[0]
-    return ranges, _floats_of(graph, ranges)
+    return ranges, _floats_of(graph, ranges, floats)
 
 
 _MATCHED = 4
@@ -193,7 +194,13 @@ def held_ranges(
     return ranges
 
 
-def _floats_of(graph: FileGraph, known: Ranges) -> dict[FileOperation, str]:
+def _floats_of(
+    graph: FileGraph, known: Ranges, floats: set[str]
+) -> dict[FileOperation, str]:
+    """Return the operations that are float in the model: their ranges are unknown.
+
+    `floats` are the names of all float tensors.
+    """
     names = set(known)
     for operation in graph.operations:
         follows = operation.moves or operation.kind in _OF_FIXED_RANGE
@@ -209,6 +216,11 @@ def _floats_of(graph: FileGraph, known: Ranges) -> dict[FileOperation, str]:
         operation: "without a range in the model"
         for operation in graph.operations
         if not names.issuperset(operation.outputs or operation.inputs)
+        # A product's input may have a range in the model behind a scaling.
+        or (
+            operation.kind not in PRODUCTS
+            and not names.issuperset(floats.intersection(operation.inputs))
+        )
     }
 
 
