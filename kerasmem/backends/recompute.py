@@ -13,10 +13,23 @@ from kerasmem.types import Tensor, Tensors
 Function = Callable[..., tuple[Any, ...]]
 """A pure function from tensors to a tuple of tensors."""
 
-Loop = Callable[[Callable[[Any], Any], int], Any]
-"""Calls a function with each number below a count and stacks the results."""
 Linear = Callable[..., Any]
 """A pure function from tensors to one tensor, linear in its first argument."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over blocks of a kernel.
+
+    Attributes:
+        run: Calls a function with each number below a count and stacks the results.
+        block_bytes: Bytes of a block as float32. A block has to fit into the cache.
+        most_blocks: Maximum number of blocks, for a loop that is unrolled.
+    """
+
+    run: Callable[[Callable[[Any], Any], int], Any]
+    block_bytes: int
+    most_blocks: int = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,12 @@ class RecomputeBackend(ABC):
         return taken(value)
 
     def in_loop(
-        self, looped: Callable[[Loop], Any], whole: Callable[[], Any], inputs: Tensors
+        self,
+        looped: Callable[[Loop], Any],
+        whole: Callable[[], Any],
+        inputs: Tensors,
+        *,
+        packed: bool,
     ) -> Any:
         """Return `looped(loop)` where a loop over blocks is faster, else `whole()`.
 
@@ -139,10 +157,10 @@ class RecomputeBackend(ABC):
         In a loop over blocks that fit into the cache of a CPU it does not.
 
         Args:
-            looped: Returns the outputs. It takes a function that calls another one with
-                each number below a count and stacks the results.
+            looped: Returns the outputs, computed in a loop.
             whole: Returns the same outputs without a loop.
             inputs: Tensor that both depend on.
+            packed: Whether two weights share a byte.
         """
-        del looped, inputs
+        del looped, inputs, packed
         return whole()

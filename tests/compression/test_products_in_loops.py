@@ -1,11 +1,13 @@
-"""Products with codes on JAX: a loop over blocks, without interleaving 4-bit codes."""
+"""Products with codes in loops over blocks, without interleaving 4-bit codes."""
+
+import importlib
+from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize import coded_products
 from kerasmem.compression.quantize.rows import Rows
 
 L = keras.layers
@@ -29,8 +31,11 @@ STEPS = {
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
-    monkeypatch.setattr(coded_products, "_LOOP_BYTES", 8 * 24 * 64)
+def short_blocks(monkeypatch, backend):
+    if backend != "torch":
+        module = importlib.import_module(f"kerasmem.backends.{backend}.recompute")
+        short = replace(module._LOOP, block_bytes=8 * 24 * 64)
+        monkeypatch.setattr(module, "_LOOP", short)
 
 
 def assert_same_as_floats(model, options, x):
@@ -112,3 +117,18 @@ def test_a_compiled_product_never_contains_the_float_kernel(scheme, monkeypatch)
     compiled = call.lower(*state, np.ones((1, 512), "float32")).compile()
     floats = 4 * 512 * 8192
     assert compiled.memory_analysis().temp_size_in_bytes < floats / 8
+
+
+def test_a_lookup_leaves_the_table_free_to_be_read_without_a_copy(backend):
+    if backend != "tensorflow":
+        pytest.skip("TensorFlow alone copies variables")
+    tf = pytest.importorskip("tensorflow")
+    tokens = keras.Input((4,), dtype="int32")
+    table = L.ReversibleEmbedding(200, 24)
+    model = keras.Model(tokens, table(table(tokens), reverse=True))
+    small = km.compress(model, km.Quantize("int8"), verbose=0).model
+    signature = tf.TensorSpec((None, 4), "int32")
+    graph = tf.function(small).get_concrete_function(signature).graph
+    kinds = {operation.type for operation in graph.get_operations()}
+    assert "GatherV2" in kinds
+    assert "ResourceGather" not in kinds

@@ -51,12 +51,18 @@ class JaxRecompute(RecomputeBackend):
         return run(inputs, *held)
 
     def in_loop(
-        self, looped: Callable[[Loop], Any], whole: Callable[[], Any], inputs: Tensors
+        self,
+        looped: Callable[[Loop], Any],
+        whole: Callable[[], Any],
+        inputs: Tensors,
+        *,
+        packed: bool,
     ) -> Any:
         """Return `looped(loop)` in a compiled function for a CPU, else `whole()`."""
+        del packed
         if not isinstance(inputs, Tracer):
             return whole()
-        return jax.lax.platform_dependent(cpu=lambda: looped(_loop), default=whole)
+        return jax.lax.platform_dependent(cpu=lambda: looped(_LOOP), default=whole)
 
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, delayed in a trace until `other` is computed."""
@@ -134,3 +140,6 @@ def _after(parts: tuple[Any, ...], upstream: tuple[Any, ...]) -> tuple[Any, Any]
 
 def _loop(function: Callable[[Any], Any], count: int) -> Any:
     return jax.lax.map(function, jax.numpy.arange(count))
+
+
+_LOOP = Loop(_loop, block_bytes=1 << 20)

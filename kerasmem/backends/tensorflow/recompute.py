@@ -9,6 +9,7 @@ from kerasmem.backends.recompute import (
     ArgumentStore,
     Function,
     Linear,
+    Loop,
     RecomputeBackend,
     add_dependency,
     save_arguments,
@@ -74,6 +75,23 @@ class TensorFlowRecompute(RecomputeBackend):
 
         return _released(run(inputs, *held))
 
+    def in_loop(
+        self,
+        looped: Callable[[Loop], Any],
+        whole: Callable[[], Any],
+        inputs: Tensors,
+        *,
+        packed: bool,
+    ) -> Any:
+        """Return `looped(loop)` for packed codes in a graph for a CPU, else `whole()`.
+
+        Without XLA, each operation on codes passes through main memory.
+        """
+        on_cpu = not tf.config.list_logical_devices("GPU")
+        if packed and on_cpu and tf.is_symbolic_tensor(inputs):
+            return looped(_LOOP)
+        return whole()
+
     def after(self, value: Any, other: Any, taken: Callable[[Any], Any]) -> Any:
         """Return `taken(value)`, delayed in a graph until `other` is computed."""
         # Keras runs a grouped convolution of eager tensors as a separate graph.
@@ -86,6 +104,18 @@ class TensorFlowRecompute(RecomputeBackend):
         with tf.control_dependencies([other]):
             late_value = tf.identity(value)
         return taken(late_value)
+
+
+def _unrolled(function: Callable[[Any], Any], count: int) -> Any:
+    outputs: list[Any] = []
+    for number in range(count):
+        # One block after the other, so that each stays in the cache.
+        with tf.control_dependencies(outputs[-1:]):
+            outputs.append(function(number))
+    return tf.stack(outputs)
+
+
+_LOOP = Loop(_unrolled, block_bytes=1 << 22, most_blocks=16)
 
 
 def _released(outputs: Tensors) -> Any:

@@ -140,8 +140,9 @@ def _in_blocks(
 
     def looped(loop: Loop) -> Any:
         halves = _halves(layer, inputs, kernel)
-        limit = _LOOP_BYTES if halves is None else _LOOP_BYTES // 2
-        size = max(limit * length // (4 * math.prod(kernel.shape)), _FEWEST)
+        limit = loop.block_bytes if halves is None else loop.block_bytes // 2
+        size = limit * length // (4 * math.prod(kernel.shape))
+        size = max(size, _FEWEST, -(-length // loop.most_blocks))
 
         def outputs_of(start: Any, size: int) -> Any:
             after = inputs if size == length else None
@@ -155,7 +156,8 @@ def _in_blocks(
 
         return _in_loop(loop, outputs_of, length, size, place)
 
-    return backends.current().in_loop(looped, whole, inputs)
+    packed = kernel.coding.bits == 4
+    return backends.current().in_loop(looped, whole, inputs, packed=packed)
 
 
 def _in_loop(
@@ -164,7 +166,7 @@ def _in_loop(
     """Return outputs along an axis, computed in a loop over parts.
 
     Args:
-        loop: Calls a function for each part and stacks the results.
+        loop: Loop of the backend.
         outputs_of: Returns the outputs of a part, from its first index and size.
         length: Number of outputs along the axis.
         size: Number of outputs of a part.
@@ -173,7 +175,7 @@ def _in_loop(
     count = length // size
     if count < 2:
         return outputs_of(0, length)
-    stack = loop(lambda number: outputs_of(number * size, size), count)
+    stack = loop.run(lambda number: outputs_of(number * size, size), count)
     parts = keras.ops.moveaxis(stack, 0, axis - 1)
     shape = list(keras.ops.shape(parts))
     shape[axis - 1 :] = [count * size, *shape[axis:][1:]]
@@ -219,10 +221,8 @@ def _half_product(layer: Layer, inputs: Tensors, kernel: Tensor) -> Any:
     return product(layer, inputs, kernel)
 
 
-_LOOP_BYTES = 2**20
-"""Bytes of a block of a kernel, as float32, in a loop: it has to fit into the cache."""
 _FEWEST = 64
-"""Fewest output channels of such a block: fewer are too short to vectorize."""
+"""Fewest output channels of a block in a loop: fewer are too short to vectorize."""
 
 _Blocks = tuple[list[tuple[int, int, int] | None], int]
 """Axis, start and size of each block (None for the whole kernel), and the output axis.

@@ -200,8 +200,11 @@ class QuantizedVariable(StandIn):
         """Return the float rows at `indices`, without dequantizing other rows."""
 
         def taken(part: Any) -> Any:
-            # A single scale serves all rows.
-            return part if part.shape[0] == 1 else ops.take(part, flat, axis=0)
+            if part.shape[0] == 1:  # a single scale serves all rows
+                return part
+            # After a lookup in a variable, TensorFlow copies it in every read. This
+            # looks up in a tensor.
+            return ops.take(ops.stop_gradient(part), flat, axis=0)
 
         ops = keras.ops
         if self._hoisted is not None:
