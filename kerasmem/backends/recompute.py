@@ -149,7 +149,7 @@ class RecomputeBackend(ABC):
         whole: Callable[[], Any],
         inputs: Tensors,
         *,
-        packed: bool,
+        is_packed: bool,
     ) -> Any:
         """Return `looped(loop)` where a loop over blocks is faster, else `whole()`.
 
@@ -160,7 +160,7 @@ class RecomputeBackend(ABC):
             looped: Returns the outputs, computed in a loop.
             whole: Returns the same outputs without a loop.
             inputs: Tensor that both depend on.
-            packed: Whether two weights share a byte.
+            is_packed: Whether two weights share a byte.
         """
-        del looped, inputs, packed
+        del looped, inputs, is_packed
         return whole()

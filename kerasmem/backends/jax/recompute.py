@@ -56,10 +56,10 @@ class JaxRecompute(RecomputeBackend):
         whole: Callable[[], Any],
         inputs: Tensors,
         *,
-        packed: bool,
+        is_packed: bool,
     ) -> Any:
         """Return `looped(loop)` in a compiled function for a CPU, else `whole()`."""
-        del packed
+        del is_packed
         if not isinstance(inputs, Tracer):
             return whole()
         return jax.lax.platform_dependent(cpu=lambda: looped(_LOOP), default=whole)

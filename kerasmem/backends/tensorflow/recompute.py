@@ -81,14 +81,14 @@ class TensorFlowRecompute(RecomputeBackend):
         whole: Callable[[], Any],
         inputs: Tensors,
         *,
-        packed: bool,
+        is_packed: bool,
     ) -> Any:
         """Return `looped(loop)` for packed codes in a graph for a CPU, else `whole()`.
 
         Without XLA, each operation on codes passes through main memory.
         """
         on_cpu = not tf.config.list_logical_devices("GPU")
-        if packed and on_cpu and tf.is_symbolic_tensor(inputs):
+        if is_packed and on_cpu and tf.is_symbolic_tensor(inputs):
             return looped(_LOOP)
         return whole()
 
@@ -115,7 +115,7 @@ def _unrolled(function: Callable[[Any], Any], count: int) -> Any:
     return tf.stack(outputs)
 
 
-_LOOP = Loop(_unrolled, block_bytes=1 << 22, most_blocks=16)
+_LOOP = Loop(_unrolled, block_bytes=1 << 21, most_blocks=16)
 
 
 def _released(outputs: Tensors) -> Any:

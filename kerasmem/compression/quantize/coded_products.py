@@ -156,8 +156,8 @@ def _in_blocks(
 
         return _in_loop(loop, outputs_of, length, size, place)
 
-    packed = kernel.coding.bits == 4
-    return backends.current().in_loop(looped, whole, inputs, packed=packed)
+    is_packed = kernel.coding.bits == 4
+    return backends.current().in_loop(looped, whole, inputs, is_packed=is_packed)
 
 
 def _in_loop(
