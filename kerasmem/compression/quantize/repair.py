@@ -67,7 +67,8 @@ def store_and_repair(
         _check_needs_no_data(config)
         return store(model, plan)
     check_data(model, data)
-    original, ratios = clone(model), dict[int, float | None]()
+    # Neither of the models is trained here.
+    original, ratios = clone(model, shares=True), dict[int, float | None]()
     if config.takes_samples:
         ratios, plan = round_on_data((original, model), config, plan, data)
     changes = store(model, plan)

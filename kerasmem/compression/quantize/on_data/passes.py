@@ -29,7 +29,7 @@ _SAMPLES, _BATCH_SIZE = 512, 16
 _HELD_BYTES = 1 << 28
 """Maximum bytes of activations to keep per model."""
 
-_BATCH_BYTES = 1 << 28
+_BATCH_BYTES = 1 << 26
 """Maximum bytes of layer outputs per batch."""
 
 _TURNS = 8
