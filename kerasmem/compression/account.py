@@ -94,7 +94,8 @@ def powers(values: np.ndarray, rounded: np.ndarray) -> tuple[float, float]:
 
 
 def _power(values: np.ndarray) -> float:
-    power = float(values @ values)
+    with np.errstate(over="ignore"):
+        power = float(values @ values)
     if math.isfinite(power):
         return power
     return float(np.square(values, dtype=np.float64).sum())

@@ -103,7 +103,7 @@ MaxPooling3D: spatial cheap estimate=max_pooling homogeneous moves
 AveragePooling[12]D: spatial linear integer=average_pooling estimate=average_pooling
     homogeneous
 AveragePooling3D: spatial linear estimate=average_pooling homogeneous
-AdaptiveAveragePooling[123]D: spatial linear estimate=average_pooling homogeneous
+AdaptiveAveragePooling[123]D: spatial linear homogeneous
 ZeroPadding[12]D: spatial linear integer=padding homogeneous moves
 ZeroPadding3D Cropping[23]D UpSampling3D: spatial linear homogeneous moves
 Cropping1D UpSampling1D: spatial_last linear homogeneous moves

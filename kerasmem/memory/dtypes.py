@@ -13,12 +13,12 @@ import keras
 import numpy as np
 
 from kerasmem.checks import OneOf, invalid
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
 from kerasmem.graph.clone import clone, live_objects
 from kerasmem.graph.kernels import is_embedding
-from kerasmem.graph.layers import check_built, weights
+from kerasmem.graph.layers import check_built, sublayers, weights
 from kerasmem.records import WideType
 from kerasmem.types import Dataset, Model
 
@@ -51,7 +51,7 @@ class DtypeReport:
 
         Raises:
             ConfigError: If `dtype` has another value, or no model was inspected.
-            ModelError: If the model cannot be copied.
+            ModelError: If the model cannot be copied, or its classes fix float64.
         """
         rule = OneOf(("float32", "bfloat16", "float16"))
         rule.check("narrow_model", "dtype", dtype)
@@ -68,9 +68,11 @@ class DtypeReport:
                 warnings.filterwarnings("ignore", message=message)
                 # Safe mode is unnecessary: the file was just written from a live model.
                 custom_objects = live_objects(self.model)
-                return keras.models.load_model(
+                copy = keras.models.load_model(
                     path, custom_objects=custom_objects, safe_mode=False
                 )
+        _check_narrow(copy, self.model.name)
+        return copy
 
 
 def inspect_dtypes(model: Model = None, data: Dataset = None) -> DtypeReport:
@@ -206,6 +208,17 @@ def _integers_for(array: np.ndarray, scale: int) -> str | None:
         low, high = min(low, int(ends[0])), max(high, int(ends[1]))
     ranges = ((name, np.iinfo(name)) for name in _INTEGERS)
     return next((n for n, info in ranges if info.min <= low and high <= info.max), None)
+
+
+def _check_narrow(copy: Model, name: str) -> None:
+    wide = [x for x in sublayers(copy) if "float64" in (x.dtype, x.compute_dtype)]
+    if wide:
+        raise ModelError(
+            f"The class of the model {name!r} creates float64 layers. Expected: "
+            "layers whose dtype is in the config of the model. Received: "
+            f"{', '.join(repr(x.name) for x in wide)}. Next: make their dtype an "
+            "argument of the class and return it from get_config."
+        )
 
 
 def _rewrite_config(path: Path, dtype: str) -> None:

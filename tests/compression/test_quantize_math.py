@@ -308,3 +308,9 @@ def test_the_noise_is_that_of_all_entries_at_once():
     assert sqnr_db(values, rounded) == pytest.approx(expected, rel=1e-6)
     assert sqnr_db(values.T, rounded.T) == pytest.approx(expected, rel=1e-6)
     assert sqnr_db(values, values) is None
+
+
+@pytest.mark.one_backend
+def test_squares_above_the_range_of_float32_are_added_up():
+    values, rounded = np.float32([4e19] * 100), np.float32([3.6e19] * 100)
+    assert sqnr_db(values, rounded) == pytest.approx(20, rel=1e-6)

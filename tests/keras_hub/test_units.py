@@ -8,7 +8,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
-from kerasmem.errors import ModelError
+from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import FAMILIES, samples
@@ -106,6 +106,9 @@ def test_heads_whose_width_follows_from_their_number_stay_and_why_is_told():
     assert why.startswith(
         "num_query_heads is not an independent width: at twice the value,"
     )
+    for arguments in ({"ignore": "query/kernel"}, {"ratios": {"query/kernel": 0.3}}):
+        with pytest.raises(ConfigError, match="removable channels.*'query/kernel'"):
+            apply_technique(km.PruneChannels(0.5, **arguments), FAMILIES["Llama3"]())
 
 
 @pytest.mark.one_backend

@@ -143,6 +143,20 @@ if keras.backend.backend() != "jax":  # which makes float32 of float64
         assert found(model=narrowed) == {}
         assert any(str(w.dtype) == "float64" for w in model.weights)
 
+    def test_layers_that_a_class_creates_in_doubles_are_refused():
+        class Fixed(keras.Model):
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.head = layers.Dense(2, dtype="float64", name="head")
+
+            def call(self, x):
+                return self.head(x)
+
+        model = Fixed(name="fixed")
+        model(np.zeros((1, 3)))
+        with pytest.raises(ModelError, match="'fixed' creates float64.*: 'head'"):
+            inspect_dtypes(model).narrow_model()
+
 
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="Expected: a model, data, or both"):

@@ -144,7 +144,13 @@ class Ranking:
         config: PruneChannels,
         this_round: Round,
     ) -> None:
-        check_patterns(config, [paths[id(u.variable)] for u in labelled.labels.uses])
+        every = np.concatenate([np.zeros(0, np.int64), *groups.members])
+        removable_uses = (
+            use
+            for use in labelled.labels.uses
+            if np.isin(groups.classes[use.labels], every).any()
+        )
+        check_patterns(config, [paths[id(use.variable)] for use in removable_uses])
         self._labelled = labelled
         self._groups = groups
         self._uses = labelled.labels.uses
@@ -283,12 +289,12 @@ class Ranking:
 
 
 def check_patterns(config: PruneChannels, paths: Sequence[str]) -> None:
-    """Checks that every pattern of a config matches a path."""
+    """Checks that every pattern of a config matches a path with removable channels."""
     for pattern in (*config.ignore, *(p for p, _ in config.ratios)):
         if not any(re.search(pattern, path) for path in paths):
             raise ConfigError(
-                "A pattern of PruneChannels matches no path of a weight with channels. "
-                f"Received: {pattern!r}."
+                "A pattern of PruneChannels matches no path of a weight with removable "
+                f"channels. Received: {pattern!r}."
             )
 
 

@@ -1,6 +1,7 @@
 """The model that trains a student on the outputs of its teachers."""
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import keras
@@ -22,7 +23,11 @@ from kerasmem.compression.distill.objective import (
     padding_weights,
 )
 from kerasmem.compression.distill.pairing import probe_models
-from kerasmem.compression.distill.schedules import Number, ScheduledFactors
+from kerasmem.compression.distill.schedules import (
+    Number,
+    ResumedSteps,
+    ScheduledFactors,
+)
 from kerasmem.compression.distill.teacher_outputs import can_cache, with_cached_answers
 from kerasmem.errors import ConfigError
 from kerasmem.files.data import few_inputs
@@ -229,6 +234,15 @@ class Distiller(keras.Model):
         hard = super().compute_loss(x, y, y_pred, sample_weight, training)
         self._student_loss.update_state(hard, sample_weight=samples)
         return self.hard_weight * hard + (1 - self.hard_weight) * soft
+
+    def fit(self, *arguments: Any, **options: Any) -> Any:
+        """Trains the student. Takes the arguments of `keras.Model.fit`."""
+        options = signature(super().fit).bind(*arguments, **options).arguments
+        callbacks = options.pop("callbacks", None)
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            steps = ResumedSteps(self._factors)
+            callbacks = [*keras.tree.flatten(callbacks or []), steps]
+        return super().fit(**options, callbacks=callbacks)
 
     def save(self, filepath: Any, **options: Any) -> None:
         """Saves the student. Takes the arguments of `keras.Model.save`."""

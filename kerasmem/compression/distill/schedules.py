@@ -80,7 +80,25 @@ class ScheduledFactors(keras.layers.Layer):
         if self._step is not None:
             self._step.assign_add(1)
 
+    def advance_to(self, step: int) -> None:
+        """Counts at least `step` batches, as in a training that is resumed."""
+        if self._step is not None and self._step < step:
+            self._step.assign(step)
+
     def current(self, loss: "DistillationLoss", field: str) -> Any:
         """Returns an argument of a loss at this step: a number or a scalar tensor."""
         value = getattr(loss, field)
         return value(ops.cast(self._step, "float32")) if callable(value) else value
+
+
+class ResumedSteps(keras.callbacks.Callback):
+    """Continues the schedules in a training that does not start at epoch 0."""
+
+    def __init__(self, factors: ScheduledFactors) -> None:
+        super().__init__()
+        self._factors = factors
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Counts the batches of earlier epochs, if their number is known."""
+        del logs
+        self._factors.advance_to(epoch * (self.params["steps"] or 0))

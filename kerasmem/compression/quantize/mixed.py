@@ -140,8 +140,7 @@ def _is_rounded(plans: Sequence[WeightPlan], index: int) -> bool:
 def _loss(weight: Weight, place: Any, codes: Coded, curvature: np.ndarray) -> float:
     values = array_of(weight.variable)
     noise = place.coding.decoded(codes, values.shape) - values
-    loss = 0.5 * float((np.square(noise) * curvature).sum(dtype=np.float64))
-    return loss if loss >= _LEAST else 0.0
+    return _harm(0.5 * float((np.square(noise) * curvature).sum(dtype=np.float64)))
 
 
 def _measure(
@@ -152,8 +151,11 @@ def _measure(
 ) -> float:
     """Return the divergence of the outputs with all weights rounded as chosen."""
     with _assigned(_plan_of(plans, rows, numbers)):
-        loss = sensitivity.divergence()
-    return loss if loss >= _LEAST else 0.0
+        return _harm(sensitivity.divergence())
+
+
+def _harm(nats: float) -> float:
+    return nats if nats >= _LEAST else 0.0
 
 
 def _plan_of(

@@ -109,16 +109,5 @@ class BatchSizeSearch:
         return min(close, fails - 1)
 
     def _most(self, peak: Callable[[int], float]) -> int:
-        largest = self.sizes[-1]
-        low, high = 1, 2
-        while high < largest and peak(high) <= self.limit_bytes:
-            low, high = high, min(2 * high, largest)
-        if high == largest and peak(high) <= self.limit_bytes:
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if peak(middle) <= self.limit_bytes:
-                low = middle
-            else:
-                high = middle
-        return low
+        fitting = bisect_right(self.sizes, self.limit_bytes, key=peak)
+        return self.sizes[max(fitting - 1, 0)]

@@ -91,6 +91,14 @@ def test_the_channels_with_the_smallest_kernels_go_from_every_weight():
 
 
 @pytest.mark.one_backend
+@pytest.mark.parametrize("arguments", [{"ignore": "bias"}, {"ratios": {"bias": 0.3}}])
+def test_a_pattern_of_kept_channels_alone_is_refused(arguments):
+    model = chain((6,), L.Dense(8, use_bias=False), L.Dense(4))
+    with pytest.raises(ConfigError, match=r"removable channels\. Received: 'bias'"):
+        prune_channels(model, km.PruneChannels(0.5, **arguments))
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("arguments", "filters"),
     [

@@ -330,6 +330,33 @@ def test_scheduled_weights_and_temperatures_change_with_every_step():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("backup", [False, True])
+def test_schedules_continue_in_a_resumed_training(backup, tmp_path):
+    class Interruption(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def model():
+        model = Distiller(teacher, student, losses=loss)
+        model.compile(keras.optimizers.SGD(0.0))
+        return model
+
+    x = np.tile(np.random.default_rng(0).normal(size=(4, 5)), (3, 1)).astype("float32")
+    teacher, student = vectors(6), vectors(4)
+    loss = Logits(weight=lambda step: 1 + step)
+    fit = {"batch_size": 4, "verbose": 0, "epochs": 4, "shuffle": False}
+    backups = [keras.callbacks.BackupAndRestore(tmp_path)] if backup else []
+    if backup:
+        with pytest.raises(KeyboardInterrupt):
+            model().fit(x, callbacks=[*backups, Interruption()], **fit)
+    fit |= {} if backup else {"initial_epoch": 2}
+    found = model().fit(x, callbacks=backups, **fit).history["loss"]
+    unit = model().fit(x[:4], batch_size=4, verbose=0).history["loss"][0]
+    # Three steps an epoch: the mean weights are 8 in the third and 11 in the fourth.
+    np.testing.assert_allclose(found, [8 * unit, 11 * unit], rtol=1e-5)
+
+
 def test_only_steps_of_the_training_are_counted():
     x = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
     loss = Logits(weight=lambda step: step)

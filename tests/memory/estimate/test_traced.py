@@ -104,6 +104,20 @@ def test_another_backend_is_traced_in_a_process_of_its_own(cnn, backend):
     assert (found.backend, found.method) == ("tensorflow", "traced")
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize("training", [False, True])
+def test_windows_of_two_lengths_are_estimated(training):
+    inputs = layers.Input((37, 41, 4))
+    pooled = layers.AdaptiveAveragePooling2D((20, 5))(layers.Conv2D(16, 1)(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(pooled)))
+    options = {"backend": "tensorflow", "jit_compile": False, "training": training}
+    analytic, traced = (
+        estimate_memory(model, 64, optimizer="sgd", method=method, **options)
+        for method in ("analytic", "traced")
+    )
+    assert analytic.peak_bytes == pytest.approx(traced.peak_bytes, rel=0.1)
+
+
 def test_a_part_of_the_running_script_is_traced_in_another_process(backend):
     class Mine(keras.layers.Layer):
         def call(self, x):

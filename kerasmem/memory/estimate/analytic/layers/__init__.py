@@ -79,6 +79,7 @@ _TABLE: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("SeparableConv1D SeparableConv2D", convolution.separable_convolution),
     (class_names("max_pooling"), convolution.max_pooling),
     (class_names("average_pooling"), convolution.average_pooling),
+    ("AdaptiveAveragePooling#D", convolution.adaptive_average_pooling),
 ]
 _OTHERWISE_IN_TENSORFLOW: list[tuple[tuple[str, ...] | str, Handler]] = [
     ("RandomTranslation RandomRotation RandomZoom", common.change)
@@ -101,6 +102,7 @@ _OTHERWISE_IN_TORCH: list[tuple[tuple[str, ...] | str, Handler]] = [
     (class_names("transposed_convolution"), convolution.torch_transposed_convolution),
     (class_names("max_pooling"), convolution.torch_max_pooling),
     (class_names("average_pooling"), convolution.torch_average_pooling),
+    ("AdaptiveAveragePooling#D", convolution.torch_average_pooling),
 ]
 
 

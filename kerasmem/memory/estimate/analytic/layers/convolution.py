@@ -163,6 +163,30 @@ def average_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     return p.single(t, "pooling", xs[:1], t.new(s.shape, xs[0].width))
 
 
+def adaptive_average_pooling(
+    t: Tape, s: Site, xs: list[ProgramTensor]
+) -> ProgramTensor:
+    """Adaptive average pooling: one axis after the other.
+
+    Keras computes the means of all windows of two lengths and takes some of them.
+    """
+    x = xs[0]
+    if s.channels_first:
+        x = p.copy(t, x, (x.shape[0], *x.shape[2:], x.shape[1]), "transpose")
+    for axis, size in enumerate(s.layer.output_size, 1):
+        before, length, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        most = length - -(-length // size) + 1  # positions of the shorter window
+        means = [
+            p.single(t, "pooling", (x,), t.new((*before, n, *after), x.width))
+            for n in (most, most - 1)
+        ]
+        both = p.concatenate(t, means, (*before, 2 * most - 1, *after))
+        # The gradient moves the axis to the front, adds up rows and moves it back.
+        y, space = t.new((*before, size, *after), x.width), both.nbytes
+        x = p.single(t, "gather", (both,), y, space=space)
+    return p.copy(t, x, s.shape, "transpose") if s.channels_first else x
+
+
 def torch_max_pooling(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
     """Max pooling: torch saves the input and the int64 indices of the maxima."""
     return _torch_pooling(t, s, xs[0], t.new(s.shape, _INDEX))
