@@ -2,8 +2,8 @@
 
 Run by hand, some hours on 2 cores; cells that are in the results file are not repeated:
 
-    python -m tests.benchmarks.bench_costs costs.jsonl [--models NAME ...]
-        [--verbs NAME ...] [--runs 3] [--limit 900] [--growth]
+    OPENBLAS_NUM_THREADS=1 python -m tests.benchmarks.bench_costs costs.jsonl
+        [--models NAME ...] [--verbs NAME ...] [--runs 3] [--limit 900] [--growth]
 
 Each cell is a child process. A verb runs once on a tiny model, so that imports do not
 count, then up to three times on a model that is loaded anew; a run above 60 CPU seconds
