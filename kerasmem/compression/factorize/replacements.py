@@ -25,18 +25,24 @@ def factors(
     Both factors have equal norms per rank component, so training updates are balanced.
     `energy` applies if `ratio` is `None`.
     """
-    left, sizes, right = np.linalg.svd(matrix, full_matrices=False)
-    rank = _rank(sizes, ratio, energy)
-    root = np.sqrt(sizes[:rank])
-    return left[:, :rank] * root, root[:, None] * right[:rank]
+    if matrix.shape[0] < matrix.shape[1]:
+        right, left = factors(matrix.T, ratio, energy)
+        return left.T, right.T
+    # Eigenvectors of this product take a fraction of the time of an SVD.
+    squares, vectors = np.linalg.eigh(matrix.T @ matrix)
+    rank = _rank(np.maximum(squares[::-1], 0), ratio, energy)
+    largest = vectors[:, ::-1][:, :rank]
+    left = matrix @ largest
+    root = np.sqrt(np.linalg.norm(left, axis=0))
+    return left / np.where(root, root, 1), root[:, None] * largest.T
 
 
-def _rank(sizes: np.ndarray, ratio: float | None, energy: float | None) -> int:
+def _rank(squares: np.ndarray, ratio: float | None, energy: float | None) -> int:
     if ratio is not None:
-        return max(1, round(ratio * len(sizes)))
-    energies = np.cumsum(np.square(sizes))
+        return max(1, round(ratio * len(squares)))
+    energies = np.cumsum(squares)
     return min(
-        len(sizes), int(np.searchsorted(energies, (energy or 1.0) * energies[-1])) + 1
+        len(squares), int(np.searchsorted(energies, (energy or 1.0) * energies[-1])) + 1
     )
 
 
