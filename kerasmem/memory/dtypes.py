@@ -17,8 +17,9 @@ from kerasmem.errors import ConfigError, DataError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
 from kerasmem.graph.clone import clone, live_objects
+from kerasmem.graph.full_configs import keep_omitted
 from kerasmem.graph.kernels import is_embedding
-from kerasmem.graph.layers import check_built, weights
+from kerasmem.graph.layers import check_built, sublayers, weights
 from kerasmem.records import WideType
 from kerasmem.types import Dataset, Model
 
@@ -68,9 +69,11 @@ class DtypeReport:
                 warnings.filterwarnings("ignore", message=message)
                 # Safe mode is unnecessary: the file was just written from a live model.
                 custom_objects = live_objects(self.model)
-                return keras.models.load_model(
+                model = keras.models.load_model(
                     path, custom_objects=custom_objects, safe_mode=False
                 )
+        keep_omitted(sublayers(model))
+        return model
 
 
 def inspect_dtypes(model: Model = None, data: Dataset = None) -> DtypeReport:
