@@ -124,9 +124,9 @@ def warn_of_preprocessor(folder: Path, objects: Mapping[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001 - KerasHub raises any
         warnings.warn(
             f"The tokenizer or converter of the preset {str(folder)!r} cannot be "
-            f"opened: {first_reason(error)} The compressed preset will have the same "
-            "fault, because only weights are compressed. Next: open the preset with "
-            "KerasHub's `from_preset`, and save it again.",
+            f"opened: {first_reason(error).rstrip('.')}. The compressed preset will "
+            "have the same fault, because only weights are compressed. Next: save the "
+            "task with a tokenizer that opens.",
             KerasMemWarning,
             stacklevel=5,
         )

@@ -23,7 +23,6 @@ from kerasmem.graph.from_config import (
     set_alike,
     without_first_values,
 )
-from kerasmem.graph.full_configs import keep_omitted
 from kerasmem.graph.layers import (
     has_graph,
     lists_layers,
@@ -108,7 +107,6 @@ def made_with(
         for weight, value in values(pairs):
             weight.assign(value)
     set_alike([(new, old) for old, new in layers])
-    keep_omitted(sublayers(new_model))
     return new_model, pairs
 
 

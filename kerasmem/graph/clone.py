@@ -31,7 +31,7 @@ from kerasmem.graph.from_config import (
     set_compiled_attributes,
     takes,
 )
-from kerasmem.graph.full_configs import keep_omitted, no_copy
+from kerasmem.graph.full_configs import no_copy
 from kerasmem.graph.layers import (
     check_built,
     has_graph,
@@ -91,7 +91,6 @@ def clone(model: Model, *, shares: bool = False) -> Any:
     for weight, like in zip(copy.weights, model.weights, strict=True):
         if weight.trainable != like.trainable:
             weight.trainable = like.trainable
-    keep_omitted(sublayers(copy))
     return copy
 
 
