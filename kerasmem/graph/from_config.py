@@ -84,7 +84,7 @@ def made_of_config(
 
 
 def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Copies what not every config contains: frozen states, dtype policies, arguments.
+    """Copies frozen states, dtype policies and arguments that configs may omit.
 
     `pairs` are pairs of a new layer and the original layer.
     """
