@@ -1,8 +1,10 @@
 """Progress of long operations by stage, for a progress display."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Timer
 from typing import Any
 
 Show = Callable[[str, int, int], None]
@@ -13,6 +15,9 @@ OPENING = "opening the model"
 
 TRAINING = "fine-tuning"
 """Stage that callbacks display."""
+
+_SILENCE = 10.0
+"""Seconds after which a stage without a display is announced."""
 
 _SHOW: ContextVar[Show | None] = ContextVar("show", default=None)
 
@@ -25,6 +30,49 @@ def shown_by(show: Show) -> Iterator[None]:
         yield
     finally:
         _SHOW.reset(token)
+
+
+class Announcer:
+    """Prints a stage to stderr once it takes ten seconds."""
+
+    def __init__(self) -> None:
+        self._name, self._timer = "", Timer(0, int)
+
+    def __call__(self, name: str, *_: int) -> None:
+        """Starts the time of a stage, unless it is the current one."""
+        if name != self._name:
+            self.stop()
+            line = f"kerasmem: {name} takes more than {_SILENCE:.0f} s"
+            self._name, self._timer = name, Timer(_SILENCE, _say, [line])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def stop(self) -> None:
+        """Ends the current stage."""
+        self._timer.cancel()
+        self._name = ""
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Context manager that prints long stages to stderr, unless they have a display.
+
+    The first stage is `OPENING`.
+    """
+    if _SHOW.get() is not None:
+        yield
+        return
+    announcer = Announcer()
+    with shown_by(announcer):
+        stage(OPENING)
+        try:
+            yield
+        finally:
+            announcer.stop()
 
 
 def stage(name: str, done: int = 0, total: int = 0) -> None:

@@ -17,10 +17,12 @@ from kerasmem.cli.command import (
     batch_of,
     command,
     option,
+    progress_console,
     say,
     varied,
 )
 from kerasmem.errors import ConfigError
+from kerasmem.stages import OPENING
 
 _DATA = varied(DATA_OR_TOKENS, required=True)
 _GENERATE = option(
@@ -76,12 +78,16 @@ def _judged(
     from kerasmem.cli.evaluation import of_its_file
     from kerasmem.files import load_model
     from kerasmem.files.data.tokens import check_are_texts, is_token_file
+    from kerasmem.report.progress import StageProgress
 
     names = {"--length": options.length, "--generate": options.generate}
     check_are_texts(options.data, names)
-    models = {path: load_model(path) for path in paths}
     judge = _on_tokens if is_token_file(options.data) else _on_samples
-    figures, about = judge(options, models)
+    with StageProgress(progress_console()) as show:
+        show(OPENING)
+        models = {path: load_model(path) for path in paths}
+        show("measuring")
+        figures, about = judge(options, models)
     # Report the size of the input file, not of a file saved by kerasmem.
     file_figures = {path: of_its_file(each, path) for path, each in figures.items()}
     return file_figures, {"data": options.data, **about}

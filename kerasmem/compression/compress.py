@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ from kerasmem.files.weights import CODINGS
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.records import CompressionReport
-from kerasmem.stages import OPENING, stage
+from kerasmem.stages import OPENING, announced, stage
 from kerasmem.types import Dataset, Model
 
 BATCH_SIZE = 32
@@ -148,8 +148,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             `concurrent.futures.Executor` must use spawned processes. `"isolated"` runs
             each family of trials sequentially in a separate process, which returns all
             its memory. A seed gives the same result in all modes. Callbacks are copied.
-        verbose: 0 or 1. 1 prints one line per trial of a search to stderr. Defaults to
-            1.
+        verbose: 0 or 1. 1 prints to stderr: one line per trial of a search, and stages
+            that take more than ten seconds. Defaults to 1.
         output: Path of the `.keras` file to write. For a KerasHub preset, also a new
             folder. Defaults to `None`, which writes nothing.
         low_memory: If `True`, weights stay on disk and are loaded one at a time, with
@@ -211,7 +211,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         model_or_path, output, custom_objects, low_memory, techniques, asks
     )
     writer = source.writer(output)
-    with ExitStack() as scope, seeded(seed), source.opened() as original:
+    waits = announced() if verbose else nullcontext()
+    with ExitStack() as scope, waits, seeded(seed), source.opened() as original:
         if original is not model_or_path:
             compile_anew(original, loss, metrics)
         data, validation_data = as_samples(original, data, validation_data)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,14 +19,16 @@ from kerasmem.compression.factorize.inside import (
 from kerasmem.compression.quantize.dequantize import dequantize
 from kerasmem.compression.quantize.layer import QuantizedBlock, part_as_block
 from kerasmem.compression.quantize.variable import StandIn
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.archive import CONFIG, WEIGHTS
+from kerasmem.files.load import first_reason
 from kerasmem.files.preset import (
     TASK,
     TASK_WEIGHTS,
     check_new_folder,
     config_of,
     is_preset,
+    open_preprocessor,
     weight_files,
     write_configs,
 )
@@ -112,6 +115,21 @@ def write_compressed(model: Model, folder: Path, coding: Coding, source: Path) -
     copy_files(source, folder, without={*present, *weights})
     configs = {file.name: config_of(file) for file in present}
     _write_backbone(model, folder, coding, configs)
+
+
+def warn_of_preprocessor(folder: Path, objects: Mapping[str, Any]) -> None:
+    """Warns the caller of `compress` if the tokenizer of a preset cannot be opened."""
+    try:
+        open_preprocessor(folder, objects)
+    except Exception as error:  # noqa: BLE001 - KerasHub raises any
+        warnings.warn(
+            f"The tokenizer or converter of the preset {str(folder)!r} cannot be "
+            f"opened: {first_reason(error).rstrip('.')}. The compressed preset will "
+            "have the same fault, because only weights are compressed. Next: save the "
+            "task with a tokenizer that opens.",
+            KerasMemWarning,
+            stacklevel=5,
+        )
 
 
 def copy_files(source: Path, folder: Path, without: Collection[Path] = ()) -> None:

@@ -15,6 +15,7 @@ from kerasmem.backends import current
 from kerasmem.checks import OneOf
 from kerasmem.compression.cluster import Cluster
 from kerasmem.compression.measure import size_of
+from kerasmem.compression.presets import warn_of_preprocessor
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.apply import is_by_magnitude
 from kerasmem.compression.quantize import Quantize
@@ -147,6 +148,7 @@ class InFiles:
         """
         path = self.path
         if is_preset(path):
+            warn_of_preprocessor(path, self.custom_objects or {})
             path, files = weights_of(path), file_sizes(path)
         else:
             files = ()

@@ -42,6 +42,8 @@ from kerasmem.files.datasets import (
 from kerasmem.files.plain import made_whole
 from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weights_of
 from kerasmem.files.skeleton import mapped_weights, streamed_weights
+from kerasmem.graph.full_configs import keep_omitted
+from kerasmem.graph.layers import sublayers
 from kerasmem.optional import feature
 from kerasmem.records.plain import read_json
 from kerasmem.types import Model, Tensor
@@ -103,7 +105,9 @@ def load_model(
         weight_files(path)
         if (path / TASK).is_file():
             with loading(path), bounded_weights(path):
-                return load_task(path, objects, compiled=compile)
+                task = load_task(path, objects, compiled=compile)
+            keep_omitted(sublayers(task))
+            return task
         path = weights_of(path)
     if path.suffix != ".keras" and is_weights_alone(path):
         with made_whole(path, Path(tempfile.gettempdir())) as whole:
@@ -182,6 +186,7 @@ def model_of(
             why = first_reason(error)
     if model is None:
         model = _load(path, file, objects, with_loss=False)
+    keep_omitted(sublayers(model))
     if getattr(model, "optimizer", None) is None:
         model.compiled = False  # Keras sets True even if a custom `compile` did not run
     return model, why

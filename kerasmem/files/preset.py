@@ -25,7 +25,7 @@ from kerasmem.records.regular import check_links, check_parent, read_regular
 from kerasmem.types import Model
 
 TASK, SHARDED = "task.json", "model.weights.json"
-TASK_WEIGHTS = "task.weights.h5"
+TASK_WEIGHTS, PREPROCESSOR = "task.weights.h5", "preprocessor.json"
 QUANTIZED = "kerasmem_quantized"
 
 _FLOAT, _LAYER = "kerasmem>QuantizedLayer", "layer"
@@ -116,12 +116,22 @@ def load_task(folder: Path, objects: Mapping[str, Any], *, compiled: bool) -> An
         raise ModelFileError(
             f"{TASK} contains a {type(task).__name__}. Expected: a KerasHub task."
         )
+    if task.preprocessor is not None:  # before the weights, because it may fail
+        task.preprocessor.load_preset_assets(str(folder))
     if (folder / TASK_WEIGHTS).is_file():
         task.load_task_weights(str(folder / TASK_WEIGHTS))
     backbone.load_weights(str(weights))
-    if task.preprocessor is not None:
-        task.preprocessor.load_preset_assets(str(folder))
     return task
+
+
+def open_preprocessor(folder: Path, objects: Mapping[str, Any]) -> None:
+    """Opens the preprocessor of a preset, if any, with its tokenizer or converter.
+
+    Raises the exception of KerasHub if this is not possible.
+    """
+    if (folder / PREPROCESSOR).is_file():
+        preprocessor = _deserialized(config_of(folder / PREPROCESSOR), objects)
+        preprocessor.load_preset_assets(str(folder))
 
 
 def made_of_configs(folder: Path) -> keras.Model:

@@ -19,6 +19,8 @@ def become(layer: Layer, form: type, block: type, name: str) -> None:
     `block` is the registered class with the `from_config` that loads the layer.
     """
     if not isinstance(layer, form):
+        # The config of the form contains the layer with its omitted arguments.
+        vars(layer).pop("get_config", None)
         # No issue known: Keras 3.15 cannot replace a layer of a model.
         change_class(layer, _combined(form, type(layer), block, name))
 

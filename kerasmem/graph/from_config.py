@@ -21,7 +21,7 @@ from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID25
 
 from kerasmem.backends import current
 from kerasmem.backends.lazy import lazy_variables, source_at_rest
-from kerasmem.graph.full_configs import full_configs
+from kerasmem.graph.full_configs import full_configs, keep_omitted
 from kerasmem.graph.layers import own_variables, sublayers, without_inputs
 from kerasmem.graph.values import to_numpy
 from kerasmem.types import Layer, Model, Variable
@@ -84,7 +84,7 @@ def made_of_config(
 
 
 def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Copies frozen states and dtype policies, which not every config contains.
+    """Copies frozen states, dtype policies and arguments that configs may omit.
 
     `pairs` are pairs of a new layer and the original layer.
     """
@@ -93,6 +93,7 @@ def set_alike(pairs: Iterable[tuple[Any, Any]]) -> None:
             own.trainable = other.trainable
         if isinstance(own, _WITHOUT_POLICY):
             own.dtype_policy = other.dtype_policy
+        keep_omitted([own])
 
 
 @contextmanager

@@ -74,9 +74,12 @@ def full_configs(layers: Iterable[Any]) -> Iterator[None]:
 
 
 def keep_omitted(layers: Iterable[Any]) -> None:
-    """Lets KerasHub's layers save the arguments that their `get_config` omits."""
+    """Lets KerasHub's layers save the arguments that their `get_config` omits.
+
+    Not for layers with codes or factors, whose config contains the original layer.
+    """
     for layer in layers:
-        if _omitted(type(layer)):
+        if _package(type(layer)) == "keras_hub" and _omitted(type(layer)):
             _complete(layer, None, is_default=False)
 
 

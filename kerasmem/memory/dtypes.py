@@ -17,6 +17,7 @@ from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.files.data import is_array_data, load_data
 from kerasmem.files.data.forms import first_samples, named_leaves
 from kerasmem.graph.clone import clone, live_objects
+from kerasmem.graph.full_configs import keep_omitted
 from kerasmem.graph.kernels import is_embedding
 from kerasmem.graph.layers import check_built, sublayers, weights
 from kerasmem.records import WideType
@@ -72,6 +73,7 @@ class DtypeReport:
                     path, custom_objects=custom_objects, safe_mode=False
                 )
         _check_narrow(copy, self.model.name)
+        keep_omitted(sublayers(copy))
         return copy
 
 

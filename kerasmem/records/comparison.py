@@ -41,7 +41,12 @@ def models_table(models: Mapping[str, ModelFigures]) -> Table:
         _size("weights read for a token", [f.token_bytes for f in figures], "counted"),
     ]
     names = dict.fromkeys(name for f in figures for name in f.metrics)
-    rows += [_metric(name, [f.metrics.get(name) for f in figures]) for name in names]
+    counts = [f"{f.tokens:,}" for f in figures if f.tokens]
+    labels = {"perplexity": f"perplexity ({counts[0]} tokens)"} if counts else {}
+    rows += [
+        _metric(labels.get(name, name), [f.metrics.get(name) for f in figures])
+        for name in names
+    ]
     first, *others = models
     against = [text for name in others for text in (name, f"vs {first}")]
     return Table(

@@ -189,6 +189,7 @@ class ModelFigures:
         latency_high_ms: 90th percentile of the latency.
         tokens_per_second: Tokens of the batch per second of median latency, for
             language models.
+        tokens: Number of tokens behind the metrics, for language models.
         token_bytes: Bytes of weights read per token, for language models.
         first_token_ms: Median time from the prompt to the first generated token.
         generated_per_second: Generated tokens per second, prompt included.
@@ -207,6 +208,7 @@ class ModelFigures:
     latency_low_ms: float | None = None
     latency_high_ms: float | None = None
     tokens_per_second: float | None = None
+    tokens: int | None = None
     token_bytes: int | None = None
     first_token_ms: float | None = None
     generated_per_second: float | None = None

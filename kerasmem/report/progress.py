@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from kerasmem.stages import Announcer
+
 
 class FitProgress(keras.callbacks.ProgbarLogger):
     """Displays the progress of `fit` as Keras does, also with `fit(verbose=0)`.
@@ -37,13 +39,13 @@ class StageProgress:
     """Displays the current stage, with bytes and remaining time if known.
 
     On a terminal, shows one line that is removed at the end, also after an exception.
-    Otherwise, prints each stage of more than two seconds when it ends. Stages named in
-    `silent` are skipped. Use it as a context manager.
+    Otherwise, prints each stage of more than two seconds when it ends, and once it
+    takes ten. Stages named in `silent` are skipped. Use it as a context manager.
     """
 
     def __init__(self, console: Console, *silent: str) -> None:
         self._console, self._silent = console, silent
-        self._stage, self._began = "", 0.0
+        self._stage, self._began, self._waits = "", 0.0, Announcer()
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -69,6 +71,8 @@ class StageProgress:
             self._stage, self._began = stage, time.perf_counter()
             if stage in self._silent:
                 return
+            if not self._console.is_terminal:
+                self._waits(stage)
             self._bar.add_task(stage, total=total or None)
             self._bar.start()
         for task in self._bar.task_ids:
@@ -76,6 +80,7 @@ class StageProgress:
 
     def _end(self) -> None:
         self._bar.stop()
+        self._waits.stop()
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         seconds, name = time.perf_counter() - self._began, self._stage

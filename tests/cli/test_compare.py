@@ -57,14 +57,16 @@ def tokens(folder):
 def test_perplexity_is_that_of_numpy_and_padding_does_not_count(tokens, kerasmem):
     model = language_model()
     model.save("lm.keras")
-    line = f"evaluate lm.keras --data ids.npy --length {LENGTH} --json"
+    line = f"evaluate lm.keras --data ids.npy --length {LENGTH}"
+    assert "perplexity (36 tokens)" in kerasmem(line).out
+    line += " --json"
     found = kerasmem(line).json
     own = [
         *by_hand(model, tokens[:42].reshape(7, 6)),
         *by_hand(model, tokens[None, 42:]),
     ]
     expected = np.exp(-np.mean(np.concatenate(own)))
-    assert found["tokens"] == 7 * 5 + 1
+    assert found["tokens"] == found["figures"]["tokens"] == 7 * 5 + 1
     assert found["figures"]["metrics"] == {"perplexity": pytest.approx(expected, 1e-5)}
     small = kerasmem(f"{line} --batch-size 2").json["figures"]
     assert small["metrics"]["perplexity"] == pytest.approx(expected, 1e-5)

@@ -49,9 +49,10 @@ def test_it_is_rounded_on_some_rows_and_judged_by_the_others(rows, kerasmem):
 def test_the_table_and_the_page_tell_of_perplexity(rows, kerasmem):
     language_model().save("lm.keras")
     call = kerasmem(f"{LINE} --quantize int8 --report page.html")
-    assert "perplexity" in call.out
+    label = f"perplexity ({5 * (LENGTH - 1)} tokens)"
+    assert label in call.out
     assert "the last tenth is used for validation" in call.err
-    assert "perplexity" in Path("page.html").read_text("utf-8")
+    assert label in Path("page.html").read_text("utf-8")
 
 
 @pytest.mark.one_backend

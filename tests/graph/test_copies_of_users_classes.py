@@ -11,6 +11,7 @@ import kerasmem as km
 from kerasmem.errors import ModelError
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
+from kerasmem.memory.dtypes import inspect_dtypes
 from tests.models import L, chain
 
 pytestmark = pytest.mark.one_backend
@@ -201,12 +202,17 @@ def test_classes_of_one_name_are_told_apart_by_registered_package():
     assert [type(x) for x in clone(model).layers[-2:]] == scales
 
 
-def test_a_tied_llama_stays_tied_in_copies_and_files(tmp_path):
+def tied_llama():
     models = pytest.importorskip("keras_hub").models
     sizes = {"vocabulary_size": 11, "num_layers": 1, "num_query_heads": 2}
     sizes |= {"num_key_value_heads": 1, "hidden_dim": 8, "intermediate_dim": 8}
     llama = models.LlamaBackbone(**sizes, tie_word_embeddings=True)
-    model = models.LlamaCausalLM(backbone=llama, preprocessor=None)
+    return models.LlamaCausalLM(backbone=llama, preprocessor=None)
+
+
+def test_a_tied_llama_stays_tied_in_copies_and_files(tmp_path):
+    model = tied_llama()
+    llama = model.backbone
     copy = clone(model)
     assert copy.backbone.tie_word_embeddings
     assert len(copy.weights) == len(model.weights)
@@ -214,8 +220,35 @@ def test_a_tied_llama_stays_tied_in_copies_and_files(tmp_path):
     loaded = km.load_model(tmp_path / "model.keras", compile=False)
     assert loaded.backbone.tie_word_embeddings
     assert "get_config" not in vars(llama)
-    # A dequantized model is saved by Keras itself.
-    km.dequantize(loaded).backbone.save_to_preset(str(tmp_path / "merged"))
-    merged = models.Backbone.from_preset(str(tmp_path / "merged"))
-    assert merged.tie_word_embeddings
-    assert len(merged.weights) == len(llama.weights)
+
+
+TOKENS = {
+    "token_ids": np.arange(12).reshape(2, 6) % 11,
+    "padding_mask": np.ones((2, 6), "int32"),
+}
+LENGTHS = {"token_ids": (6,), "padding_mask": (6,)}
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda model: km.dequantize(km.compress(model, km.Quantize("int8")).model),
+        lambda model: km.compress(model, km.Prune(0.5)).model,
+        lambda model: km.compress(model, km.PruneChannels(0.5)).model,
+        lambda model: inspect_dtypes(model).narrow_model(),
+        lambda model: km.rematerialize(model, segments=2, input_shape=LENGTHS),
+    ],
+    ids=["dequantize", "prune", "channels", "narrow", "rematerialize"],
+)
+@pytest.mark.filterwarnings("ignore:.*was not called as part of model loading")
+def test_keras_hub_saves_copies_of_a_tied_llama(copied, tmp_path):
+    models = pytest.importorskip("keras_hub").models
+    copy = copied(tied_llama())
+    copy.save_to_preset(str(tmp_path / "preset"))
+    opened = models.CausalLM.from_preset(str(tmp_path / "preset"), preprocessor=None)
+    assert opened.backbone.tie_word_embeddings
+    assert len(opened.weights) == len(copy.weights)
+    np.testing.assert_array_equal(to_numpy(opened(TOKENS)), to_numpy(copy(TOKENS)))
+    loaded = km.load_model(tmp_path / "preset")
+    loaded.backbone.save_to_preset(str(tmp_path / "again"))
+    assert models.Backbone.from_preset(str(tmp_path / "again")).tie_word_embeddings

@@ -13,7 +13,12 @@ import pytest
 import sentencepiece
 
 import kerasmem as km
-from kerasmem.errors import ConfigError, ModelFileError, OutputError
+from kerasmem.errors import (
+    ConfigError,
+    KerasMemWarning,
+    ModelFileError,
+    OutputError,
+)
 from kerasmem.files import inspect_file
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import FAMILIES, samples
@@ -133,6 +138,22 @@ def test_another_process_opens_compressed_presets_with_and_without_lora(
         np.testing.assert_array_equal(found, answers(expected))
         assert text == expected.generate(PROMPT, max_length=LENGTH)[0]
     assert files(tmp_path / "int4-lora").keys() == files(preset).keys()
+
+
+@pytest.mark.one_backend
+def test_a_tokenizer_that_does_not_open_is_reported_before_the_work(preset, tmp_path):
+    damaged, output = tmp_path / "damaged", tmp_path / "int8"
+    shutil.copytree(preset, damaged)
+    (damaged / "assets/tokenizer/vocabulary.spm").unlink()
+    with pytest.warns(KerasMemWarning, match="cannot be opened") as told:
+        km.compress(damaged, km.Quantize("int8"), output=output)
+    message = str(told[0].message)
+    assert "vocabulary.spm" in message
+    assert "only weights are compressed" in message
+    assert told[0].filename == __file__
+    assert files(output)["model.weights.h5"] != files(damaged)["model.weights.h5"]
+    with pytest.raises(ModelFileError, match="vocabulary.spm"):  # needs the task
+        km.compress(damaged, km.Factorize(0.5), output=tmp_path / "low")
 
 
 @pytest.mark.one_backend

@@ -58,6 +58,7 @@ def language_figures(
     by_name, rows = {}, batch_size
     for model in models.values():
         rows = min(rows, _rows_within(model, data, batch_size))
+    count = sum(to_numpy(w).sum(dtype="f8") for *_, w in labeled_batches(data, rows))
     times = latencies(list(models.values()), data, rows)
     first = next(iter(models.values()))
     length = keras.tree.flatten(sample_inputs(data, 1))[0].shape[1]
@@ -70,6 +71,7 @@ def language_figures(
             tokens_per_second=tokens
             and own.latency_ms
             and 1e3 * tokens / own.latency_ms,
+            tokens=int(count),
             token_bytes=token_bytes(model),
         )
     return by_name
