@@ -3,12 +3,14 @@
 Run by hand, about two hours on 2 cores:
 
     python -m tests.benchmarks.bench_int8_files --data FOLDER --cache FOLDER
-        [--networks cnn,bert] [--rows ours,tflite] [--again]
+        [--networks cnn,bert] [--rows ours,tflite] [--again] [--codes]
 
 `--data` holds `mnist.npz` and `fashion_mnist.npz`. Trained networks and results stay in
 `--cache`; a row that is there is not run again without `--again`. Each row runs in a
 child process: seconds with the float export, the peak of resident memory above the
-loaded model, and milliseconds a sample on one thread.
+loaded model, and milliseconds a sample on one thread. `--codes` compares instead
+Keras's int8-static model with its file: the share of outputs of the file within one
+step of those of the model, and that of equal decisions.
 """
 
 import argparse
@@ -439,6 +441,33 @@ def printed(name, facts):
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
+def codes(folder):
+    """Return how the file of an int8-static model in Keras differs from the model."""
+    case = Case(folder)
+    static = km.compress(
+        case.model, km.Quantize("int8-static"), data=case.one, verbose=0
+    )
+    x = {name: array[:300] for name, array in case.test.items()}
+    expected = static.model.predict(
+        x if len(x) > 1 else next(iter(x.values())), verbose=0
+    )
+    with tempfile.TemporaryDirectory() as room:
+        path = Path(room, "static.tflite")
+        # Each decision of the file counts here, also where many differ.
+        static.export(path, samples=case.one, tolerance=0.1)
+        file = _LiteRT(path)
+        names, outputs = _matched(case, file.names), []
+        for n in range(len(expected)):
+            one = {names[name]: array[n : n + 1] for name, array in x.items()}
+            outputs.append(file.decoded(file(file.encoded(one))))
+    ((scale, _),) = (each["quantization"] for each in file._outputs.values())
+    outputs = np.concatenate(outputs)
+    return {
+        "within one step": float(np.mean(np.abs(outputs - expected) < 1.5 * scale)),
+        "equal": float(np.mean(outputs.argmax(-1) == expected.argmax(-1))),
+    }
+
+
 def known_rows(results, name):
     """Return the rows of a network that are there from earlier runs."""
     lines = results.read_text().splitlines() if results.exists() else ()
@@ -474,9 +503,13 @@ def main():
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--rows", default="", help="parts of names, with commas")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--codes", action="store_true")
     options = parser.parse_args()
     for name in options.networks.split(","):
-        study(name, options)
+        if options.codes:
+            print(name, in_child(codes, Path(options.cache, name).absolute()))
+        else:
+            study(name, options)
 
 
 if __name__ == "__main__":

@@ -119,9 +119,8 @@ def test_a_compiled_product_never_contains_the_float_kernel(scheme, monkeypatch)
     assert compiled.memory_analysis().temp_size_in_bytes < floats / 8
 
 
-def test_a_lookup_leaves_the_table_free_to_be_read_without_a_copy(backend):
-    if backend != "tensorflow":
-        pytest.skip("TensorFlow alone copies variables")
+@pytest.mark.one_backend  # TensorFlow alone copies variables
+def test_a_lookup_leaves_the_table_free_to_be_read_without_a_copy():
     tf = pytest.importorskip("tensorflow")
     tokens = keras.Input((4,), dtype="int32")
     table = L.ReversibleEmbedding(200, 24)

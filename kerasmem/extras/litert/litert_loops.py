@@ -69,5 +69,9 @@ def _is_one(model: Any, tensor: Any, schema: Any) -> bool:
 
 def kind_of(model: Any, operator: Any) -> int:
     """Return the number of an operation's type in LiteRT's schema."""
-    code = model.operatorCodes[operator.opcodeIndex]
+    return builtin_of(model.operatorCodes[operator.opcodeIndex])
+
+
+def builtin_of(code: Any) -> int:
+    """Return the number of an entry in a file's list of operation types."""
     return max(code.builtinCode, code.deprecatedBuiltinCode)

@@ -31,7 +31,7 @@ from kerasmem.extras.litert.file_graph import (
     kernel_of,
 )
 from kerasmem.extras.litert.interpreters import LiteRT, litert_module, module_of_extra
-from kerasmem.extras.litert.litert_loops import kind_of, shapes_in_loops
+from kerasmem.extras.litert.litert_loops import builtin_of, kind_of, shapes_in_loops
 
 __all__ = ["LitertWriter", "read_graph", "shapes_in_loops", "supports", "tensor_reader"]
 
@@ -69,11 +69,10 @@ def read_graph(content: bytes) -> FileGraph:
                 FileOperation(INPUT, (), (), inputs, has_floats=has_floats)
             )
         for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
             input_numbers = [n for n in operator.inputs if n >= 0]
             operations.append(
                 FileOperation(
-                    kinds[max(code.builtinCode, code.deprecatedBuiltinCode)],
+                    kinds[kind_of(model, operator)],
                     tuple(names[n] for n in input_numbers if n not in constant_numbers),
                     tuple(names[n] for n in input_numbers if n in constant_numbers),
                     tuple(names[n] for n in operator.outputs),
@@ -303,7 +302,7 @@ def _requantized_through_floats(content: bytes) -> bytes:
 def _opcode(model: Any, kind: int, schema: Any) -> int:
     """Return the index of an operation type without options in a file."""
     for number, code in enumerate(model.operatorCodes):
-        if max(code.builtinCode, code.deprecatedBuiltinCode) == kind:
+        if builtin_of(code) == kind:
             return number
     code = schema.OperatorCodeT()
     code.builtinCode = code.deprecatedBuiltinCode = kind
