@@ -96,12 +96,12 @@ def test_layers_of_training_alone_are_not_in_the_file(tmp_path):
     assert {d["dtype"] for d in LiteRT(path.read_bytes()).inputs.values()} == {np.int8}
 
 
-def branches():
+def branches(width=64):
     """A branch with tanh and a wider one, so that a scale changes before they join."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((12, 12, 3))
     x = L.Flatten()(inputs)
-    x = L.Concatenate()([L.Dense(64)(x), L.Dense(64, activation="tanh")(x)])
+    x = L.Concatenate()([L.Dense(width)(x), L.Dense(width, activation="tanh")(x)])
     return keras.Model(inputs, L.Dense(10)(L.Dense(32, activation="relu")(x)))
 
 
@@ -114,7 +114,12 @@ def scaled():
     return keras.Model(inputs, L.Dense(10)(L.Flatten()(x)))
 
 
-@pytest.mark.parametrize("make", [network, branches, scaled])
+def large_branches():
+    """A model whose file has its constants behind the model."""
+    return branches(400)
+
+
+@pytest.mark.parametrize("make", [network, branches, large_branches, scaled])
 def test_a_static_model_in_keras_is_its_file(make, tmp_path):
     path, x = tmp_path / "m.tflite", pictures()
     static = km.compress(make(), km.Quantize("int8-static"), data=x)

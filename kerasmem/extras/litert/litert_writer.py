@@ -314,6 +314,12 @@ def _opcode(model: Any, kind: int, schema: Any) -> int:
 def _packed(model: Any, content: bytes) -> bytes:
     import flatbuffers
 
+    # Files of 256 KiB and more have their constants behind the model.
+    for buffer in model.buffers:
+        if buffer.offset > 1:
+            end = buffer.offset + buffer.size
+            buffer.data = np.frombuffer(content[buffer.offset : end], np.uint8)
+            buffer.offset = buffer.size = 0
     builder = flatbuffers.Builder(len(content))
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
