@@ -141,6 +141,8 @@ def lambdas_allowed() -> Iterator[None]:
 def _load(path: Path, objects: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`build\(\)` was called on layer")
+        # The optimizer of a nested compiled model is saved without its slots.
+        warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         # Safe, because `_save` wrote the file from a live object.
         return keras.models.load_model(
             path, custom_objects=objects, compile=False, safe_mode=False

@@ -44,6 +44,7 @@ class ExportReport:
         integer_share: Fraction of multiplications with integer inputs, in loops once
             per step. 0 for `"float"`.
         operations: Operations whose precision differs from the scheme.
+        has_random_samples: Whether the samples were random, because none were passed.
     """
 
     path: str
@@ -56,6 +57,7 @@ class ExportReport:
     difference: float
     integer_share: float = 0.0
     operations: tuple[OperationPrecision, ...] = ()
+    has_random_samples: bool = False
 
     def lines(self) -> list[str]:
         """Returns the report as lines of text.
@@ -71,10 +73,11 @@ class ExportReport:
         """
         labels = "; labels in validation_data give the accuracy"
         hint = labels if self.measure == "changed decisions" else ""
+        count = f"{self.samples} {'random ' * self.has_random_samples}samples"
         lines = [
             f"{self.path}: {self.scheme}, {format_bytes(self.file_bytes)}",
-            f"{self.measure} on {self.samples} samples: {self.loss:.3g} (at most "
-            f"{self.tolerance:g}{hint}); largest difference of an output: "
+            f"{self.measure} on {count}: {self.loss:.3g} (at most {self.tolerance:.3g}"
+            f"{hint}); largest difference of an output: "
             f"{self.difference:.3g} of the largest",
         ]
         if self.scheme != "float":

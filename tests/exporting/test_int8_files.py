@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kerasmem as km
-from kerasmem.compression.quantize.owners import quantized_variables
+from kerasmem.compression.quantize.owners import as_floats, quantized_variables
 from kerasmem.errors import ConfigError, DataError, ModelError
 from kerasmem.extras.litert import litert_writer
 from kerasmem.extras.litert.arguments import arguments_of
@@ -45,7 +45,7 @@ from kerasmem.extras.litert.precisions import (
     Tried,
     integer_share,
 )
-from tests.models import KINDS, chain
+from tests.models import KINDS, OfTwoInputs, chain
 
 L = keras.layers
 pytestmark = pytest.mark.one_backend
@@ -234,6 +234,60 @@ def test_labels_count_where_there_are_some(tmp_path):
         model, tmp_path / "m.tflite", validation_data=(x[:40], one_hot), **options
     )
     assert again.loss == judged.loss
+
+
+def unsure():
+    """A classifier of near-equal probabilities, which int8 hardly tells apart."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(64, activation="relu") for _ in range(3)]
+    return chain((20,), *layers, L.Dense(50, activation="softmax"))
+
+
+def test_probabilities_closer_than_a_step_of_int8_leave_the_file_as_floats(tmp_path):
+    x = random.normal(size=(128, 20)).astype("float32")
+    options = {"scheme": "int8-static", "samples": x, "tolerance": 0.1}
+    report = km.export(unsure(), tmp_path / "m.tflite", **options)
+    assert report.loss <= 0.1
+    assert report.integer_share == 1.0
+    assert {each.kind for each in report.operations} <= {"SOFTMAX", "OUTPUT"}
+
+
+def test_rounding_that_a_model_does_itself_is_no_loss_of_its_file(tmp_path):
+    x = random.normal(size=(128, 20)).astype("float32")
+    static = km.compress(unsure(), km.Quantize("int8-static"), data=x)
+    report = static.export(tmp_path / "m.tflite", samples=x)
+    rounded = static.model.predict(x, verbose=0).argmax(-1)
+    with as_floats(static.model):
+        exact = keras.ops.convert_to_numpy(static.model(x)).argmax(-1)
+    own_loss = np.mean(rounded != exact)
+    assert own_loss > 0
+    assert report.tolerance == pytest.approx(0.02 + own_loss)
+    output = predicted(LiteRT((tmp_path / "m.tflite").read_bytes()), x)
+    assert report.loss == np.mean(output.argmax(-1) != exact) <= report.tolerance
+
+
+def test_a_static_model_without_a_graph_is_a_static_file(tmp_path):
+    image, meta = random.normal(size=(2, 64, 32)).astype("float32")
+    model = OfTwoInputs()
+    model.compile("adam", "mse")
+    x = model.joined(image, meta)
+    model.fit(x, np.zeros((64, 3)), verbose=0)
+    static = km.compress(model, km.Quantize("int8-static"), data=(x,))
+    report = static.export(tmp_path / "m.tflite")
+    assert report.scheme == "int8-static"
+    assert not report.has_random_samples
+    with pytest.raises(ConfigError, match="needs samples"):
+        km.export(static.model, tmp_path / "m.tflite")
+
+
+def test_random_samples_are_named_and_none_are_refused(tmp_path):
+    path, model = tmp_path / "m.tflite", unsure()
+    report = km.export(model, path, scheme="int8-dynamic")
+    assert "on 128 random samples" in report.lines()[1]
+    subclassed = OfTwoInputs("list")
+    subclassed([np.zeros((1, 4)), np.zeros((1, 4))])
+    with pytest.raises(DataError, match="The data is empty"):
+        km.export(subclassed, path, samples=([np.zeros((0, 4)), np.zeros((0, 4))],))
 
 
 def test_ranges_go_to_their_tensors_whatever_the_first_sample_is(tmp_path):

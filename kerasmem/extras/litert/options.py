@@ -73,10 +73,12 @@ def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
 
 
 def _own_scheme(model: Model, onnx: bool) -> str:  # noqa: FBT001
-    if is_static(model):
+    variables = quantized_variables(model)
+    # The products of subclassed models have fixed input scales, and no quantizers.
+    if is_static(model) or any(v.activation_scale is not None for v in variables):
         return STATIC
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
-    if "int4" in {variable.coding.dtype for variable in quantized_variables(model)}:
+    if "int4" in {variable.coding.dtype for variable in variables}:
         return FLOAT if onnx else INT4
     return DYNAMIC if dtypes & {"int8", "uint8"} else FLOAT
 

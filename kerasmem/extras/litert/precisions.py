@@ -13,6 +13,7 @@ from kerasmem.extras.litert.file_graph import (
     INT8,
     INT16,
     INTEGER_INPUTS,
+    OUTPUT,
     WEIGHT_ONLY,
     FileGraph,
     FileOperation,
@@ -183,6 +184,11 @@ class PrecisionSearch:
         best = first = self._attempt_with(
             [self.candidates.first(operation, precision) for operation in operations]
         )
+        if precision == INT8 and best.file.loss > self.judge.allowed:
+            float_outputs = self._with_float_outputs(first)
+            best = first = min(
+                first, float_outputs, key=lambda option: option.file.loss
+            )
         order = sorted(
             (n for n, c in enumerate(first.choices) if c.precision != FLOAT),
             key=lambda n: -self.candidates.noise(operations[n], precision),
@@ -202,6 +208,17 @@ class PrecisionSearch:
                 # The loss is smaller but still too large: continue from this choice.
                 best = first = other
         return best
+
+    def _with_float_outputs(self, first: Found) -> Found:
+        """Try float outputs: the steps of int8 are large for small probabilities."""
+        operations = self.candidates.graph.operations
+        read = {name for o in operations if o.kind != OUTPUT for name in o.inputs}
+        last = [
+            n
+            for n, o in enumerate(operations)
+            if o.kind == OUTPUT or (not o.constants and read.isdisjoint(o.outputs))
+        ]
+        return self._with_safer(first, last, FLOAT, first.file.loss)
 
     def _bytes_if_allowed(self, option: Found) -> float:
         is_allowed = option.file.loss <= self.judge.allowed

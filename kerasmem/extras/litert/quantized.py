@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -116,12 +116,27 @@ def quantized(job: FileJob, judged: Judged) -> Found:
 
 
 def _judge(job: FileJob, judged: Judged) -> Judge:
-    float_outputs = outputs_in_keras(job.model, judged.arrays, judged.batch_size)
+    """Compare with the model without rounding of its activations.
+
+    The loss of this rounding is added to the tolerance. The file rounds too, and ties
+    may round to the other side.
+    """
+    with as_floats(job.model):
+        float_outputs = outputs_in_keras(job.model, judged.arrays, judged.batch_size)
     classifies = classifiers(judged.model_loss, float_outputs)
     labels = judged.labels if all(classifies) else None
     if labels is not None:
         check_labels(labels, float_outputs)
-    return Judge(float_outputs, classifies, labels, judged.tolerance)
+    judge = Judge(float_outputs, classifies, labels, judged.tolerance)
+    if not _rounds_activations(job.model):
+        return judge
+    own = judge.loss(outputs_in_keras(job.model, judged.arrays, judged.batch_size))
+    return replace(judge, own_loss=own if math.isfinite(own) else 0.0)
+
+
+def _rounds_activations(model: Model) -> bool:
+    variables = quantized_variables(model)
+    return is_static(model) or any(variable.dynamic for variable in variables)
 
 
 def _run(

@@ -65,7 +65,8 @@ def export(  # noqa: PLR0913 - the public entry point
       fraction.
     - For other models: the relative L2 error of the outputs.
 
-    The file uses the activation ranges of a model from `km.Quantize("int8-static")`. A
+    A model that rounds its activations is compared without this rounding, and its own
+    loss is added to the tolerance. The file uses the activation ranges of a model from `km.Quantize("int8-static")`. A
     LiteRT file also uses the int8 and int4 codes of weights with per-channel scales.
 
     Args:
@@ -118,9 +119,10 @@ def export(  # noqa: PLR0913 - the public entry point
         tolerance = Real(least=0).check("export", "tolerance", tolerance)
     check_output(Path(path), Path(path).suffix)
     loss = getattr(model, "loss", None)
+    if samples is not None:
+        check_data(model, samples)
     model = with_named_inputs(model, samples)
     if batch_size is None and samples is not None:
-        check_data(model, samples)
         batch_size = whole_batch(model, samples, sample_count(samples) or 0)
     arguments, arrays = inputs_and_samples(
         model, samples, CALIBRATION, batch_size=batch_size, input_shape=input_shape
@@ -144,7 +146,8 @@ def export(  # noqa: PLR0913 - the public entry point
     _check_loss(model, result)
     with replacing(path) as temporary:
         temporary.write_bytes(result.file.content)
-    return _report(path, scheme, result)
+    report = _report(path, scheme, result)
+    return replace(report, has_random_samples=samples is validation_data is None)
 
 
 def _with_float_file(job: FileJob) -> FileJob:
