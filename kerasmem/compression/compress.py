@@ -153,7 +153,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         output: Path of the `.keras` file to write. For a KerasHub preset, also a new
             folder. Defaults to `None`, which writes nothing.
         low_memory: If `True`, weights stay on disk and are loaded one at a time, with
-            up to two copies. `result.model` then loads on first access. Needs a path
+            up to three copies. `result.model` then loads on first access. Needs a path
             and an `output`. Works with `Cluster`, `Prune` by magnitude, and `Quantize`
             without adaptive rounding. With samples, the model runs layer by layer.
             `None` does this where possible if the weights exceed one sixth of the

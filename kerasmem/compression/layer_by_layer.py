@@ -30,6 +30,9 @@ def evaluate_by_layers(
 ) -> dict[str, float]:
     """Returns the losses and metrics of a model, like `model.evaluate`.
 
+    The loss of each output is the mean over samples. Keras averages over batches, which
+    differs if the last batch is smaller.
+
     The model must use the standard evaluation of Keras.
     """
     model.reset_metrics()

@@ -178,6 +178,20 @@ def batch_of(model: Model, data: Dataset, batch_size: int) -> Any:
     return arrays if len(arrays) > 1 else next(iter(arrays.values()))
 
 
+def size_or_warning(model: Model, **options: Any) -> FileSize | None:
+    """Returns `size_of`, or `None` with a warning if no file can be written."""
+    try:
+        return size_of(model, **options)
+    except OutputError as error:
+        warnings.warn(
+            f"No file size was measured: {error} Next: set the environment variable "
+            "TMPDIR to a folder with more space.",
+            KerasMemWarning,
+            stacklevel=4,
+        )
+        return None
+
+
 def size_of(
     model: Model, *, stored: bool = False, coding: Coding = "deflate"
 ) -> FileSize:
@@ -199,5 +213,5 @@ def size_of(
     except OSError as error:
         raise OutputError(
             "Could not write a temporary file to measure the size of the model, in "
-            f"{tempfile.gettempdir()!r}: {error}"
+            f"{tempfile.gettempdir()!r}: {error}."
         ) from error

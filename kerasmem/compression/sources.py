@@ -14,7 +14,7 @@ import psutil
 from kerasmem.backends import current
 from kerasmem.checks import OneOf
 from kerasmem.compression.cluster import Cluster
-from kerasmem.compression.measure import size_of
+from kerasmem.compression.measure import size_or_warning
 from kerasmem.compression.presets import warn_of_preprocessor
 from kerasmem.compression.prune import Prune
 from kerasmem.compression.prune.apply import is_by_magnitude
@@ -104,10 +104,10 @@ class InMemory:
     def leave(self, result: CompressionResult, output: Any) -> None:
         """Does nothing, because the model stays in memory."""
 
-    def size(self) -> FileSize:
+    def size(self) -> FileSize | None:
         """Returns the size of the input file, or of the file that Keras would write."""
         if isinstance(self.given, keras.Model):
-            return size_of(self.given, stored=True)
+            return size_or_warning(self.given, stored=True)
         is_loaded = isinstance(self.given, Loaded)
         return file_size(self.given.path if is_loaded else self.given)
 
@@ -315,7 +315,7 @@ def _why_not_step(step: Technique) -> str | None:
         return None if is_by_magnitude(step) else f"it ranks entries by {ranks}"
     if isinstance(step, Quantize):
         return "its rounding needs samples" if step.takes_samples else None
-    return None if isinstance(step, Cluster) else "it replaces layers"
+    return None if isinstance(step, Cluster) else "it reads or changes several layers"
 
 
 def _why_not_file(path: Path, output: Path) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kerasmem.checks import invalid
-from kerasmem.compression.measure import size_of
+from kerasmem.compression.measure import size_or_warning
 from kerasmem.compression.presets import is_of_hub, write_compressed, write_preset
 from kerasmem.files.atomic import new_folder, replacing
 from kerasmem.files.contents import FileSize, file_size
@@ -27,11 +27,11 @@ class NoFile:
         """Returns an empty scope."""
         return nullcontext(Path())
 
-    def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
+    def write(self, model: Model, place: Path, coding: Coding) -> FileSize | None:
         """Returns the file size of the model."""
         del place
         if not self.is_preset or not is_of_hub(model):
-            return size_of(model, coding=coding)
+            return size_or_warning(model, coding=coding)
         with tempfile.TemporaryDirectory() as folder:
             preset = Path(folder, "preset")
             write_preset(model, preset, coding)

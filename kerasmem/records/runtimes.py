@@ -45,6 +45,8 @@ class ExportReport:
             per step. 0 for `"float"`.
         operations: Operations whose precision differs from the scheme.
         has_random_samples: Whether the samples were random, because none were passed.
+        own_loss: Loss of the model itself if it rounds its activations as the file
+            does. Added to `tolerance`.
     """
 
     path: str
@@ -58,6 +60,7 @@ class ExportReport:
     integer_share: float = 0.0
     operations: tuple[OperationPrecision, ...] = ()
     has_random_samples: bool = False
+    own_loss: float = 0.0
 
     def lines(self) -> list[str]:
         """Returns the report as lines of text.
@@ -74,10 +77,11 @@ class ExportReport:
         labels = "; labels in validation_data give the accuracy"
         hint = labels if self.measure == "changed decisions" else ""
         count = f"{self.samples} {'random ' * self.has_random_samples}samples"
+        limit = limit_text(self.tolerance, self.own_loss)
         lines = [
             f"{self.path}: {self.scheme}, {format_bytes(self.file_bytes)}",
-            f"{self.measure} on {count}: {self.loss:.3g} (at most {self.tolerance:.3g}"
-            f"{hint}); largest difference of an output: "
+            f"{self.measure} on {count}: {self.loss:.3g} (at most {limit}{hint}); "
+            "largest difference of an output: "
             f"{self.difference:.3g} of the largest",
         ]
         if self.scheme != "float":
@@ -93,6 +97,17 @@ class ExportReport:
             count = f"{len(names)} operation{'s' * (len(names) > 1)}"
             lines.append(f"{count} in {precision}, {reason}: {some}")
         return lines
+
+
+def limit_text(tolerance: float, own_loss: float) -> str:
+    """Returns the maximum loss of a file as text.
+
+    Example:
+        >>> limit_text(0.02, 0.0625)
+        "0.02, plus 0.0625 of the model's own rounding"
+    """
+    own = f", plus {own_loss:.3g} of the model's own rounding" if own_loss else ""
+    return f"{tolerance:g}{own}"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ INT4 = km.Quantize("int4", **GROUPS)
 SCHEMES = {
     "int8": km.Quantize("int8"),
     "int8-dynamic": km.Quantize("int8-dynamic"),
+    "int4, default": km.Quantize("int4"),
+    "int4, default, GPTQ": km.Quantize("int4", rounding="gptq"),
     "int4": INT4,
     "int4, GPTQ": km.Quantize("int4", rounding="gptq", **GROUPS),
     "int4, GPTQ, mse": km.Quantize("int4", rounding="gptq", scales="mse", **GROUPS),
@@ -69,6 +71,8 @@ def nets(model, samples, data, options):
     ways = {"float": lambda: model}
     for name, scheme in SCHEMES.items():
         ways[name] = functools.partial(rounded, model, scheme, samples)
+    for scheme in ("int8", "int4"):
+        ways[f"Keras {scheme}"] = functools.partial(by_keras, model, scheme)
     for name, way in TRAINED.items():
         ways[name] = functools.partial(way, model, data, options.steps)
     for name, way in ways.items():
@@ -83,6 +87,13 @@ def nets(model, samples, data, options):
 def rounded(model, scheme, samples):
     data = samples if scheme.takes_samples else None
     return km.compress(model, scheme, data=data, verbose=0).model
+
+
+def by_keras(model, scheme):
+    """Return the net with weights rounded by Keras's own `quantize`."""
+    net = clone(model)
+    net.quantize(scheme)
+    return net
 
 
 def trained_on(model, data, steps):

@@ -76,7 +76,9 @@ class Case:
 
     @cached_property
     def model(self):
-        return keras.models.load_model(self.path)
+        model = keras.models.load_model(self.path)
+        model.compile("sgd", "mse")  # KerasHub tasks have another loss
+        return model
 
     def samples(self, rows=ROWS):
         ones, shape = np.ones, self.model.output_shape[1:]

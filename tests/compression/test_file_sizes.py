@@ -1,5 +1,6 @@
 """File ratios leave out the optimizer state, which has a figure of its own."""
 
+import errno
 import io
 import json
 import sys
@@ -15,6 +16,8 @@ from rich.console import Console
 
 import kerasmem as km
 from kerasmem.cli import main
+from kerasmem.compression import measure
+from kerasmem.errors import KerasMemWarning
 from kerasmem.files.contents import file_size
 from kerasmem.records.comparison import comparison_table, models_table
 from kerasmem.report.plots import comparison_plot
@@ -173,3 +176,23 @@ def test_a_search_compares_files_without_optimizer_state(path):
     # The deflated file without state already meets the size of the weights.
     assert unchanged.costs["file_bytes"] < target["file_bytes"]
     assert report.after.file_bytes <= target["file_bytes"]
+
+
+def test_a_full_temporary_folder_costs_a_figure_and_not_the_work(path, monkeypatch):
+    model = keras.models.load_model(path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("save_stored", "write_model"):
+        monkeypatch.setattr(measure, name, full)
+    output = path.parent / "small.keras"
+    with pytest.warns(KerasMemWarning, match="No file size was measured.*TMPDIR"):
+        result = km.compress(model, km.Quantize("int8"), output=output, verbose=0)
+    report = result.report
+    assert report.before.file_bytes is None
+    assert report.after.file_bytes == output.stat().st_size
+    with pytest.warns(KerasMemWarning, match="No file size was measured"):
+        result = km.compress(model, km.Quantize("int8"), verbose=0)
+    assert result.report.after.file_bytes is None
+    assert "file" not in str(result.report)

@@ -59,6 +59,21 @@ def affine(values):
     return (codes - zero).astype("float32") * scale
 
 
+@pytest.mark.parametrize(("words", "dtype"), [(20, "int8"), (24, "int4")])
+def test_only_small_tables_are_int8_by_default(words, dtype):
+    table = L.Embedding(words, 16)  # the kernels and biases have 6,500 weights
+    model = chain((3,), table, L.Flatten(), L.Dense(100), L.Dense(16))
+    assert model.count_params() == 16 * words + 48 * 100 + 100 + 100 * 16 + 16
+    in_place(Quantize("int4"), model)
+    found = [each.coding.dtype for each in quantized_variables(model)]
+    assert found == [dtype, "int4", "int4"]
+    grouped = chain(
+        (3,), L.Embedding(words, 16), L.Flatten(), L.Dense(100), L.Dense(16)
+    )
+    in_place(Quantize("int4", group_size=16), grouped)
+    assert {each.coding.dtype for each in quantized_variables(grouped)} == {"int4"}
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_int4_in_groups_computes_what_rounded_weights_compute_and_reloads(
     name, tmp_path, origin

@@ -255,15 +255,26 @@ def test_probabilities_closer_than_a_step_of_int8_leave_the_file_as_floats(tmp_p
 def test_rounding_that_a_model_does_itself_is_no_loss_of_its_file(tmp_path):
     x = random.normal(size=(128, 20)).astype("float32")
     static = km.compress(unsure(), km.Quantize("int8-static"), data=x)
-    report = static.export(tmp_path / "m.tflite", samples=x)
+    report = static.export(tmp_path / "m.tflite", samples=x, tolerance=0.1)
     rounded = static.model.predict(x, verbose=0).argmax(-1)
     with as_floats(static.model):
         exact = keras.ops.convert_to_numpy(static.model(x)).argmax(-1)
     own_loss = np.mean(rounded != exact)
     assert own_loss > 0
-    assert report.tolerance == pytest.approx(0.02 + own_loss)
+    assert (report.tolerance, report.own_loss) == (0.1, own_loss)
+    assert "at most 0.1, plus 0.0" in report.lines()[1]
     output = predicted(LiteRT((tmp_path / "m.tflite").read_bytes()), x)
-    assert report.loss == np.mean(output.argmax(-1) != exact) <= report.tolerance
+    loss = np.mean(output.argmax(-1) != exact)
+    assert report.loss == loss <= report.tolerance + report.own_loss
+    static.export(tmp_path / "m.tflite", samples=x, scheme="int8-dynamic")
+
+
+def test_a_model_whose_own_rounding_loses_much_is_named(tmp_path):
+    x = random.normal(size=(128, 20)).astype("float32")
+    static = km.compress(unsure(), km.Quantize("int8-static"), data=x / 50)
+    with pytest.warns(km.errors.KerasMemWarning, match="loses accuracy by rounding"):
+        report = static.export(tmp_path / "m.tflite", samples=x)
+    assert report.own_loss > report.tolerance
 
 
 def test_a_static_model_without_a_graph_is_a_static_file(tmp_path):

@@ -32,7 +32,12 @@ from kerasmem.compression.quantize.products import (
 from kerasmem.compression.quantize.variable import QuantizedVariable
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.files.threads import in_order
-from kerasmem.graph.kernels import is_convolution, is_kernel, reduced_axes
+from kerasmem.graph.kernels import (
+    is_convolution,
+    is_embedding,
+    is_kernel,
+    reduced_axes,
+)
 from kerasmem.graph.layers import Weight, sublayers, weights
 from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
@@ -201,7 +206,7 @@ def planned(
 ) -> WeightPlan:
     """Return a `weight_plan` that may skip all weights."""
     all_weights = list(weights(model))
-    block_bytes = largest_block(all_weights)
+    block_bytes, total = largest_block(all_weights), sum(w.size for w in all_weights)
     holders = (v for w in all_weights for v in vars(w.owner).values())
     codes = {id(v.codes): v for v in holders if isinstance(v, QuantizedVariable)}
     return [
@@ -209,7 +214,7 @@ def planned(
             weight,
             _why_not(weight, config, codes.get(id(weight.variable)), exclude)
             or replace(
-                _place(weight, config, block_bytes, inputs),
+                _place(weight, config, inputs, block_bytes, total),
                 scales=scales.get(name_of(model, weight)) if scales else None,
             ),
         )
@@ -242,7 +247,11 @@ def _why_not(
 
 
 def _place(
-    weight: Weight, config: "Quantize", block_bytes: int, inputs: ActivationScales
+    weight: Weight,
+    config: "Quantize",
+    inputs: ActivationScales,
+    block_bytes: int,
+    total: int,
 ) -> WeightPlace:
     is_multiplied = weight.attribute == multiplied_weight(weight.owner)
     is_taken_apart = is_multiplied and is_product(weight.owner)
@@ -253,7 +262,7 @@ def _place(
     return WeightPlace(
         weight.index,
         str(weight.attribute),
-        coding_of(config, weight),
+        coding_of(config, weight, total),
         blocks,
         is_taken_apart and (config.is_dynamic or id(weight.variable) in inputs),
         inputs.get(id(weight.variable)) if is_taken_apart else None,
@@ -261,12 +270,19 @@ def _place(
     )
 
 
-def coding_of(config: "Quantize", weight: Weight) -> Coding:
-    """Return the storage format of a weight.
+def coding_of(config: "Quantize", weight: Weight, total: float) -> Coding:
+    """Return the storage format of a weight in a model of `total` weights.
 
     Without a granularity, matrices have equal groups of about 64. Convolutions have
-    none, because LiteRT and ONNX have none there.
+    none, because LiteRT and ONNX have none there. Embedding tables with at most 5 % of
+    the weights are int8: they need few bytes, and rounding of positions costs accuracy.
     """
+    if (
+        config.granularity is None
+        and is_embedding(weight)
+        and 20 * weight.size <= total
+    ):
+        config = replace(config, scheme="int8")
     axes, size = tuple(sorted(reduced_axes(weight))), config.group_size or GROUP_SIZE
     if config.granularity is not None:
         return Coding(config.dtype, axes, config.granularity, size, config.symmetric)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError, ModelError
+from kerasmem.records.runtimes import limit_text
 
 DECISIONS, ACCURACY, RELATIVE = "changed decisions", "accuracy loss", "relative L2"
 TOLERANCES = {DECISIONS: 0.02, ACCURACY: 0.005, RELATIVE: 0.05}
@@ -44,7 +45,8 @@ class Judge:
     fraction, which is more sensitive on few samples. For other models, the loss is the
     relative L2 error. The output with the largest loss counts.
 
-    `own_loss` is the loss of the model itself if it rounds its activations.
+    `own_loss` is the loss of the model itself if it rounds its activations. The file
+    may lose as much more.
     """
 
     expected: Sequence[np.ndarray]
@@ -61,10 +63,19 @@ class Judge:
         return DECISIONS if self.labels is None else ACCURACY
 
     @property
+    def own_tolerance(self) -> float:
+        """Tolerance, without the loss of the model itself."""
+        return TOLERANCES[self.measure] if self.tolerance is None else self.tolerance
+
+    @property
     def allowed(self) -> float:
         """Maximum loss."""
-        own = TOLERANCES[self.measure]
-        return self.own_loss + (own if self.tolerance is None else self.tolerance)
+        return self.own_tolerance + self.own_loss
+
+    @property
+    def limit(self) -> str:
+        """Maximum loss as text."""
+        return limit_text(self.own_tolerance, self.own_loss)
 
     def loss(self, outputs: Sequence[np.ndarray]) -> float:
         """Return the loss of a file with these outputs, infinity for NaN.

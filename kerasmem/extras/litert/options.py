@@ -50,7 +50,7 @@ def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
         valid = "a path that ends in .tflite or .onnx"
         raise invalid("export", "path", str(path), valid)
     OneOf((None, *SCHEMES)).check("export", "scheme", scheme)
-    scheme = scheme or _own_scheme(model, is_onnx(path))
+    scheme = scheme or own_scheme(model, is_onnx(path))
     if is_aware(model) and scheme != FLOAT:
         raise ConfigError(
             f"The model {model.name!r} is in quantization-aware training. Received: "
@@ -72,7 +72,8 @@ def checked_scheme(model: Model, path: str | Path, scheme: str | None) -> str:
     return scheme
 
 
-def _own_scheme(model: Model, onnx: bool) -> str:  # noqa: FBT001
+def own_scheme(model: Model, onnx: bool = False) -> str:  # noqa: FBT001, FBT002
+    """Return the scheme of a model's weights and activations."""
     variables = quantized_variables(model)
     # The products of subclassed models have fixed input scales, and no quantizers.
     if is_static(model) or any(v.activation_scale is not None for v in variables):

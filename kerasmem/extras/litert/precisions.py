@@ -14,6 +14,7 @@ from kerasmem.extras.litert.file_graph import (
     INT16,
     INTEGER_INPUTS,
     OUTPUT,
+    PRODUCTS,
     WEIGHT_ONLY,
     FileGraph,
     FileOperation,
@@ -216,7 +217,8 @@ class PrecisionSearch:
         last = [
             n
             for n, o in enumerate(operations)
-            if o.kind == OUTPUT or (not o.constants and read.isdisjoint(o.outputs))
+            if o.kind == OUTPUT
+            or (o.kind not in PRODUCTS and read.isdisjoint(o.outputs))
         ]
         return self._with_safer(first, last, FLOAT, first.file.loss)
 

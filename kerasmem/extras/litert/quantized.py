@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -16,7 +17,7 @@ from kerasmem.compression.quantize import config
 from kerasmem.compression.quantize.aware.learned import is_static
 from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.owners import as_floats, quantized_variables
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.extras.litert import litert_writer, onnx_writer
 from kerasmem.extras.litert.arguments import in_structure, outputs_in_keras
 from kerasmem.extras.litert.convert import LITERT, ONNX
@@ -37,7 +38,7 @@ from kerasmem.extras.litert.file_graph import (
 )
 from kerasmem.extras.litert.file_loss import Judge, Judged, check_labels, classifiers
 from kerasmem.extras.litert.interpreters import LiteRT, Onnx, float_outputs, outputs_of
-from kerasmem.extras.litert.options import INT4
+from kerasmem.extras.litert.options import INT4, own_scheme
 from kerasmem.extras.litert.precisions import Candidates, Found, PrecisionSearch, Tried
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.observe import observe as observe_layers
@@ -118,8 +119,7 @@ def quantized(job: FileJob, judged: Judged) -> Found:
 def _judge(job: FileJob, judged: Judged) -> Judge:
     """Compare with the model without rounding of its activations.
 
-    The loss of this rounding is added to the tolerance. The file rounds too, and ties
-    may round to the other side.
+    If the file rounds them too, the loss of the model is added to the tolerance.
     """
     with as_floats(job.model):
         float_outputs = outputs_in_keras(job.model, judged.arrays, judged.batch_size)
@@ -128,15 +128,20 @@ def _judge(job: FileJob, judged: Judged) -> Judge:
     if labels is not None:
         check_labels(labels, float_outputs)
     judge = Judge(float_outputs, classifies, labels, judged.tolerance)
-    if not _rounds_activations(job.model):
+    if own_scheme(job.model) != job.scheme or job.scheme == INT4:
         return judge
     own = judge.loss(outputs_in_keras(job.model, judged.arrays, judged.batch_size))
-    return replace(judge, own_loss=own if math.isfinite(own) else 0.0)
-
-
-def _rounds_activations(model: Model) -> bool:
-    variables = quantized_variables(model)
-    return is_static(model) or any(variable.dynamic for variable in variables)
+    judge = replace(judge, own_loss=own if math.isfinite(own) else 0.0)
+    if judge.own_loss > judge.own_tolerance:
+        warnings.warn(
+            f"The model {job.model.name!r} loses accuracy by rounding its activations, "
+            f"and so does its file. Received: {judge.measure} of {own:.3g} on "
+            f"{len(judged.arrays[0])} samples. Next: compress it again with more "
+            "samples in data=, or pass the float model to km.export.",
+            KerasMemWarning,
+            stacklevel=5,
+        )
+    return judge
 
 
 def _run(

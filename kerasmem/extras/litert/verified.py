@@ -65,8 +65,10 @@ def export(  # noqa: PLR0913 - the public entry point
       fraction.
     - For other models: the relative L2 error of the outputs.
 
-    A model that rounds its activations is compared without this rounding, and its own
-    loss is added to the tolerance. The file uses the activation ranges of a model from `km.Quantize("int8-static")`. A
+    A model that rounds its activations is compared without this rounding. The loss of
+    this rounding is added to the tolerance if the file rounds them alike.
+
+    The file uses the activation ranges of a model from `km.Quantize("int8-static")`. A
     LiteRT file also uses the int8 and int4 codes of weights with per-channel scales.
 
     Args:
@@ -95,6 +97,10 @@ def export(  # noqa: PLR0913 - the public entry point
         An `ExportReport` with path, scheme, bytes, loss, the largest output difference
         and the fraction of integer multiplications. It also lists each operation
         without the precision of the scheme, with the reason.
+
+    Warns:
+        KerasMemWarning: If the model's own rounding of activations loses more than the
+            tolerance.
 
     Raises:
         ConfigError: If an argument is invalid or a package is missing (`pip install
@@ -198,7 +204,7 @@ def _check_loss(model: Model, result: Found) -> None:
     if not loss <= judge.allowed:
         raise ModelError(
             f"The file differs too much from the model {model.name!r} and was not "
-            f"written. Expected: {judge.measure} of at most {judge.allowed:g}. "
+            f"written. Expected: {judge.measure} of at most {judge.limit}. "
             f"Received: {loss:.3g} on {len(judge.expected[0])} samples. Next: pass a "
             "larger tolerance= (--tolerance) if this difference is acceptable."
         )
@@ -213,7 +219,8 @@ def _report(path: str | Path, scheme: str, result: Found) -> ExportReport:
         samples=len(judge.expected[0]),
         measure=judge.measure,
         loss=file.loss,
-        tolerance=judge.allowed,
+        tolerance=judge.own_tolerance,
+        own_loss=judge.own_loss,
         difference=difference(file.outputs, judge.expected, _LEAST_OUTPUT),
         integer_share=integer_share(result.choices) if scheme != FLOAT else 0.0,
         operations=tuple(
