@@ -22,6 +22,7 @@ import math
 import multiprocessing
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -60,7 +61,7 @@ print(used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss)"""
 def run_command(verb, case):
     """Return CPU seconds and peak bytes of a command, started by a small process."""
     places = {"model": case.path, "folder": case.folder, "run": case.folder / "run"}
-    places["data"] = case.folder / "data.npz"
+    places |= {"data": case.folder / "data.npz", "copy": case.folder / "copy.keras"}
     if verb == PROCESS:
         command = ["-c", RESAVE, case.path, case.folder / "keras.keras"]
     else:
@@ -79,6 +80,7 @@ def write_inputs(verb, case):
     """Write the samples or the run folder that a command reads."""
     if "{run}" in COMMANDS.get(verb, ""):
         VERBS["fit, both monitors"](case)()
+    shutil.copy(case.path, case.folder / "copy.keras")
     x, y = case.samples()
     parts = {f"x_{key}": x[key] for key in x} if case.length else {"x": x}
     np.savez(case.folder / "data.npz", y=y, **parts)

@@ -200,7 +200,7 @@ COMMANDS = {
     "kerasmem estimate": "estimate {model} --batch-size 8",
     "kerasmem compress": "compress {model} --quantize int8 -o {folder}/a.keras",
     "kerasmem evaluate": "evaluate {model} --data {data} --batch-size 8",
-    "kerasmem compare": "compare {model} {model} --data {data} --batch-size 8",
+    "kerasmem compare": "compare {model} {copy} --data {data} --batch-size 8",
     "kerasmem distill": "distill {model} --student-ratio 0.25 --data {data} "
     "--batch-size 8 -o {folder}/a.keras",
     "kerasmem export": "export {model} -o {folder}/a.tflite",
