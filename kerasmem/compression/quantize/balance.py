@@ -77,10 +77,10 @@ def balance(
 
 def largest_by(places: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     """Return the largest of nonnegative `values` for each of `count` channels."""
+    axes = tuple(axis for axis, length in enumerate(places.shape) if length == 1)
     largest = np.zeros(count)
-    np.maximum.at(
-        largest, np.broadcast_to(places, values.shape).ravel(), values.ravel()
-    )
+    by_place = values.max(axes, keepdims=True, initial=0.0)  # fast for matrices
+    np.maximum.at(largest, *map(np.ravel, np.broadcast_arrays(places, by_place)))
     return largest
 
 
