@@ -145,8 +145,7 @@ def find_widths(model: Model) -> Widths:
             raise ModelError(
                 f"The model {model.name!r} has quantized weights, so heads and hidden "
                 "units cannot be ranked. Next: remove them before km.Quantize, or "
-                f"call km.dequantize. Received: {axis.variable.path!r} of "
-                f"{axis.variable.dtype}."
+                f"call km.dequantize. Received: {axis.variable.path!r}."
             )
     return widths, reasons
 

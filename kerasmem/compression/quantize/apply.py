@@ -270,17 +270,17 @@ def _place(
     )
 
 
-def coding_of(config: "Quantize", weight: Weight, total: float) -> Coding:
+def coding_of(config: "Quantize", weight: Weight, total: int) -> Coding:
     """Return the storage format of a weight in a model of `total` weights.
 
     Without a granularity, matrices have equal groups of about 64. Convolutions have
-    none, because LiteRT and ONNX have none there. Embedding tables with at most 5 % of
+    none, because LiteRT and ONNX have none there. Embedding tables with at most 2 % of
     the weights are int8: they need few bytes, and rounding of positions costs accuracy.
     """
     if (
         config.granularity is None
         and is_embedding(weight)
-        and 20 * weight.size <= total
+        and 50 * weight.size <= total
     ):
         config = replace(config, scheme="int8")
     axes, size = tuple(sorted(reduced_axes(weight))), config.group_size or GROUP_SIZE

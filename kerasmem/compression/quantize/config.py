@@ -126,7 +126,7 @@ class Quantize(Technique):
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
             channel. Defaults to `"channel"`. `"int4"` defaults to groups of about 64
             with scales in bfloat16, and to channels in convolutions. Embedding tables
-            with at most 5 % of the weights are then int8. `"mixed"` also chooses among
+            with at most 2 % of the weights are then int8. `"mixed"` also chooses among
             group sizes by default.
         group_size: Maximum number of entries in a group, at least 2 (128 by default).
             Any value implies `granularity="group"`. Defaults to `None`.

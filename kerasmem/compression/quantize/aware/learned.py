@@ -1,6 +1,5 @@
 """Scales and ranges of a fake-quantized model."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,9 +39,7 @@ class Learned:
         """Raise `ConfigError` unless `config` has the formats of the learned scales."""
         for weight, coding in self.codings:
             is_nearest = config.has_scales and config.rounding == "nearest"
-            # The number of weights is that of the model before training.
-            codings = [coding_of(config, weight, total) for total in (0, math.inf)]
-            if not is_nearest or coding not in codings:
+            if not is_nearest or coding_of(config, weight, 0) != coding:
                 raise ConfigError(
                     f"The scales of {len(self.scales)} weights were learned for "
                     f"{coding.dtype!r}, granularity={coding.granularity!r}, "
