@@ -4,6 +4,7 @@ Both converters need functions of TensorFlow, and therefore its Keras backend.
 """
 
 import errno
+import gc
 import importlib
 import os
 import re
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -162,14 +164,39 @@ def _onnx_model_of(function: Any, names: Sequence[str]) -> Any:
     graph = importlib.import_module("tf2onnx.tf_loader").from_function(
         function, inputs, list(outputs)
     )
-    onnx_model, _ = importlib.import_module("tf2onnx.convert").from_graph_def(
+    convert = partial(
+        importlib.import_module("tf2onnx.convert").from_graph_def,
         graph,
         input_names=inputs,
         output_names=list(outputs),
         tensors_to_rename={**dict(zip(inputs, names, strict=True)), **outputs},
         custom_op_handlers={"Erfc": (_erfc, [])},
     )
-    return onnx_model
+    gc.collect()  # earlier graphs contain the weights, and refer to each other
+    try:
+        with _without_copies():
+            return convert()[0]
+    except Exception:  # noqa: BLE001 - an optimizer may fail, and is then skipped
+        return convert()[0]
+
+
+@contextmanager
+def _without_copies() -> Iterator[None]:
+    """Set `TF2ONNX_CATCH_ERRORS`, so that a failing optimizer fails the conversion.
+
+    Otherwise tf2onnx 1.17 copies the graph with its weights before each of its
+    optimizers, some 50 times in all.
+    """
+    name = "TF2ONNX_CATCH_ERRORS"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:

@@ -5,6 +5,7 @@ give is tested where they are installed, and by `tests/benchmarks/bench_onnx.py`
 """
 
 import importlib.util
+import os
 
 import keras
 import numpy as np
@@ -198,3 +199,35 @@ if IS_INSTALLED:
         model = keras.Model(inputs, keras.ops.slogdet(inputs)[1])
         with pytest.raises(ModelError, match="no operation for LogMatrixDeterminant"):
             km.export(model, tmp_path / "m.onnx")
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason="needs kerasmem[onnx]")
+def test_the_graph_is_not_copied_and_a_failing_optimizer_is_left_out(
+    tmp_path, monkeypatch
+):
+    import copy
+
+    import tf2onnx.graph
+    import tf2onnx.optimizer
+
+    copied, environment = [], dict(os.environ)
+
+    class Counting:
+        @staticmethod
+        def deepcopy(value):
+            copied.append(type(value))
+            return copy.deepcopy(value)
+
+    monkeypatch.setattr(tf2onnx.optimizer, "copy", Counting)
+    path = tmp_path / "m.onnx"
+    km.export(network(), path, samples=samples())
+    assert tf2onnx.graph.Graph not in copied
+
+    def fail(*_):
+        raise ValueError
+
+    monkeypatch.setattr(tf2onnx.optimizer.ReshapeOptimizer, "optimize", fail)
+    report = km.export(network(), path, samples=samples())
+    assert tf2onnx.graph.Graph in copied
+    assert report.loss <= report.tolerance
+    assert dict(os.environ) == environment
