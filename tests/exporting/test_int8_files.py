@@ -269,6 +269,18 @@ def test_rounding_that_a_model_does_itself_is_no_loss_of_its_file(tmp_path):
     static.export(tmp_path / "m.tflite", samples=x, scheme="int8-dynamic")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "rounds"), [("int8", False), ("int8-dynamic", True)]
+)
+def test_only_a_model_that_rounds_its_activations_has_a_loss(scheme, rounds, tmp_path):
+    x = random.normal(size=(64, 32)).astype("float32")
+    model = chain((32,), L.Dense(64, activation="relu"), L.Dense(3))
+    result = km.compress(model, km.Quantize(scheme))
+    report = result.export(tmp_path / "m.tflite", samples=x)
+    assert (report.scheme, report.measure) == ("int8-dynamic", "relative L2")
+    assert (report.own_loss > 0) is rounds
+
+
 def test_a_model_whose_own_rounding_loses_much_is_named(tmp_path):
     x = random.normal(size=(128, 20)).astype("float32")
     static = km.compress(unsure(), km.Quantize("int8-static"), data=x / 50)

@@ -128,7 +128,10 @@ def _judge(job: FileJob, judged: Judged) -> Judge:
     if labels is not None:
         check_labels(labels, float_outputs)
     judge = Judge(float_outputs, classifies, labels, judged.tolerance)
-    if own_scheme(job.model) != job.scheme or job.scheme == INT4:
+    rounds = is_static(job.model) or any(
+        variable.dynamic for variable in quantized_variables(job.model)
+    )
+    if not rounds or own_scheme(job.model) != job.scheme:
         return judge
     own = judge.loss(outputs_in_keras(job.model, judged.arrays, judged.batch_size))
     judge = replace(judge, own_loss=own if math.isfinite(own) else 0.0)
