@@ -185,7 +185,7 @@ def _without_copies() -> Iterator[None]:
     """Set `TF2ONNX_CATCH_ERRORS`, so that a failing optimizer fails the conversion.
 
     Otherwise tf2onnx 1.17 copies the graph with its weights before each of its
-    optimizers, some 50 times in all.
+    optimizers. No upstream issue about the memory of these copies is known.
     """
     name = "TF2ONNX_CATCH_ERRORS"
     before = os.environ.get(name)

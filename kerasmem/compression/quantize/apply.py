@@ -214,7 +214,8 @@ def planned(
             weight,
             _why_not(weight, config, codes.get(id(weight.variable)), exclude)
             or replace(
-                _place(weight, config, inputs, block_bytes, total),
+                _place(weight, _own_config(weight, config, total), block_bytes, inputs),
+                closely=config.is_close,
                 scales=scales.get(name_of(model, weight)) if scales else None,
             ),
         )
@@ -246,12 +247,19 @@ def _why_not(
     return None
 
 
+def _own_config(weight: Weight, config: "Quantize", total: int) -> "Quantize":
+    """Return the config of a weight in a model of `total` weights.
+
+    Without a granularity, embedding tables with at most 2 % of the weights are int8:
+    they need few bytes, and rounding of positions costs accuracy.
+    """
+    is_small = is_embedding(weight) and 50 * weight.size <= total
+    is_int8 = config.granularity is None and is_small
+    return replace(config, scheme="int8") if is_int8 else config
+
+
 def _place(
-    weight: Weight,
-    config: "Quantize",
-    inputs: ActivationScales,
-    block_bytes: int,
-    total: int,
+    weight: Weight, config: "Quantize", block_bytes: int, inputs: ActivationScales
 ) -> WeightPlace:
     is_multiplied = weight.attribute == multiplied_weight(weight.owner)
     is_taken_apart = is_multiplied and is_product(weight.owner)
@@ -262,27 +270,19 @@ def _place(
     return WeightPlace(
         weight.index,
         str(weight.attribute),
-        coding_of(config, weight, total),
+        coding_of(config, weight),
         blocks,
         is_taken_apart and (config.is_dynamic or id(weight.variable) in inputs),
         inputs.get(id(weight.variable)) if is_taken_apart else None,
-        closely=config.is_close,
     )
 
 
-def coding_of(config: "Quantize", weight: Weight, total: int) -> Coding:
-    """Return the storage format of a weight in a model of `total` weights.
+def coding_of(config: "Quantize", weight: Weight) -> Coding:
+    """Return the storage format of a weight.
 
     Without a granularity, matrices have equal groups of about 64. Convolutions have
-    none, because LiteRT and ONNX have none there. Embedding tables with at most 2 % of
-    the weights are int8: they need few bytes, and rounding of positions costs accuracy.
+    none, because LiteRT and ONNX have none there.
     """
-    if (
-        config.granularity is None
-        and is_embedding(weight)
-        and 50 * weight.size <= total
-    ):
-        config = replace(config, scheme="int8")
     axes, size = tuple(sorted(reduced_axes(weight))), config.group_size or GROUP_SIZE
     if config.granularity is not None:
         return Coding(config.dtype, axes, config.granularity, size, config.symmetric)

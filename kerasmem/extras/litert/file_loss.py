@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from kerasmem.errors import DataError, ModelError
-from kerasmem.records.runtimes import limit_text
 
 DECISIONS, ACCURACY, RELATIVE = "changed decisions", "accuracy loss", "relative L2"
 TOLERANCES = {DECISIONS: 0.02, ACCURACY: 0.005, RELATIVE: 0.05}
@@ -71,11 +70,6 @@ class Judge:
     def allowed(self) -> float:
         """Maximum loss."""
         return self.own_tolerance + self.own_loss
-
-    @property
-    def limit(self) -> str:
-        """Maximum loss as text."""
-        return limit_text(self.own_tolerance, self.own_loss)
 
     def loss(self, outputs: Sequence[np.ndarray]) -> float:
         """Return the loss of a file with these outputs, infinity for NaN.

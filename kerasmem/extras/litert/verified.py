@@ -30,6 +30,7 @@ from kerasmem.graph.input_shapes import once_per_input, open_lengths
 from kerasmem.graph.layers import sublayers
 from kerasmem.records import ExportReport, OperationPrecision
 from kerasmem.records.regular import check_output
+from kerasmem.records.runtimes import limit_text
 from kerasmem.stats.difference import difference
 from kerasmem.types import Dataset, Model
 
@@ -152,8 +153,8 @@ def export(  # noqa: PLR0913 - the public entry point
     _check_loss(model, result)
     with replacing(path) as temporary:
         temporary.write_bytes(result.file.content)
-    report = _report(path, scheme, result)
-    return replace(report, has_random_samples=samples is validation_data is None)
+    is_random = samples is None and validation_data is None
+    return replace(_report(path, scheme, result), has_random_samples=is_random)
 
 
 def _with_float_file(job: FileJob) -> FileJob:
@@ -202,9 +203,10 @@ def _exact(job: FileJob, judged: Judged) -> Found:
 def _check_loss(model: Model, result: Found) -> None:
     judge, loss = result.judge, result.file.loss
     if not loss <= judge.allowed:
+        limit = limit_text(judge.own_tolerance, judge.own_loss)
         raise ModelError(
             f"The file differs too much from the model {model.name!r} and was not "
-            f"written. Expected: {judge.measure} of at most {judge.limit}. "
+            f"written. Expected: {judge.measure} of at most {limit}. "
             f"Received: {loss:.3g} on {len(judge.expected[0])} samples. Next: pass a "
             "larger tolerance= (--tolerance) if this difference is acceptable."
         )

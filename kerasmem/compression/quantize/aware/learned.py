@@ -39,7 +39,7 @@ class Learned:
         """Raise `ConfigError` unless `config` has the formats of the learned scales."""
         for weight, coding in self.codings:
             is_nearest = config.has_scales and config.rounding == "nearest"
-            if not is_nearest or coding_of(config, weight, 0) != coding:
+            if not is_nearest or coding_of(config, weight) != coding:
                 raise ConfigError(
                     f"The scales of {len(self.scales)} weights were learned for "
                     f"{coding.dtype!r}, granularity={coding.granularity!r}, "
