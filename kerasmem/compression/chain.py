@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -22,7 +23,7 @@ from kerasmem.compression.technique import Context, Technique, no_samples
 from kerasmem.compression.working import fine_tune, seeded_at
 from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.save import Coding
-from kerasmem.graph.clone import clone, compile_as, part_from
+from kerasmem.graph.clone import clone, compiler_of, part_from, unchanged_state
 from kerasmem.graph.values import check_finite, to_numpy
 from kerasmem.records import SearchReport, WeightChange
 from kerasmem.stages import stage
@@ -77,28 +78,33 @@ class Chain:
             )
         _check_order(self.steps)
 
-    def run(
-        self,
-        original: Model,
-        context: Context,
-        coding: Coding,
-        validation_data: Dataset,
-    ) -> Outcome:
-        """Applies all steps.
+    @property
+    def freezes(self) -> bool:
+        """Whether no step trains or leaves the model trainable."""
+        return _freezes(self.steps)
+
+    def prepare(
+        self, copy: Model, context: Context, coding: Coding, validation_data: Dataset
+    ) -> Callable[[], Outcome]:
+        """Returns a function that applies all steps to `copy`.
+
+        The function raises `ModelError` if training produced NaN or infinite weights.
 
         Raises:
             ConfigError: If the loss is not comparable, see `check_metric`.
-            ModelError: If training produced NaN or infinite weights.
         """
         del coding, validation_data
         if self._max_drop is not None:
-            check_metric(original)
-        context = replace(context, original=original)
+            check_metric(copy)
         ready = [
             prepare_technique(step, replace(context, earlier=self.steps[:number]))
             for number, step in enumerate(self.steps)
         ]
-        model, changes = run_steps(original, ready, context)
+        return partial(self._run, copy, ready, context)
+
+    def _run(self, copy: Model, ready: list[Technique], context: Context) -> Outcome:
+        original = context.original
+        model, changes = run_steps(original, ready, context, copy)
         if context.data is None:
             warn_if_stale(batch_norm.batch_norms(model), ready, changes)
         if context.epochs or any(step.trains for step in ready):
@@ -115,27 +121,32 @@ class Chain:
         check_drop(result.report, self._max_drop)
 
 
-def run_steps(
-    original: Model, steps: Sequence[Technique], context: Context
-) -> tuple[Any, list[WeightChange]]:
-    """Applies steps to a copy of `original` and returns the copy and its changes.
+def _freezes(steps: Sequence[Technique]) -> bool:
+    return all(step.freezes for step in steps)
 
-    The model is copied once. Each step then changes the result of the previous step.
-    The result is compiled like `original`.
+
+def run_steps(
+    original: Model, steps: Sequence[Technique], context: Context, copy: Any = None
+) -> tuple[Any, list[WeightChange]]:
+    """Applies steps to a copy of `original` and returns the result and its changes.
+
+    Each step changes the result of the previous step. The result is compiled like
+    `copy`, which is made from `original` if it is `None`.
     """
     context = replace(
         context, original=original, owned=True, preserve=preserve_technique
     )
-    stage("copying the model")
-    # A step that trains would free the memory of shared values on JAX.
-    shares = all(step.freezes for step in steps)
-    model, changes = clone(original, shares=shares), []
+    if copy is None:
+        stage("copying the model")
+        copy = clone(original, shares=_freezes(steps))
+    model, compile_alike, changes = copy, compiler_of(copy), []
+    del copy  # a step may return another model
     for number, step in enumerate(steps, start=1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, number):
             # Only training and evaluation need a compiled model.
             if context.data is not None and number > 1:
-                compile_as(model, original)
+                compile_alike(model)
             stage(step.name)
             model, of_step = apply_technique(step, model, context)
             if context.epochs and step.trains_on:
@@ -151,7 +162,7 @@ def run_steps(
                 )
     part_from(model, original)
     # The optimizer slots belong to the old weights.
-    compile_as(model, original)
+    compile_alike(model)
     return model, changes
 
 
@@ -176,10 +187,10 @@ def _loss(model: Model, original: Model) -> Callable[[Any, Any, Any], float]:
             outputs = model(x, training=False)
             if y is not None and model.compiled and model.loss is not None:
                 return batch_norm.own_loss(model, (x, y, weight), outputs)
+            with unchanged_state(original):
+                targets = original(x, training=False)
             pairs = zip(
-                keras.tree.flatten(outputs),
-                keras.tree.flatten(original(x, training=False)),
-                strict=True,
+                keras.tree.flatten(outputs), keras.tree.flatten(targets), strict=True
             )
             return sum(
                 float(np.square(to_numpy(a).astype("f8") - to_numpy(b)).mean())

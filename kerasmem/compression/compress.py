@@ -44,7 +44,6 @@ from kerasmem.errors import (
     first_line,
     text_of,
 )
-from kerasmem.files.contents import FileSize
 from kerasmem.files.data import (
     check_data,
     check_ends,
@@ -59,9 +58,10 @@ from kerasmem.files.data import (
 from kerasmem.files.data.tokens import are_texts, as_samples
 from kerasmem.files.save import Coding
 from kerasmem.files.weights import CODINGS
+from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import warn_if_unfit
-from kerasmem.records import CompressionReport
+from kerasmem.records import CompressionReport, ModelFigures
 from kerasmem.stages import OPENING, announced, stage
 from kerasmem.types import Dataset, Model
 
@@ -213,32 +213,46 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     writer = source.writer(output)
     waits = announced() if verbose else nullcontext()
     with ExitStack() as scope, waits, seeded(seed), source.opened() as original:
-        if original is not model_or_path:
-            compile_anew(original, loss, metrics)
         data, validation_data = as_samples(original, data, validation_data)
-        _check_loss(original.name, original.compiled, epochs)
-        _check_samples(original, (data, validation_data), batch_size, epochs)
+        is_evaluated = validation_data is not None and METRICS in figure_names
+        # JAX frees the values of a model that it evaluates or trains.
+        copy = clone(original, shares=job.freezes and not is_evaluated)
+        if loss is not None or metrics is not None:
+            compile_anew(copy, loss, metrics)
+        _check_loss(copy.name, copy.compiled, epochs)
+        _check_samples(copy, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)
         data, validation_data = _in_batches(job, size_of, (data, validation_data))
         fit = {} if data is None else fit_arguments(data, batch_size)
         # Fail before the work if the data can be iterated only once.
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
-        context = Context(data, fit, epochs, seed, custom_objects)
+        context = Context(data, fit, epochs, seed, custom_objects, original)
+        compress_copy = job.prepare(copy, context, coding, validation_data)
+        judging = (validation_data, batch_size)
+        stage("measuring the original model")
+        size = source.size() if FILE in figure_names else None
+        with _data_errors():
+            before = figures(copy, *judging, size, figure_names)
+        if is_evaluated and not before.metrics:
+            _warn_without_metric(copy.compiled)
+        del copy  # a step may return another model
         with _labels_named(bool(epochs) and lacks_labels(data)):
-            outcome = job.run(original, context, coding, validation_data)
+            outcome = compress_copy()
         stage("writing the file")
         # Exited last, because the output may replace the input file.
         place = scope.enter_context(writer.place())
-        sizes: list[FileSize | None] = [None, None]
-        if FILE in figure_names:
-            sizes[0] = source.size()
         if FILE in figure_names or output is not None:
-            sizes[1] = writer.write(outcome.model, place, coding)
-        stage("measuring both models")
-        judging = (validation_data, batch_size)
+            size = writer.write(outcome.model, place, coding)
+        size = size if FILE in figure_names else None
+        stage("measuring the compressed model")
         with _data_errors():
-            report = _report(original, outcome, judging, sizes, figure_names)
+            after = figures(outcome.model, *judging, size, figure_names)
+            if LATENCY in figure_names:
+                models = [clone(original), outcome.model]
+                times = latencies_or_warning(models, *judging, _TIMING_SECONDS)
+                before, after = replace(before, **times[0]), replace(after, **times[1])
+        report = _report(before, after, outcome, validation_data)
         changes = tuple(outcome.changes)
         result = CompressionResult(outcome.model, report, changes, coding, few)
         job.judge(result)  # before an existing file is replaced
@@ -337,28 +351,15 @@ def _check_no_search(**arguments: Any) -> None:
             )
 
 
+def _warn_without_metric(is_compiled: bool) -> None:  # noqa: FBT001
+    lacks = "validation_data has no labels" if is_compiled else _NO_LOSS
+    warnings.warn(f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3)
+
+
 def _report(
-    original: Model,
-    outcome: Outcome,
-    judged: tuple[Any, int],
-    sizes: Sequence[FileSize | None],
-    measured: Sequence[str],
+    before: ModelFigures, after: ModelFigures, outcome: Outcome, data: Dataset
 ) -> CompressionReport:
-    data, batch_size = judged
-    models = [original, outcome.model]
-    before, after = (
-        figures(model, data, batch_size, size if FILE in measured else None, measured)
-        for model, size in zip(models, sizes, strict=True)
-    )
-    if data is not None and METRICS in measured and not before.metrics:
-        lacks = "validation_data has no labels" if original.compiled else _NO_LOSS
-        warnings.warn(
-            f"No metric was measured: {lacks}.", KerasMemWarning, stacklevel=3
-        )
-    if LATENCY in measured:
-        times = latencies_or_warning(models, data, batch_size, _TIMING_SECONDS)
-        before, after = replace(before, **times[0]), replace(after, **times[1])
-    chance = chance_of(original, data) if before.metrics else None
+    chance = chance_of(outcome.model, data) if before.metrics else None
     return CompressionReport(
         before=before,
         after=after,

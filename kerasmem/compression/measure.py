@@ -16,7 +16,7 @@ from kerasmem.backends import current
 from kerasmem.compression.judge import in_order, lacks_labels
 from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
 from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
-from kerasmem.files.contents import FileSize, file_size
+from kerasmem.files.contents import FileSize
 from kerasmem.files.data import (
     check_ends,
     fit_arguments,
@@ -25,6 +25,7 @@ from kerasmem.files.data import (
 from kerasmem.files.weights import Coding
 from kerasmem.files.write import save_stored, write_model
 from kerasmem.graph.activations import peak_activation_bytes
+from kerasmem.graph.clone import unchanged_state
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.outputs import without_preprocessor
@@ -95,7 +96,8 @@ def evaluate(model: Model, data: Dataset, batch_size: int = 32) -> dict[str, flo
         metrics = evaluate_by_layers(model, data, batch_size)
     else:
         try:
-            with without_preprocessor([model]):  # raw text was rejected before
+            # Raw text was rejected before.
+            with without_preprocessor([model]), unchanged_state(model):
                 metrics = model.evaluate(**arguments, verbose=0, return_dict=True)
         except Exception:
             if is_unlabeled:  # this custom `test_step` needs labels
@@ -209,7 +211,7 @@ def size_of(
                 save_stored(model, path)
             else:
                 write_model(model, path, coding)
-            return file_size(path)
+            return FileSize(path.stat().st_size)
     except OSError as error:
         raise OutputError(
             "Could not write a temporary file to measure the size of the model, in "

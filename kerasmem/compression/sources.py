@@ -35,7 +35,7 @@ from kerasmem.files.datasets import datasets
 from kerasmem.files.described import can_be_described, offloaded_model
 from kerasmem.files.load import load_model
 from kerasmem.files.preset import is_preset, weights_of
-from kerasmem.graph.clone import compile_settings, to_read
+from kerasmem.graph.clone import compile_settings
 from kerasmem.graph.from_config import compile_with
 from kerasmem.graph.outputs import as_loss, takes_loss
 from kerasmem.records.regular import unchanged
@@ -62,17 +62,15 @@ class Loaded:
 class InMemory:
     """A model in memory, or a file that is loaded into memory.
 
-    `given` is a `keras.Model`, a `Loaded` or a path. `is_evaluated` is `True` if the
-    model is recompiled or evaluated.
+    `given` is a `keras.Model`, a `Loaded` or a path.
     """
 
     given: Any
     custom_objects: Any
-    is_evaluated: bool
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
-        """Yields a model to copy, which is itself a copy if `is_evaluated`.
+        """Yields a model to copy.
 
         Raises:
             ConfigError: If the input is neither a model nor a path.
@@ -82,7 +80,7 @@ class InMemory:
         is_model = isinstance(model_or_path, keras.Model)
         with current().replicating(model_or_path) if is_model else nullcontext():
             if is_model:
-                yield to_read(model_or_path) if self.is_evaluated else model_or_path
+                yield model_or_path
             elif isinstance(model_or_path, Loaded):
                 yield model_or_path.model
             elif isinstance(model_or_path, str | Path):
@@ -189,7 +187,7 @@ class InFiles:
 
 
 def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
-    """Recompiles `model`, with the caller's loss and metrics if given."""
+    """Recompiles `model` with the caller's loss or metrics."""
     settings = compile_settings(model) or {}
     if loss is not None:
         settings["loss"] = as_loss(loss)
@@ -197,7 +195,7 @@ def compile_anew(model: Model, loss: Any, metrics: Any) -> None:
         settings["metrics"] = metrics
     if settings.get("loss") is not None:
         compile_with(model, {"optimizer": "adam", **settings})
-    elif metrics is not None:
+    else:
         raise ConfigError(
             f"The model {model.name!r} has no loss, so metrics= is not enough. Next: "
             "give loss= too."
@@ -224,8 +222,7 @@ def source_of(
             is_judged=asks["validation_data"] is not None,
             must=low_memory is True,
         )
-    is_evaluated = steps is None or any(v is not None for v in asks.values())
-    return InMemory(model_or_path, custom_objects, is_evaluated)
+    return InMemory(model_or_path, custom_objects)
 
 
 def offloads(

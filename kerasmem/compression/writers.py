@@ -9,8 +9,9 @@ from pathlib import Path
 from kerasmem.checks import invalid
 from kerasmem.compression.measure import size_or_warning
 from kerasmem.compression.presets import is_of_hub, write_compressed, write_preset
+from kerasmem.files.archive import stored_bytes
 from kerasmem.files.atomic import new_folder, replacing
-from kerasmem.files.contents import FileSize, file_size
+from kerasmem.files.contents import FileSize
 from kerasmem.files.preset import check_new_folder
 from kerasmem.files.save import Coding, check
 from kerasmem.files.write import write_model
@@ -35,7 +36,7 @@ class NoFile:
         with tempfile.TemporaryDirectory() as folder:
             preset = Path(folder, "preset")
             write_preset(model, preset, coding)
-            return file_size(preset)
+            return FileSize(stored_bytes(preset))
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class KerasFile:
     def write(self, model: Model, place: Path, coding: Coding) -> FileSize:
         """Writes and checks the model and returns the file size."""
         check(model, place, write_model(model, place, coding))
-        return file_size(place)
+        return FileSize(stored_bytes(place))
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class PresetFolder:
             write_preset(model, place, coding)
         else:
             write_compressed(model, place, coding, self.source)
-        return file_size(place)
+        return FileSize(stored_bytes(place))
 
 
 Writer = NoFile | KerasFile | PresetFolder

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from kerasmem.backends import current
 from kerasmem.backends.lazy import source_at_rest
 from kerasmem.checks import BACKENDS
 from kerasmem.errors import KerasMemError, ModelError
+from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.from_config import (
     LAMBDA_WARNING,
     compile_with,
@@ -32,18 +33,10 @@ from kerasmem.graph.from_config import (
     takes,
 )
 from kerasmem.graph.full_configs import no_copy
-from kerasmem.graph.layers import (
-    check_built,
-    has_graph,
-    is_trained,
-    nodes_in_order,
-    of_one_class,
-    own_graph,
-    sublayers,
-)
+from kerasmem.graph.layers import check_built, of_one_class, sublayers
 from kerasmem.graph.saving import save_untrained, unbuilt_copy
 from kerasmem.graph.values import to_numpy
-from kerasmem.types import Layer, Model
+from kerasmem.types import Model
 
 _NOT_THE_USERS = ("keras", "kerasmem", *BACKENDS, "builtins", "abc")
 
@@ -157,18 +150,16 @@ def same_draws(copy: Any, model: Model) -> Any:
     return copy
 
 
-def compile_settings(
-    model: Model, *, complete: bool = True, objects: dict[str, Any] | None = None
-) -> dict[str, Any] | None:
+def compile_settings(model: Model) -> dict[str, Any] | None:
     """Returns new arguments for `compile`, or None if Keras did not record all."""
-    objects = live_objects(model) if objects is None else objects
+    objects = live_objects(model)
     with keras.saving.custom_object_scope(objects), lambdas_allowed():
         config = model.get_compile_config() if model.compiled else None
     if not config:
         return None
     lambdas = lambdas_in(model._compile_config.config)
     settings = settings_of(config, objects, lambdas)
-    return None if complete and not takes(model.compile, settings) else settings
+    return settings if takes(model.compile, settings) else None
 
 
 def settings_of(
@@ -184,12 +175,28 @@ def settings_of(
 
 def compile_as(new: Any, model: Model) -> None:
     """Compiles `new` with the settings of `model`, if `model` is compiled."""
+    compiler_of(model)(new)
+
+
+def compiler_of(model: Model) -> Callable[[Any], None]:
+    """Returns a function that compiles a model like `model`, without a reference to it.
+
+    The function does nothing if `model` is not compiled.
+    """
     objects = live_objects(model)
-    settings = compile_settings(model, complete=False, objects=objects)
-    if settings is not None:
+    with keras.saving.custom_object_scope(objects), lambdas_allowed():
+        config = model.get_compile_config() if model.compiled else None
+    if not config:
+        return lambda _: None
+    lambdas = lambdas_in(model._compile_config.config)
+    attributes = {} if takes(model.compile, config) else compiled_attributes(model)
+
+    def compile_alike(new: Any) -> None:
         with keras.saving.custom_object_scope(objects):
-            if not compile_with(new, settings):
-                set_compiled_attributes(new, compiled_attributes(model))
+            if not compile_with(new, settings_of(config, objects, lambdas)):
+                set_compiled_attributes(new, attributes)
+
+    return compile_alike
 
 
 def live_objects(model: Model, layers: list[Any] | None = None) -> dict[str, Any]:
@@ -299,44 +306,28 @@ def packed(model: Model) -> PackedModel:
     return PackedModel(file, settings, objects)
 
 
-def to_read(model: Model) -> Any:
-    """Returns a model with equal outputs that can be compiled and evaluated.
-
-    Shares the layers of `model` if evaluation does not change them. Otherwise returns a
-    copy.
-    """
-    if not _leaves_nothing(model):
-        return clone(model)
-    functional = keras.Model(model.input, model.output, name=model.name)
-    if sublayers(functional)[1:] != sublayers(model)[1:]:  # layers outside the graph
-        return clone(model)
-    compile_as(functional, model)
-    return functional
-
-
-def _leaves_nothing(model: Model) -> bool:
-    """Returns whether evaluation leaves the layers of a model unchanged.
-
-    JAX takes the values of all variables during evaluation. An interrupt would lose
-    these values.
-    """
-    graphs = [own_graph(layer) for layer in sublayers(model) if has_graph(layer)]
-    return (
-        not current().hands_state_on
-        and bool(graphs)
-        and type(model) is _FUNCTIONAL
-        and model.trainable
-        and all(map(_keeps_nothing, sublayers(model)))
-        and not any(
-            is_trained(node) for graph in graphs for node in nodes_in_order(graph)
+@contextmanager
+def unchanged_state(model: Model) -> Iterator[None]:
+    """Restores statistics, recurrent states and seeds of `model` after the scope."""
+    # Private: public lists also contain frozen weights and variables of sublayers.
+    variables = [
+        variable
+        for layer in sublayers(model)
+        for variable in (
+            *layer._non_trainable_variables,
+            *(generator.state for generator in layer._seed_generators),
+            *filter(_is_variable, keras.tree.flatten(getattr(layer, "states", None))),
         )
-    )
+        if not isinstance(variable, ComputedVariable)
+        and source_at_rest(variable) is None
+    ]
+    values = [np.array(to_numpy(variable)) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
-def _keeps_nothing(layer: Layer) -> bool:
-    is_keras = type(layer).__module__.partition(".")[0] == "keras"
-    return is_keras and not getattr(layer, "stateful", False)
-
-
-_FUNCTIONAL = type(keras.Model(*[keras.Input((1,))] * 2))
-"""The Functional class, which Keras does not export by name."""
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, keras.Variable)

@@ -385,18 +385,24 @@ def test_a_dense_network_pruned_to_95_percent_and_int8_is_30_times_smaller(tmp_p
     assert stock / small >= 30
 
 
-def test_without_data_a_model_is_copied_once(monkeypatch):
-    """One that cannot share its layers, too; and to time it leaves nothing in it."""
+def test_a_model_is_copied_once_with_metrics_and_without(monkeypatch, digits):
     copies = []
     real = from_config.made_of_config
     monkeypatch.setattr(
         "kerasmem.graph.clone.made_of_config",
         lambda model, *args, **how: copies.append(model) or real(model, *args, **how),
     )
-    model = keras.Sequential([keras.Input((64,)), L.Dense(64)])
+    model = keras.Sequential([keras.Input((20,)), L.Dense(3)])
     functions = model.predict_function, model.test_function
     km.compress(model, km.Quantize("int8"), verbose=0)
     assert copies == [model]
+    loss = "sparse_categorical_crossentropy(from_logits=True)"
+    how = {"validation_data": digits[1], "loss": loss}
+    result = km.compress(model, km.Quantize("int8"), **how, verbose=0)
+    assert result.report.before.metrics["loss"] > 0
+    assert copies == [model] * 2
     result = km.compress(model, km.Quantize("int8"), measure="latency", verbose=0)
     assert result.report.before.latency_ms is not None
+    assert copies == [model] * 4
     assert (model.predict_function, model.test_function) == functions
+    assert not model.compiled

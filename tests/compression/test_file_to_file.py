@@ -488,7 +488,7 @@ STAGES = {
     *("comparing checksums", "unpacking the weights"),
     *("prune", "cluster", "quantize"),
     *("trying int3", "trying int4", "trying int8", "trying float16"),
-    *("copying the model", "measuring both models"),
+    *("measuring the original model", "measuring the compressed model"),
     *("writing the file", "checking the file"),
 }
 ALL_STEPS = [km.Prune(0.8), km.Cluster(16), Q("mixed", budget=km.Budget("28KiB"))]
@@ -514,8 +514,8 @@ def test_every_stage_tells_of_its_bytes(written, tmp_path):
         assert least * total <= done[-1] <= total, stage
     assert {stage for stage, total in found if total} == STAGES - {
         "opening the model",
-        "copying the model",
-        "measuring both models",
+        "measuring the original model",
+        "measuring the compressed model",
     }
 
 

@@ -3,7 +3,9 @@
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -41,7 +43,7 @@ class SearchRequest:
     """Settings of a search.
 
     `until` is the `time.monotonic()` deadline of the trials. `epochs` and `coding` are
-    defaults that the caller can override.
+    defaults that the caller can override. `freezes` is `False`, because trials train.
     """
 
     target: Target
@@ -51,6 +53,7 @@ class SearchRequest:
     parallel: Any = None
     epochs: int = _EPOCHS
     coding: Coding = "deflate"
+    freezes: bool = False
 
     @classmethod
     def of(
@@ -102,14 +105,16 @@ class SearchRequest:
                 "(x, y)."
             )
 
-    def run(
+    def prepare(
         self,
         original: Model,
         context: Context,
         coding: Coding,
         validation_data: Dataset,
-    ) -> Outcome:
-        """Runs the search. It only uses the number of samples in `validation_data`.
+    ) -> Callable[[], Outcome]:
+        """Returns a function that runs the search from `original`.
+
+        It only uses the number of samples in `validation_data`.
 
         Raises:
             ConfigError: If the model has no comparable loss or metric, or one of its
@@ -132,13 +137,18 @@ class SearchRequest:
             original=original,
             target=self.target,
             max_drop=self.max_drop,
-            context=replace(context, data=train, fit=fit, custom_objects=None),
+            context=replace(
+                context, data=train, fit=fit, custom_objects=None, original=None
+            ),
             held=held_out,
             final_samples=count,
             coding=coding,
             until=self.until,
             tell=tell if self.verbose else silent,
         )
+        return partial(self._run, task)
+
+    def _run(self, task: SearchTask) -> Outcome:
         best, report = self._search(task)
         return Outcome(best.model, best.steps, best.changes, report)
 

@@ -158,7 +158,7 @@ def test_out_of_reach_and_no_sample_of_the_final_judgement_is_seen(monkeypatch):
     monkeypatch.setattr(keras.Model, "evaluate", watched_evaluate)
     with pytest.raises(TargetError) as caught:
         searched(model, target={"file_bytes": "1KiB"}, max_drop=0.3)
-    *held, before, after = seen["evaluate"]
+    before, *held, after = seen["evaluate"]
     assert before == after == frozenset(range(SAMPLES, SAMPLES + FINAL))
     assert len(set(held)) == 1
     assert len(held[0]) == SAMPLES // 5
