@@ -266,6 +266,18 @@ LENGTH = option(
 )
 
 
+def measure_of(*names: str) -> Option:
+    """Return the option for the figures to measure, with default names."""
+    return option(
+        "--measure",
+        type=lambda text: tuple(text.replace(" ", "").split(",")),
+        default=names,
+        metavar="NAMES",
+        help="Comma-separated figures to measure: file, weights, metrics, activations "
+        f"(bytes), latency (ms per batch) (default: {','.join(names)}).",
+    )
+
+
 def batch_of(default: int) -> Option:
     """Return the option `--batch-size`."""
     return option(

@@ -16,6 +16,7 @@ from kerasmem.cli.command import (
     at_least,
     batch_of,
     command,
+    measure_of,
     option,
     progress_console,
     say,
@@ -32,7 +33,8 @@ _GENERATE = option(
     help="Also time the generation of new tokens, with a KerasHub CausalLM. The prompt "
     "is the start of the first row of the data.",
 )
-_OPTIONS = (_DATA, LENGTH, _GENERATE, LOSS, METRIC, batch_of(32), IMPORT)
+_MEASURE = measure_of("file", "weights", "metrics", "activations", "latency")
+_OPTIONS = (_DATA, LENGTH, _GENERATE, LOSS, METRIC, batch_of(32), _MEASURE, IMPORT)
 
 
 @command(
@@ -76,29 +78,30 @@ def _judged(
     options: Namespace, paths: list[str]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     from kerasmem.cli.evaluation import of_its_file
+    from kerasmem.compression.measure import FILE, check_figures
     from kerasmem.files import load_model
     from kerasmem.files.data.tokens import check_are_texts, is_token_file
     from kerasmem.report.progress import StageProgress
 
     names = {"--length": options.length, "--generate": options.generate}
     check_are_texts(options.data, names)
+    figure_names = check_figures(options.measure, options.command.name)
     judge = _on_tokens if is_token_file(options.data) else _on_samples
     with StageProgress(progress_console()) as show:
         show(OPENING)
         models = {path: load_model(path) for path in paths}
         show("measuring")
         figures, about = judge(options, models)
-    # Report the size of the input file, not of a file saved by kerasmem.
-    file_figures = {path: of_its_file(each, path) for path, each in figures.items()}
-    return file_figures, {"data": options.data, **about}
+    if FILE in figure_names:  # of the input file, not of a file saved by kerasmem
+        figures = {path: of_its_file(each, path) for path, each in figures.items()}
+    return figures, {"data": options.data, **about}
 
 
 def _on_samples(
     options: Namespace, models: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     from kerasmem.cli.evaluation import check_judging, compile_for
-    from kerasmem.compression.measure import figures, latencies
-    from kerasmem.files.contents import FileSize
+    from kerasmem.compression.measure import LATENCY, figures, latencies
     from kerasmem.files.data import load_data, sample_count, warn_if_not_finite
 
     splits = load_data(options.data)
@@ -109,11 +112,14 @@ def _on_samples(
     warn_if_not_finite(data)
     say(f"measuring {' and '.join(models)}")
     size = options.batch_size
-    times = latencies(list(models.values()), data, size)
     by_path = {
-        path: replace(figures(model, data, size, FileSize(0)), **latency)
-        for (path, model), latency in zip(models.items(), times, strict=True)
+        path: figures(model, data, size, None, options.measure)
+        for path, model in models.items()
     }
+    if LATENCY in options.measure:
+        times = latencies(list(models.values()), data, size)
+        pairs = zip(by_path.items(), times, strict=True)
+        by_path = {path: replace(own, **latency) for (path, own), latency in pairs}
     split = "all" if splits.test is None else "test"
     return by_path, {"split": split, "samples": sample_count(data)}
 
@@ -142,7 +148,7 @@ def _on_tokens(
         check_generates(models, data, options.generate)
     say(f"measuring {' and '.join(models)}")
     with without_preprocessor([*models.values()]):
-        by_path = language_figures(models, data, options.batch_size)
+        by_path = language_figures(models, data, options.batch_size, options.measure)
         if options.generate:
             times = generation_figures(models, data, options.generate)
             pairs = zip(by_path.items(), times, strict=True)

@@ -19,6 +19,7 @@ from kerasmem.cli.command import (
     at_least,
     batch_of,
     command,
+    measure_of,
     not_negative,
     option,
     origin_of,
@@ -82,15 +83,7 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
         help="keras stores int8 weights of Dense, EinsumDense and Embedding in "
         "Keras's own format, which loads without kerasmem (default: kerasmem).",
     ),
-    option(
-        "--measure",
-        type=lambda text: tuple(text.replace(" ", "").split(",")),
-        default=("file", "weights", "metrics"),
-        metavar="NAMES",
-        help="Comma-separated figures to measure in both models, in place of the "
-        "default: file, weights, metrics, activations (bytes), latency (ms per batch) "
-        "(default: file,weights,metrics).",
-    ),
+    measure_of("file", "weights", "metrics"),
     REPORT,
     "advanced",
     option(
@@ -128,7 +121,7 @@ def compress(options: Namespace) -> CommandResult:
         report = result.report
         if tokens is not None:
             models = tokens[0], result.model
-            report = _judged_by_tokens(report, models, tokens[1], options.batch_size)
+            report = _judged_by_tokens(report, models, tokens[1], options)
         # Write the page first, so that a failed command leaves no model. The page stays
         # valid if the model cannot be saved.
         if options.report:
@@ -298,7 +291,7 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
 
 
 def _judged_by_tokens(
-    report: Any, models: tuple[Any, Any], rows: Any, batch_size: int
+    report: Any, models: tuple[Any, Any], rows: Any, options: Namespace
 ) -> Any:
     """Return the report with the figures of language models before and after."""
     from kerasmem.extras.language.metrics import language_figures
@@ -306,7 +299,9 @@ def _judged_by_tokens(
 
     with without_preprocessor(models):
         by_name: dict[str, Any] = {"before": models[0], "after": models[1]}
-        before, after = language_figures(by_name, rows, batch_size).values()
+        before, after = language_figures(
+            by_name, rows, options.batch_size, options.measure
+        ).values()
     sizes = ("file_bytes", "optimizer_file_bytes")
     old, new = (
         {name: getattr(each, name) for name in sizes}

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends.seeding import seeded
-from kerasmem.checks import OneOf, Whole, invalid
+from kerasmem.checks import Whole
 from kerasmem.compression.chain import Chain, Outcome
 from kerasmem.compression.judge import (
     chance_of,
@@ -22,11 +22,12 @@ from kerasmem.compression.judge import (
     lacks_labels,
 )
 from kerasmem.compression.measure import (
-    FIGURES,
+    ACTIVATIONS,
     FILE,
     LATENCY,
     METRICS,
     WEIGHTS,
+    check_figures,
     figures,
     latencies_or_warning,
 )
@@ -69,6 +70,11 @@ BATCH_SIZE = 32
 
 _TIMING_SECONDS = 2.0
 """Time budget for the latency of both models together."""
+
+_NO_ACTIVATIONS = (
+    "No peak of the activations was measured: the model has no graph or accepts inputs "
+    "of several lengths. Next: use km.estimate_memory with input_shape=."
+)
 
 _NO_LOSS = "the model has no loss. Next: give loss= (--loss on the command line)"
 
@@ -199,7 +205,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     check_max_drop(max_drop, validation_data)
     CODINGS.check("compress", "coding", coding)
     check_ends(validation_data, "judging")
-    figure_names = (*_figures(measure), *job.figures)
+    figure_names = (*check_figures(measure, "compress"), *job.figures)
     name = "data of tokens" if are_texts(data) else "data"
     asks = {name: data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics}
@@ -236,6 +242,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             before = figures(copy, *judging, size, figure_names)
         if is_evaluated and not before.metrics:
             _warn_without_metric(copy.compiled)
+        if ACTIVATIONS in figure_names and before.activation_peak_bytes is None:
+            warnings.warn(_NO_ACTIVATIONS, KerasMemWarning, stacklevel=2)
         del copy  # a step may return another model
         with _labels_named(bool(epochs) and lacks_labels(data)):
             outcome = compress_copy()
@@ -259,16 +267,6 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     warn_if_left_float(changes)
     source.leave(result, output)
     return result
-
-
-def _figures(measure: Any) -> tuple[str, ...]:
-    """Returns the names of the figures to measure."""
-    names = (measure,) if isinstance(measure, str) else measure
-    if not isinstance(names, Sequence):
-        raise invalid("compress", "measure", measure, "some of " + ", ".join(FIGURES))
-    for name in names:
-        OneOf(FIGURES).check("compress", "measure", name)
-    return tuple(names)
 
 
 @contextmanager

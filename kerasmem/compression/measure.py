@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
+from kerasmem.checks import OneOf, invalid
 from kerasmem.compression.judge import in_order, lacks_labels
 from kerasmem.compression.layer_by_layer import evaluate_by_layers, is_offloaded
 from kerasmem.errors import KerasMemWarning, OutputError, first_line, text_of
@@ -43,6 +44,19 @@ FILE, WEIGHTS, METRICS = "file", "weights", "metrics"
 ACTIVATIONS, LATENCY = "activations", "latency"
 FIGURES = (FILE, WEIGHTS, METRICS, ACTIVATIONS, LATENCY)
 """Names of all figures."""
+
+
+def check_figures(measure: Any, caller: str) -> tuple[str, ...]:
+    """Returns the names of the figures in an argument `measure` of `caller`.
+
+    Raises `ConfigError` for other names.
+    """
+    names = (measure,) if isinstance(measure, str) else measure
+    if not isinstance(names, Sequence):
+        raise invalid(caller, "measure", measure, "some of " + ", ".join(FIGURES))
+    for name in names:
+        OneOf(FIGURES).check(caller, "measure", name)
+    return tuple(names)
 
 
 def measure(

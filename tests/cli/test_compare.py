@@ -201,7 +201,7 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
         ("large.npy", "ids from 0 to 20"),
         ("floats.npy", "ids must be integers"),
         ("text.txt", "has no preprocessor with a tokenizer"),
-        ("missing.npy", "contains no tokens"),
+        ("missing.npy", "missing.npy cannot be read: No such file"),
     ):
         assert reason in refused(f"evaluate lm.keras --data {data}")
     line = "evaluate lm.keras --data ids.npy --length 6 --generate 2"
@@ -221,6 +221,22 @@ def test_what_is_no_language_model_is_refused_in_one_line(tokens, refused):
     assert "returns NaN" in refused("evaluate nan.keras --data ids.npy")
     line = "compare lm.keras lm.keras --data ids.npy"
     assert "Expected two different models" in refused(line)
+
+
+@pytest.mark.one_backend
+def test_only_the_named_figures_are_measured(tokens, kerasmem, refused):
+    language_model().save("lm.keras")
+    names = {"file": "file_bytes", "weights": "weight_bytes", "latency": "latency_ms"}
+    line = "evaluate lm.keras --data ids.npy --length 6"
+    found = kerasmem(f"{line} --json").json["figures"]
+    assert all(found[figure] is not None for figure in names.values())
+    for name in names:
+        own = kerasmem(f"{line} --measure {name} --json").json["figures"]
+        assert [key for key in names.values() if own[key] is not None] == [names[name]]
+        assert own["metrics"] == {}
+    own = kerasmem(f"{line} --measure metrics --json").json["figures"]
+    assert own["metrics"] == found["metrics"]
+    assert "measure='speed'" in refused(f"{line} --measure speed")
 
 
 @pytest.mark.one_backend

@@ -26,7 +26,9 @@ def rows(folder):
 def test_it_is_rounded_on_some_rows_and_judged_by_the_others(rows, kerasmem):
     model = language_model()
     model.save("lm.keras")
-    found = kerasmem(f"{LINE} {GPTQ} --json").json
+    found = kerasmem(
+        f"{LINE} {GPTQ} --measure file,weights,metrics,latency --json"
+    ).json
     small, choice = km.load_model("small.keras"), km.Quantize("int4", rounding="gptq")
     same = km.compress(model, choice, data=rows[:45]).model
     for weight, own in zip(small.weights, same.weights, strict=True):

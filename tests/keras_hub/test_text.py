@@ -244,7 +244,7 @@ def test_texts_that_a_model_cannot_take_are_refused_with_the_way_there():
         km.compress(classifier.model, prune, data=list(classifier.x[:8]))
     with pytest.raises(DataError, match="a list of texts without labels"):
         km.compress(gpt2(), prune, data=(TEXTS, np.zeros(len(TEXTS))))
-    with pytest.raises(DataError, match="`data` contains no tokens"):
+    with pytest.raises(DataError, match="`data` must have at least two tokens"):
         km.compress(gpt2(), prune, data=["", ""])
 
 

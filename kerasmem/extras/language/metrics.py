@@ -5,7 +5,7 @@ logits of one batch are in memory.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,17 @@ import keras
 import numpy as np
 
 from kerasmem.backends import current
-from kerasmem.compression.measure import figures, latencies
+from kerasmem.compression.measure import (
+    FIGURES,
+    LATENCY,
+    METRICS,
+    WEIGHTS,
+    figures,
+    latencies,
+)
 from kerasmem.compression.quantize.variable import StandIn
 from kerasmem.errors import DataError
 from kerasmem.extras.chunked.vocabulary import ChunkedVocabulary
-from kerasmem.files.contents import FileSize
 from kerasmem.files.data import outputs_on, sample_inputs
 from kerasmem.files.data.forms import labeled_batches
 from kerasmem.graph.divergence import kl_divergence, log_probabilities
@@ -34,7 +40,10 @@ _NEAR = 1e-3
 
 
 def language_figures(
-    models: dict[str, Any], data: Dataset, batch_size: int = 32
+    models: dict[str, Any],
+    data: Dataset,
+    batch_size: int = 32,
+    measured: Sequence[str] = FIGURES,
 ) -> dict[str, ModelFigures]:
     """Return the figures of language models on the same rows.
 
@@ -46,10 +55,11 @@ def language_figures(
     token.
 
     Args:
-        models: Built models by name. Their files are not measured (`file_bytes` is 0).
+        models: Built models by name. Their files are not measured.
         data: Rows of token ids and their next ids. See `files.data.tokens`.
         batch_size: Maximum rows per batch. Reduced if the logits exceed 256 MiB.
             Defaults to 32.
+        measured: Names of the figures to measure. Defaults to all.
 
     Raises:
         DataError: If a model does not return logits for each token, is not causal, or
@@ -59,20 +69,25 @@ def language_figures(
     for model in models.values():
         rows = min(rows, _rows_within(model, data, batch_size))
     count = sum(to_numpy(w).sum(dtype="f8") for *_, w in labeled_batches(data, rows))
-    times = latencies(list(models.values()), data, rows)
+    times = [{} for _ in models]
+    if LATENCY in measured:
+        times = latencies(list(models.values()), data, rows)
     first = next(iter(models.values()))
     length = keras.tree.flatten(sample_inputs(data, 1))[0].shape[1]
     for (name, model), latency in zip(models.items(), times, strict=True):
-        own = replace(figures(model, None, rows, FileSize(0)), **latency)
+        own = replace(figures(model, None, rows, None, measured), **latency)
+        metrics = {}
+        if METRICS in measured:
+            metrics = language_metrics(model, data, rows, model is not first and first)
         tokens = own.latency_batch_size and length * own.latency_batch_size
         by_name[name] = replace(
             own,
-            metrics=language_metrics(model, data, rows, model is not first and first),
+            metrics=metrics,
             tokens_per_second=tokens
             and own.latency_ms
             and 1e3 * tokens / own.latency_ms,
             tokens=int(count),
-            token_bytes=token_bytes(model),
+            token_bytes=token_bytes(model) if WEIGHTS in measured else None,
         )
     return by_name
 

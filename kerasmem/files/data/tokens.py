@@ -145,7 +145,9 @@ def _read(path: Path, model: Model, preprocessor: Any) -> tuple[np.ndarray, np.n
         if path.suffix != ".txt":
             return _arrays(path)
         text = path.read_text("utf-8")
-    except (OSError, ValueError, KeyError, EOFError, *_DAMAGED) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, KeyError, EOFError, *_DAMAGED) as error:
         raise DataError(f"{path} contains no tokens: {error}. {_FORMS}") from error
     return _of_texts([text], model, preprocessor)
 
@@ -216,11 +218,16 @@ def _rows(
 
 def _check(ids: np.ndarray, mask: np.ndarray, model: Model, name: str) -> None:
     is_rows = ids.ndim == 2 and ids.shape == mask.shape and ids.dtype.kind in "iu"
-    if not is_rows or not (mask[:, 1:] & mask[:, :-1]).any():
+    if not is_rows:
         raise DataError(
             f"{name} contains no tokens: ids must be integers with one or two axes, "
-            "at least two per row, with a mask of the same shape. Received: "
+            "with a mask of the same shape. Received: "
             f"{ids.dtype} of shape {ids.shape}, a mask of shape {mask.shape}. {_FORMS}"
+        )
+    if not (mask[:, 1:] & mask[:, :-1]).any():
+        raise DataError(
+            f"{name} must have at least two tokens in a row, because each token is "
+            f"predicted from the tokens before it. Received: {int(mask.sum())} tokens."
         )
     check_known(ids, model, name)
 
