@@ -83,7 +83,7 @@ class TensorFlowSteps(InPlaceSteps):
         )
 
     def _to_host(self, variable: Variable) -> np.ndarray:
-        return np.array(variable.numpy())
+        return np.asarray(variable.numpy())  # `numpy` copies
 
     def _put_back(self, variable: Variable, value: np.ndarray) -> None:
         variable.assign(value)
