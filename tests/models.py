@@ -298,3 +298,18 @@ def in_place(technique, model, data=None):
     result, changes = apply_technique(technique, model, Context(data, owned=True))
     assert result is model
     return changes
+
+
+class Counting(L.Layer):
+    """Counts its calls, and adds noise."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def build(self, _):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign(self.calls + 1)
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seeds)

@@ -144,7 +144,7 @@ def _searched(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> Any
 
 
 def _announcing(show: Any, model: str) -> Any:
-    lines = [f"compressing {model}, then measuring both models"]
+    lines = [f"compressing {model} and measuring both models"]
 
     def announced(name: str, done: int = 0, total: int = 0) -> None:
         if name != OPENING and lines:

@@ -84,27 +84,30 @@ class Chain:
         return _freezes(self.steps)
 
     def prepare(
-        self, copy: Model, context: Context, coding: Coding, validation_data: Dataset
-    ) -> Callable[[], Outcome]:
-        """Returns a function that applies all steps to `copy`.
+        self, model: Model, context: Context, coding: Coding, validation_data: Dataset
+    ) -> Callable[[list[Any]], Outcome]:
+        """Returns a function that applies all steps to a copy, see `run_steps`.
 
-        The function raises `ModelError` if training produced NaN or infinite weights.
+        `model` is compiled like the copy. The function raises `ModelError` if training
+        produced NaN or infinite weights.
 
         Raises:
             ConfigError: If the loss is not comparable, see `check_metric`.
         """
         del coding, validation_data
         if self._max_drop is not None:
-            check_metric(copy)
+            check_metric(model)
         ready = [
             prepare_technique(step, replace(context, earlier=self.steps[:number]))
             for number, step in enumerate(self.steps)
         ]
-        return partial(self._run, copy, ready, context)
+        return partial(self._run, ready, context)
 
-    def _run(self, copy: Model, ready: list[Technique], context: Context) -> Outcome:
+    def _run(
+        self, ready: list[Technique], context: Context, copies: list[Any]
+    ) -> Outcome:
         original = context.original
-        model, changes = run_steps(original, ready, context, copy)
+        model, changes = run_steps(original, ready, context, copies)
         if context.data is None:
             warn_if_stale(batch_norm.batch_norms(model), ready, changes)
         if context.epochs or any(step.trains for step in ready):
@@ -126,21 +129,26 @@ def _freezes(steps: Sequence[Technique]) -> bool:
 
 
 def run_steps(
-    original: Model, steps: Sequence[Technique], context: Context, copy: Any = None
+    original: Model,
+    steps: Sequence[Technique],
+    context: Context,
+    copies: list[Any] | None = None,
 ) -> tuple[Any, list[WeightChange]]:
     """Applies steps to a copy of `original` and returns the result and its changes.
 
-    Each step changes the result of the previous step. The result is compiled like
-    `copy`, which is made from `original` if it is `None`.
+    Each step changes the result of the previous step. The result is compiled like the
+    copy. A copy in `copies` is used and removed, so that it is freed if a step returns
+    another model.
     """
     context = replace(
         context, original=original, owned=True, preserve=preserve_technique
     )
-    if copy is None:
+    if copies:
+        model = copies.pop()
+    else:
         stage("copying the model")
-        copy = clone(original, shares=_freezes(steps))
-    model, compile_alike, changes = copy, compiler_of(copy), []
-    del copy  # a step may return another model
+        model = clone(original, shares=_freezes(steps))
+    compile_alike, changes = compiler_of(model), []
     for number, step in enumerate(steps, start=1):
         context = replace(context, earlier=tuple(steps[: number - 1]))
         with seeded_at(context, number):

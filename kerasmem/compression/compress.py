@@ -221,12 +221,14 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     with ExitStack() as scope, waits, seeded(seed), source.opened() as original:
         data, validation_data = as_samples(original, data, validation_data)
         is_evaluated = validation_data is not None and METRICS in figure_names
-        # JAX frees the values of a model that it evaluates or trains.
-        copy = clone(original, shares=job.freezes and not is_evaluated)
+        is_ours, model = original is not model_or_path, original
+        if not is_ours:  # then it is neither run nor compiled
+            # JAX frees the values of a model that it evaluates or trains.
+            model = clone(original, shares=job.freezes and not is_evaluated)
         if loss is not None or metrics is not None:
-            compile_anew(copy, loss, metrics)
-        _check_loss(copy.name, copy.compiled, epochs)
-        _check_samples(copy, (data, validation_data), batch_size, epochs)
+            compile_anew(model, loss, metrics)
+        _check_loss(model.name, model.compiled, epochs)
+        _check_samples(model, (data, validation_data), batch_size, epochs)
         size_of = partial(needed_batch, original, batch_size=batch_size)
         data, validation_data = _in_batches(job, size_of, (data, validation_data))
         fit = {} if data is None else fit_arguments(data, batch_size)
@@ -234,19 +236,20 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         few = _few_samples(data if validation_data is None else validation_data)
         fit |= {"callbacks": list(callbacks or ()), "verbose": 0}
         context = Context(data, fit, epochs, seed, custom_objects, original)
-        compress_copy = job.prepare(copy, context, coding, validation_data)
+        compress_copy = job.prepare(model, context, coding, validation_data)
         judging = (validation_data, batch_size)
         stage("measuring the original model")
         size = source.size() if FILE in figure_names else None
         with _data_errors():
-            before = figures(copy, *judging, size, figure_names)
+            before = figures(model, *judging, size, figure_names)
         if is_evaluated and not before.metrics:
-            _warn_without_metric(copy.compiled)
+            _warn_without_metric(model.compiled)
         if ACTIVATIONS in figure_names and before.activation_peak_bytes is None:
             warnings.warn(_NO_ACTIVATIONS, KerasMemWarning, stacklevel=2)
-        del copy  # a step may return another model
+        copies = [] if is_ours else [model]
+        del model  # the steps free a copy that they replace
         with _labels_named(bool(epochs) and lacks_labels(data)):
-            outcome = compress_copy()
+            outcome = compress_copy(copies)
         stage("writing the file")
         # Exited last, because the output may replace the input file.
         place = scope.enter_context(writer.place())
@@ -257,7 +260,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         with _data_errors():
             after = figures(outcome.model, *judging, size, figure_names)
             if LATENCY in figure_names:
-                models = [clone(original), outcome.model]
+                models = [original if is_ours else clone(original), outcome.model]
                 times = latencies_or_warning(models, *judging, _TIMING_SECONDS)
                 before, after = replace(before, **times[0]), replace(after, **times[1])
         report = _report(before, after, outcome, validation_data)

@@ -307,11 +307,12 @@ def packed(model: Model) -> PackedModel:
 
 
 @contextmanager
-def unchanged_state(model: Model) -> Iterator[None]:
-    """Restores statistics, recurrent states and seeds of `model` after the scope."""
+def unchanged_state(*models: Model) -> Iterator[None]:
+    """Restores statistics, recurrent states and seeds of models after the scope."""
     # Private: public lists also contain frozen weights and variables of sublayers.
     variables = [
         variable
+        for model in models
         for layer in sublayers(model)
         for variable in (
             *layer._non_trainable_variables,

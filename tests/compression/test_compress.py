@@ -1,6 +1,8 @@
 """The one verb."""
 
+import gc
 import random
+import weakref
 import zipfile
 
 import keras
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
+from kerasmem.compression import compress
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import (
     ConfigError,
@@ -406,3 +409,26 @@ def test_a_model_is_copied_once_with_metrics_and_without(monkeypatch, digits):
     assert copies == [model] * 4
     assert (model.predict_function, model.test_function) == functions
     assert not model.compiled
+
+
+def test_a_copy_is_freed_when_a_step_returns_another_model(monkeypatch, digits):
+    copies, alive = [], []
+
+    def cloned(model, **how):
+        copy = real_clone(model, **how)
+        copies.append(weakref.ref(copy))
+        return copy
+
+    def figures(*arguments):
+        gc.collect()
+        alive.append([copy() is not None for copy in copies])
+        return real_figures(*arguments)
+
+    real_clone, real_figures = compress.clone, compress.figures
+    monkeypatch.setattr(compress, "clone", cloned)
+    monkeypatch.setattr(compress, "figures", figures)
+    layers = [L.Dense(32, "relu"), L.Dense(3)]
+    model = keras.Sequential([keras.Input((20,)), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    km.compress(model, km.PruneChannels(0.5), validation_data=digits[1], verbose=0)
+    assert alive == [[True], [False]]

@@ -9,7 +9,7 @@ from kerasmem.graph.from_config import made_of_config
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.values import to_numpy
 from tests.keras_hub.families import FAMILIES
-from tests.models import KINDS, L, chain
+from tests.models import KINDS, Counting, L, chain
 
 X, Y = np.ones((16, 6), "float32"), np.ones((16, 2), "float32")
 
@@ -96,21 +96,6 @@ def test_neither_training_reaches_the_other_model(jit):
     model.fit(X, Y, verbose=0)
     for one, other in zip(trained, copy.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-class Counting(L.Layer):
-    """Counts its calls, and adds noise."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seeds = keras.random.SeedGenerator(1)
-
-    def build(self, _):
-        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-    def call(self, x):
-        self.calls.assign(self.calls + 1)
-        return x + keras.random.normal(keras.ops.shape(x), seed=self.seeds)
 
 
 def test_an_evaluation_of_a_copy_leaves_the_model_and_its_states(backend):

@@ -36,7 +36,7 @@ from kerasmem.files.data import (
 from kerasmem.files.data.forms import first_samples
 from kerasmem.files.data.tokens import as_samples
 from kerasmem.files.load import load_model
-from kerasmem.graph.clone import clone, compile_settings
+from kerasmem.graph.clone import clone, compile_settings, unchanged_state
 from kerasmem.graph.input_shapes import fixed_batch
 from kerasmem.graph.outputs import as_loss, warn_if_unfit
 from kerasmem.graph.values import check_finite
@@ -208,7 +208,7 @@ def distill(  # noqa: PLR0913  (the public entry point of the contract)
             one(sample)
     data = in_fixed_batches(size, data)
     validation_data = in_fixed_batches(size, validation_data)
-    with current().replicating(student), seeded(seed):
+    with current().replicating(student), seeded(seed), unchanged_state(*teachers):
         new_student = clone(student)
         _compile_copy(new_student, loss, optimizer)
         _check_labels(new_student, data, validation_data)
@@ -257,7 +257,9 @@ def with_teacher(config: Distill, context: Context) -> Distill:
     check_data(teacher, (first_samples(context.data)["x"],))  # needs no labels
     if teacher is not original:
         sample = few_inputs(teacher, context.data)
-        check_outputs(*(one(sample, training=False) for one in (teacher, original)))
+        both = teacher, original
+        with unchanged_state(*both):
+            check_outputs(*(one(sample, training=False) for one in both))
     return replace(config, teacher=teacher)
 
 
@@ -276,17 +278,18 @@ def train_step(
             context = replace(context, original=clone(model))
         config = with_teacher(config, context)
     data = context.data
-    distiller = Distiller(
-        config.teacher,
-        model,
-        losses=config.losses,
-        hard_weight=config.hard_weight,
-        sample=few_inputs(model, data),
-    )
-    distiller.compile(**student_settings(model, data))
-    fit = context.fit or {**fit_arguments(data), "verbose": 0}
-    with preserving(context, context.earlier, model, distiller):
-        distiller.fit(**fit, epochs=config.epochs)
+    with unchanged_state(config.teacher):
+        distiller = Distiller(
+            config.teacher,
+            model,
+            losses=config.losses,
+            hard_weight=config.hard_weight,
+            sample=few_inputs(model, data),
+        )
+        distiller.compile(**student_settings(model, data))
+        fit = context.fit or {**fit_arguments(data), "verbose": 0}
+        with preserving(context, context.earlier, model, distiller):
+            distiller.fit(**fit, epochs=config.epochs)
     return model, []
 
 

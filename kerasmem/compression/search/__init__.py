@@ -111,7 +111,7 @@ class SearchRequest:
         context: Context,
         coding: Coding,
         validation_data: Dataset,
-    ) -> Callable[[], Outcome]:
+    ) -> Callable[[list[Any]], Outcome]:
         """Returns a function that runs the search from `original`.
 
         It only uses the number of samples in `validation_data`.
@@ -148,7 +148,8 @@ class SearchRequest:
         )
         return partial(self._run, task)
 
-    def _run(self, task: SearchTask) -> Outcome:
+    def _run(self, task: SearchTask, copies: list[Any]) -> Outcome:
+        del copies  # each trial makes one
         best, report = self._search(task)
         return Outcome(best.model, best.steps, best.changes, report)
 

@@ -11,6 +11,7 @@ import kerasmem as km
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, ModelError, ModelFileError
 from kerasmem.graph.values import to_numpy
+from tests.models import Counting, L, chain
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(192, 6)).astype("float32")
@@ -135,3 +136,20 @@ def test_what_cannot_work_is_refused_before_it_begins(teacher):
             km.Distill(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])),
             data=X,
         )
+
+
+@pytest.mark.parametrize("place", ["teacher", "step", "file"])
+def test_counters_and_seeds_of_the_users_model_stay(place, tmp_path):
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, L.Dense(3)(Counting()(inputs)))
+    model.compile("adam", "mse")
+    x, y = np.ones((16, 6), "float32"), np.zeros((16, 3), "float32")
+    before = [np.array(to_numpy(v)) for v in model.variables]
+    if place == "teacher":
+        km.distill(model, chain((6,), L.Dense(3)), x, loss="mse", verbose=0)
+    else:
+        teacher = tmp_path / "t.keras" if place == "file" else "original"
+        chain((6,), L.Dense(3)).save(tmp_path / "t.keras")
+        km.compress(model, km.Distill(teacher=teacher), data=(x, y), verbose=0)
+    for old, new in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, to_numpy(new))
