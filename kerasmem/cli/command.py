@@ -82,6 +82,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_EXIT_CODES = "Exit codes: 0 success; 1 a defect of kerasmem; 2 invalid usage or input"
+EXIT_CODES_WITH_LIMIT = f"{_EXIT_CODES}; 3 a limit not met (--max-drop, --target)."
+
+
 @dataclass(frozen=True)
 class Command:
     """One command."""
@@ -91,10 +95,7 @@ class Command:
     options: tuple[Option | str, ...]
     run: Callable[[Namespace], CommandResult]
     starts_keras: bool = True
-    exit_codes: str = (
-        "Exit codes: 0 success; 1 a defect of kerasmem; 2 invalid usage or input; 3 a "
-        "limit not met (--max-drop, --target)."
-    )
+    exit_codes: str = f"{_EXIT_CODES}."
 
 
 def command(

@@ -25,7 +25,11 @@ from kerasmem.cli.command import (
 from kerasmem.errors import ConfigError
 from kerasmem.stages import OPENING
 
-_DATA = varied(DATA_OR_TOKENS, required=True)
+_DATA = varied(
+    DATA_OR_TOKENS,
+    "The test split is measured if there is one, otherwise all samples.",
+    required=True,
+)
 _GENERATE = option(
     "--generate",
     type=at_least(1),

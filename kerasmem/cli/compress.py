@@ -7,6 +7,7 @@ from typing import Any
 
 from kerasmem.cli.command import (
     DATA_OR_TOKENS,
+    EXIT_CODES_WITH_LIMIT,
     IMPORT,
     LENGTH,
     LOSS,
@@ -32,6 +33,8 @@ from kerasmem.errors import ConfigError, DataError, TargetError
 from kerasmem.records.regular import check_output
 from kerasmem.stages import OPENING, TRAINING, shown_by
 
+_MEASURE = measure_of("file", "weights", "metrics")
+
 
 @command(
     "compress",
@@ -42,8 +45,9 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
     "data and fine-tuning",
     varied(
         DATA_OR_TOKENS,
-        "Without a test split, the last tenth of arrays is held out if the model is "
-        "trained, and always for tokens. Otherwise all samples are evaluated.",
+        "Without a test split, the last tenth of arrays is held out if this command "
+        "fine-tunes or searches, and always for tokens. Otherwise all samples are "
+        "evaluated.",
     ),
     LENGTH,
     LOSS,
@@ -63,8 +67,8 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
         help="Float, at least 0 (default: no limit). Maximum allowed drop of the first "
         "metric (or increase of the loss if there is none). 0.005 is half a point of "
         "accuracy. Nothing is written if the drop is larger. Without steps: search "
-        "for the smallest file within X. If none is certain, the model is saved "
-        "unchanged with a warning.",
+        "for the smallest file within X. If no smaller model is certain to stay within "
+        "X, the unchanged model is written, with a warning.",
     ),
     batch_of(32),
     SEED,
@@ -73,8 +77,8 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
         "--coding",
         choices=("deflate", "entropy", "stored"),
         help="Coding of the file (default: the coding of the preset, otherwise "
-        "deflate). entropy is smaller, but even files of float weights need "
-        "`import kerasmem` to load. stored can be memory-mapped by km.load_model.",
+        "deflate). entropy is smaller, but loading always needs `import kerasmem`, "
+        "also for float weights. stored can be memory-mapped by km.load_model.",
     ),
     option(
         "--format",
@@ -83,7 +87,7 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
         help="keras stores int8 weights of Dense, EinsumDense and Embedding in "
         "Keras's own format, which loads without kerasmem (default: kerasmem).",
     ),
-    measure_of("file", "weights", "metrics"),
+    _MEASURE,
     REPORT,
     "advanced",
     option(
@@ -92,9 +96,11 @@ from kerasmem.stages import OPENING, TRAINING, shown_by
         help="Keep weights on disk and load one at a time. Supports --prune by "
         "magnitude, --quantize with nearest rounding and without awq scales, and "
         "clustering from a recipe; no fine-tuning. With --data, the evaluation also "
-        "loads one layer at a time (default: automatic for presets and large models).",
+        "loads one layer at a time (default: where possible, if MODEL is a folder of a "
+        "KerasHub preset or its weights are large for the available memory).",
     ),
     IMPORT,
+    exit_codes=EXIT_CODES_WITH_LIMIT,
 )
 def compress(options: Namespace) -> CommandResult:
     """Compress and save the model, and return figures before and after."""
@@ -183,7 +189,7 @@ def _compressed(options: Namespace, job: Job, loaded: tuple[Any, Any, Any]) -> A
         coding=options.coding,
         output=options.output if by_file else None,
         low_memory=low_memory if by_file else False,
-        measure=options.measure,
+        measure=[x for x in options.measure if x != "metrics" or test is not None],
     )
 
 
@@ -221,6 +227,7 @@ def _check(options: Namespace, job: Job) -> None:
         "--max-drop": options.max_drop is not None,
         "--loss": options.loss,
         "--metric": options.metrics,
+        "--measure metrics": _measures_metrics(options),
     }
     for name, is_set in wants_data.items():
         if is_set and not options.data:
@@ -236,6 +243,16 @@ def _check(options: Namespace, job: Job) -> None:
     check_texts_suffice(options.data, requests)
 
 
+def _measures_metrics(options: Namespace) -> bool:
+    is_default = options.measure is _MEASURE.settings["default"]
+    return not is_default and "metrics" in options.measure
+
+
+def _needs_labels(options: Namespace) -> bool:
+    judges = options.max_drop is not None or options.loss or options.metrics
+    return bool(judges) or _measures_metrics(options)
+
+
 def _samples(options: Namespace) -> tuple[Any, Any]:
     """Return calibration samples, and validation samples if there are labels.
 
@@ -249,7 +266,7 @@ def _samples(options: Namespace) -> tuple[Any, Any]:
     test = splits.train if splits.test is None else splits.test
     if has_labels(test):
         return splits.train, test
-    if options.max_drop is not None or options.loss or options.metrics:
+    if _needs_labels(options):
         raise DataError("The data has no labels, which an evaluation needs.")
     say("The data has no labels: no metric is measured.")
     return splits.train, None
@@ -276,8 +293,7 @@ def _load(options: Namespace, job: Job) -> tuple[Any, Any, Any]:
     train, test = splits.train, splits.test
     compile_for(model, options.loss, options.metrics)
     judging = [part for part in (test, train) if part is not None]
-    judges = options.max_drop is not None or options.loss or options.metrics
-    if not (job.trains or judges or any(map(has_labels, judging))):
+    if not (job.trains or _needs_labels(options) or any(map(has_labels, judging))):
         say("The data has no labels: no metric is measured.")
         check_data(model, train)
         return model, train, None

@@ -13,7 +13,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from kerasmem.checks import BACKENDS
-from kerasmem.cli.command import Command, CommandResult, Parser, option
+from kerasmem.cli.command import (
+    EXIT_CODES_WITH_LIMIT,
+    CommandResult,
+    Parser,
+    option,
+)
 from kerasmem.cli.compare import compare, evaluate
 from kerasmem.cli.compress import compress
 from kerasmem.cli.distill import distill
@@ -100,7 +105,7 @@ def build_parser() -> Parser:
         prog="kerasmem",
         description="Show the memory of a Keras 3 model by layer, and compress the "
         "model.",
-        epilog=Command.exit_codes,
+        epilog=EXIT_CODES_WITH_LIMIT,
     )
     version = importlib.metadata.version("kerasmem")
     parser.add_argument("--version", action="version", version=f"kerasmem {version}")

@@ -46,8 +46,9 @@ _OPTIMIZER = option(
     option("--backend", help=f"{', '.join(BACKENDS)} (default: the current backend)."),
     option(
         "--device",
-        help="gpu, cpu, or a GPU name such as h200, which method plan requires "
-        "(default: gpu; cpu for method measured).",
+        help="gpu, cpu, or a GPU name such as h200. Method plan needs a GPU name, and "
+        "measured needs cpu (default: gpu, also on machines without one; cpu for "
+        "method measured).",
     ),
     option(
         "--method",

@@ -10,6 +10,7 @@ import argparse
 import inspect
 import re
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -34,23 +35,27 @@ def options_of(technique: type[Technique]) -> dict[str, Option]:
     """
     descriptions = _described(technique)
     flag = f"--{technique.name.replace('_', '-')}"
-    rules = rules_of(technique)
+    own_fields = {field.name: field for field in fields(technique) if field.init}
+    first = next(iter(own_fields))
+    flags = {name: f"{flag}-{name.replace('_', '-')}" for name in own_fields}
+    flags |= {first: flag, "data": "--data"}
     by_field: dict[str, Option] = {}
-    for number, field in enumerate(each for each in fields(technique) if each.init):
-        kind, rule, _ = rules[field.name]
+    for name, (kind, rule, _) in rules_of(technique).items():
         settings = _settings(kind, rule)
         if settings is None:
             continue
-        words = _first_sentences(descriptions[field.name])
+        words, default = _first_sentences(descriptions[name], flags)
         names = rule.allowed if isinstance(rule, OneOf) and kind is not bool else ()
-        if not all(name in words for name in names):
+        if not all(choice in words for choice in names):
             words = f"{words}. One of {', '.join(names)}"
-        is_plain = isinstance(field.default, str | int | float)
-        if is_plain and number and "(default: " not in words:
-            words = f"{words} (default: {field.default})"
+        if rule == PATTERNS:
+            words = f"{words.replace('expressions', 'expression', 1)}. Repeatable"
+        if isinstance(own_fields[name].default, str | int | float):
+            default = own_fields[name].default
+        if default != "" and name != first:
+            words = f"{words} (default: {default})"
         settings["help"] = f"{words}.".replace("%", "%%")
-        name = flag if not number else f"{flag}-{field.name.replace('_', '-')}"
-        by_field[field.name] = option(name, **settings)
+        by_field[name] = option(flags[name], **settings)
     return by_field
 
 
@@ -75,11 +80,22 @@ def _described(technique: type[Technique]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-def _first_sentences(text: str) -> str:
-    text = text.replace("`", "").replace('"', "")
-    sentences = re.split(r"(?<=\.) ", text)
-    sentences = [each for each in sentences if not each.startswith("Defaults to")]
-    return " ".join(sentences[:2]).removesuffix(".")
+def _first_sentences(text: str, flags: Mapping[str, str]) -> tuple[str, str]:
+    """Return two sentences and the default, with flags in place of field names."""
+
+    def shell(code: re.Match[str]) -> str:
+        name, _, value = code[1].partition("=")
+        text = f"{flags[name]} {value}".rstrip() if name in flags else code[1]
+        return text if " " in code[1] else text.replace('"', "")
+
+    text = re.sub(r"`([^`]*)`", shell, text)
+    sentences = [each.removesuffix(".") for each in re.split(r"(?<=\.) ", text)]
+    start = "Defaults to "
+    defaults = [
+        each.removeprefix(start) for each in sentences if each.startswith(start)
+    ]
+    words = [each for each in sentences if not each.startswith(start)]
+    return ". ".join(words[:2]), "".join(defaults)
 
 
 def _limit(text: str) -> tuple[str, float | str]:
@@ -106,7 +122,9 @@ STEPS: tuple[Option | str, ...] = (
     option(
         "--preset",
         metavar="NAME",
-        help="Named steps: size, latency, balanced or lossless. All but lossless need "
+        help="Named steps: size (80 %% of the weights pruned, int8, entropy coding); "
+        "latency (channels pruned to 50 %% of the multiplications); balanced (channels "
+        "pruned to 70 %%, int8); lossless (entropy coding). All but lossless need "
         "--data or --fine-tune-epochs 0. Cannot be combined with other steps.",
     ),
     *(
@@ -123,8 +141,8 @@ STEPS: tuple[Option | str, ...] = (
         default=[],
         metavar="COST=LIMIT",
         help="Search for steps within this limit, such as file_bytes=200KiB. COST is "
-        "file_bytes, weight_bytes, activation_bytes, flops or latency_ms. Needs "
-        "labels in --data. Repeatable.",
+        "file_bytes, weight_bytes, activation_bytes per sample, flops per sample or "
+        "latency_ms per batch. Needs labels in --data. Repeatable.",
     ),
     option(
         "--time-budget",
@@ -135,7 +153,8 @@ STEPS: tuple[Option | str, ...] = (
     option(
         "--parallel",
         choices=("isolated",),
-        help="Run each family of trials in a separate process, one by one.",
+        help="isolated: each family of trials runs in its own process, one after "
+        "another, to free all its memory (default: all trials in this process).",
     ),
 )
 """Options that select the steps."""
@@ -197,9 +216,15 @@ def job_of(options: Namespace) -> Job:
     ways |= {"--target": options.targets or None}
     flags = [flag for flag, way in ways.items() if way is not None]
     if len(flags) > 1 or (flags and by_flag):
+        first, clash = flags[0], "cannot be combined with other steps"
+        if options.targets:
+            first, clash = (
+                flags[-1],
+                "starts a search and cannot be combined with steps",
+            )
+        others = [*by_flag, *(flag for flag in flags if flag != first)]
         raise ConfigError(
-            f"{flags[0]} cannot be combined with other steps. Received: {flags[0]} "
-            f"with {', '.join([*by_flag, *flags[1:]])}."
+            f"{first} {clash}. Received: {first} with {', '.join(others)}."
         )
     searches = options.targets or (options.max_drop is not None and not by_flag)
     if searches and not options.recipe and not options.preset:

@@ -71,12 +71,16 @@ class Chain:
                 f"fine_tune_epochs={epochs}, data=None. Next: give data=(x, y), or "
                 "fine_tune_epochs=0 (--data, --fine-tune-epochs 0 on the command line)."
             )
-        if epochs and not any(step.trains_on for step in self.steps):
+        if epochs and not self._is_trainable:
             raise ConfigError(
                 "No step leaves the model trainable, so it cannot be fine-tuned. "
                 f"Received: fine_tune_epochs={epochs}, steps={names}."
             )
         _check_order(self.steps)
+
+    @property
+    def _is_trainable(self) -> bool:
+        return any(step.trains_on for step in self.steps)
 
     @property
     def freezes(self) -> bool:
@@ -121,7 +125,7 @@ class Chain:
 
     def judge(self, result: Any) -> None:
         """Raises `TargetError` if the metric dropped by more than `max_drop`."""
-        check_drop(result.report, self._max_drop)
+        check_drop(result.report, self._max_drop, is_trainable=self._is_trainable)
 
 
 def _freezes(steps: Sequence[Technique]) -> bool:

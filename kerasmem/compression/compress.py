@@ -68,6 +68,9 @@ from kerasmem.types import Dataset, Model
 
 BATCH_SIZE = 32
 
+_MEASURED = (FILE, WEIGHTS, METRICS)
+"""Figures to report by default. Metrics are then left out without samples."""
+
 _TIMING_SECONDS = 2.0
 """Time budget for the latency of both models together."""
 
@@ -100,7 +103,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     verbose: int = 1,
     output: str | Path | None = None,
     low_memory: bool | None = None,
-    measure: str | Sequence[str] = (FILE, WEIGHTS, METRICS),
+    measure: str | Sequence[str] = _MEASURED,
 ) -> CompressionResult:
     """Compresses a model.
 
@@ -134,9 +137,9 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             as `"200KiB"`.
         max_drop: Float. Maximum allowed drop of the first compiled metric (or increase
             of the loss if there is none). 0.005 is half a point of accuracy. Needs
-            `validation_data`, in a search in addition to `data` and with other samples.
-            Trials of a search must stay within this limit by a margin of 2.5 standard
-            errors.
+            `validation_data`. A search needs both `data` and `validation_data`, with
+            different samples. Its trials must stay within this limit by a margin of 2.5
+            standard errors.
         loss: Loss that replaces the loss of the model. The metrics stay. A name can
             have arguments: `"sparse_categorical_crossentropy(from_logits=True)"`.
         metrics: Metrics that replace the metrics of the model.
@@ -163,11 +166,13 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             and an `output`. Works with `Cluster`, `Prune` by magnitude, and `Quantize`
             without adaptive rounding. With samples, the model runs layer by layer.
             `None` does this where possible if the weights exceed one sixth of the
-            available memory. A preset written as a preset without samples always uses
-            it where possible. `False` disables it. Defaults to `None`.
+            available memory. A KerasHub preset that is written to a new folder, without
+            samples, always uses it where possible. `False` disables it. Defaults to
+            `None`.
         measure: Figures to report for both models: any of `"file"`, `"weights"`,
             `"metrics"` (needs `validation_data`), `"activations"` and `"latency"`.
-            Figures that `max_drop` and `target` need are always measured.
+            Figures that `max_drop` and `target` need are always measured. Defaults to
+            the first two, and to metrics with `validation_data`.
 
     Returns:
         A `km.CompressionResult` with the compressed model, a report on both models and
@@ -206,6 +211,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     CODINGS.check("compress", "coding", coding)
     check_ends(validation_data, "judging")
     figure_names = (*check_figures(measure, "compress"), *job.figures)
+    _check_metrics(measure, validation_data)
     name = "data of tokens" if are_texts(data) else "data"
     asks = {name: data, "validation_data": validation_data, "max_drop": max_drop}
     asks |= {"loss": loss, "metrics": metrics}
@@ -270,6 +276,15 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
     warn_if_left_float(changes)
     source.leave(result, output)
     return result
+
+
+def _check_metrics(measure: Any, validation_data: Dataset) -> None:
+    if METRICS in measure and validation_data is None and measure is not _MEASURED:
+        raise ConfigError(
+            "Metrics are measured on labeled samples. Received: "
+            f"measure={measure!r}, validation_data=None. Next: give "
+            "validation_data=(x, y)."
+        )
 
 
 @contextmanager

@@ -67,8 +67,12 @@ def check_metric(model: Model) -> None:
         )
 
 
-def check_drop(report: CompressionReport, max_drop: float | None) -> None:
+def check_drop(
+    report: CompressionReport, max_drop: float | None, *, is_trainable: bool
+) -> None:
     """Raises an error if the first metric dropped by more than `max_drop`.
+
+    `is_trainable` is whether fine-tuning can follow one of the steps.
 
     Raises:
         TargetError: If the drop is larger. `None` allows any drop.
@@ -85,7 +89,8 @@ def check_drop(report: CompressionReport, max_drop: float | None) -> None:
     if not drop <= max_drop:
         raise TargetError(
             f"{name} changed from {before:.4f} to {after:.4f}, which exceeds "
-            f"max_drop={max_drop}. Next: prune less, or fine-tune longer."
+            f"max_drop={max_drop}. Next: compress less"
+            f"{', fine-tune longer' * is_trainable}, or increase max_drop."
         )
 
 

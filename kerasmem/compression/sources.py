@@ -252,9 +252,10 @@ def offloads(
     if reason is None:
         return True
     if low_memory:
+        advice = f"{_ADVICE[reason]} or " if reason in _ADVICE else ""
         raise ConfigError(
-            f"low_memory=True is not possible here: {reason}. Next: leave out "
-            "low_memory (--low-memory on the command line)."
+            f"low_memory=True is not possible, because {reason}. Next: {advice}leave "
+            "out low_memory (--low-memory on the command line)."
         )
     if not is_folder:
         warnings.warn(
@@ -282,6 +283,14 @@ _SAMPLES = ("data", "validation_data", "max_drop", "loss", "metrics", "--data")
 """Arguments that need samples; the model then runs layer by layer."""
 
 
+_ADVICE = {
+    "the model is in memory already": "give the path of its file",
+    "there is no file to write": "give output=",
+    "the output of a preset is a preset": "give a new folder as the output",
+}
+_IN_MEMORY, _NO_OUTPUT, _NO_FOLDER = _ADVICE
+
+
 def _why_not(
     path: Any,
     output: Any,
@@ -292,9 +301,9 @@ def _why_not(
     if others:
         return f"{others[0]} needs the model in memory"
     if not isinstance(path, str | Path):
-        return "the model is in memory already: give the path of its file"
+        return _IN_MEMORY
     if output is None:
-        return "there is no file to write: give output="
+        return _NO_OUTPUT
     if steps is None:
         return "a search needs the model in memory"
     for step in steps:
@@ -318,7 +327,7 @@ def _why_not_step(step: Technique) -> str | None:
 def _why_not_file(path: Path, output: Path) -> str | None:
     if is_preset(path):
         if output.suffix == ".keras":
-            return "the output of a preset is a preset: give a new folder as the output"
+            return _NO_FOLDER
         path = weights_of(path)
     is_described = is_weights_alone(path) or can_be_described(path)
     if path.exists() and not is_described:

@@ -121,7 +121,7 @@ def _latency(figures: Sequence[ModelFigures]) -> _Row:
     batch = next((f.latency_batch_size for f in figures if f.latency_batch_size), None)
     label = f"latency, batch of {batch}"
     if any(f.latency_low_ms is not None for f in figures):
-        label += " (eight in ten)"
+        label += ": median (range of 80 % of the runs)"
     first, ratios = figures[0], _times_less([f.latency_ms for f in figures])
     against = [
         "no clear difference"

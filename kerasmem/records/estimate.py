@@ -65,6 +65,8 @@ ESTIMATE_CATEGORIES = (*CATEGORIES, "cache", "workspace", "rounding")
 kernels. `"rounding"` is the excess of allocations over requests.
 """
 
+_LABELS = {"rounding": "allocator rounding"}
+
 _WIDE = 0.25
 """Relative width from which an interval counts as wide."""
 
@@ -237,7 +239,8 @@ class MemoryEstimate(OfParts, JsonRecord):
         ]
         if self.first_step_bytes is not None:
             lines.append(f"  first step: {format_bytes(self.first_step_bytes)}")
-        sizes = self.by_category().items()
+        by_category = self.by_category()
+        sizes = ((_LABELS.get(name, name), n) for name, n in by_category.items())
         lines += ["in use at the peak, by category:", *size_rows(sizes)]
         largest = self.layer_rows(layers)
         lines += ["in use at the peak, by layer:", *largest] if largest else []

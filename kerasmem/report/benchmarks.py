@@ -18,7 +18,7 @@ _WORTH_TELLING = 0.97  # peaks with a smaller ratio are shown as a range
 
 def variants_table(tuning: Tuning, title: str = "") -> rich.table.Table:
     """Returns the peak and the step time of each option."""
-    head = ("", "peak", "step", "eight in ten steps", "first step", "samples/s")
+    head = ("", "peak", "step", "range of 80 % of the steps", "first step", "samples/s")
     table = Table(
         title,
         (*head, "Pareto front"),

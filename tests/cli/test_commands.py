@@ -162,7 +162,7 @@ def test_compress_takes_ranges_from_samples_without_labels(folder, kerasmem, sam
     call = kerasmem(f"{line} unlabeled.npz --json")
     assert call.json["report"]["after"]["metrics"] == {}
     assert "no labels: no metric is measured" in call.err
-    for option in ("--max-drop 0.1", "--metric accuracy"):
+    for option in ("--max-drop 0.1", "--metric accuracy", "--measure metrics"):
         assert kerasmem(f"{line} unlabeled.npz {option}").code == 2
     x, y = samples
     np.savez("judged.npz", x_train=x, x_test=x, y_test=y)

@@ -75,6 +75,11 @@ def test_a_placeholder_is_no_value():
     assert values <= {"compress 10m"}
 
 
+def test_only_a_command_with_limits_has_their_exit_code(kerasmem):
+    assert "3 a limit not met" in " ".join(kerasmem("compress --help").out.split())
+    assert "3 a" not in " ".join(kerasmem("evaluate --help").out.split())
+
+
 def test_run_describes_its_own_exit_code(kerasmem):
     assert "the exit code of the script" in kerasmem("run --help").out
     assert "--max-drop" not in kerasmem("run --help").out

@@ -62,7 +62,7 @@ def test_a_preset_is_a_recipe_with_a_name(folder, kerasmem):
     ("options", "message"),
     [
         ("--target file_byte=9 --data data.npz", "Did you mean 'file_bytes'?"),
-        ("--target file_bytes=0 --data data.npz", "above 0"),
+        ("--target file_bytes=0 --data data.npz", "at least 1"),
         (
             "--target flops=9 --target flops=8 --data data.npz",
             "--target limits flops twice.",

@@ -128,9 +128,25 @@ def test_the_help_of_an_option_is_more_than_its_type(technique):
         assert "Defaults to" not in text
     (first, *_) = options_of(km.PruneChannels).values()
     assert first.settings["help"] == (
-        "Float in [0, 1). Fraction to remove of the quantity that of names (by "
-        "default, of all channels)."
+        "Float in [0, 1). Fraction of the channels to remove, or of the quantity that "
+        "--prune-channels-of selects."
     )
+
+
+@pytest.mark.parametrize(
+    ("technique", "field", "text"),
+    [
+        (km.Prune, "exclude", "Regular expression of weight paths or layer class"),
+        (km.Prune, "exclude", ". Repeatable."),
+        (km.Prune, "pattern", 'by maximum with "max 4x4" (default: unstructured).'),
+        (km.PruneChannels, "ignore", "Regular expression of weight paths. "),
+        (km.Quantize, "group_size", "implies --quantize-granularity group (default: 1"),
+        (km.Quantize, "scales", "(default: max, or mse in the default groups of int4)"),
+        (km.Quantize, "rounding", "need --data and symmetric"),
+    ],
+)
+def test_help_is_that_of_a_shell(technique, field, text):
+    assert text in options_of(technique)[field].settings["help"]
 
 
 def test_options_are_read_without_keras_or_numpy(new_interpreter):

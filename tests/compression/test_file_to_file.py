@@ -300,7 +300,11 @@ def test_a_model_that_is_large_against_memory_goes_by_file(
             {"callbacks": [keras.callbacks.Callback()]},
             "callbacks needs the model in memory",
         ),
-        (Q("int8"), {"output": None}, "there is no file to write: give output="),
+        (
+            Q("int8"),
+            {"output": None},
+            "because there is no file to write. Next: give output= or leave out low_",
+        ),
         (None, {"target": {"file_bytes": 9}}, "data"),
     ],
 )
@@ -314,7 +318,10 @@ def test_what_takes_the_whole_model_is_refused_by_name(
 
 
 def test_a_model_in_memory_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="give the path of its file"):
+    with pytest.raises(
+        ConfigError,
+        match="memory already. Next: give the path of its file or leave out",
+    ):
         km.compress(network(), Q("int8"), output=tmp_path / "a.keras", low_memory=True)
 
 

@@ -208,10 +208,13 @@ def test_every_weight_is_accounted_for():
 @pytest.mark.one_backend
 def test_a_model_without_float_kernels_is_an_error():
     model = chain((4,), L.LayerNormalization())
-    whole = r"nothing to quantize: none of its 2 weights.*excluded\.$"
+    whole = r"nothing to quantize: none of its 2 weights is .* or embedding table\.$"
     with pytest.raises(ModelError, match=whole):
         in_place(Quantize("int8"), model)
     model = chain((4,), L.Dense(2))
+    whole = r"quantize: all float kernels and embedding tables are excluded\.$"
+    with pytest.raises(ModelError, match=whole):
+        in_place(Quantize("int8", exclude="Dense"), model)
     in_place(Quantize("int8"), model)
     with pytest.raises(
         ModelError, match="nothing to quantize.*quantized already.*km.dequantize"

@@ -156,13 +156,28 @@ def test_max_drop_measures_what_it_needs(model):
     answers = model.predict(X, verbose=0)  # of which any change is a loss
     options = {"validation_data": (X, answers), "measure": "file", "max_drop": 1e3}
     assert km.compress(model, km.Prune(0.5), **options).report.after.metrics
-    with pytest.raises(km.errors.TargetError):
-        km.compress(model, km.Prune(0.9), **options | {"max_drop": 0.0})
+    options["max_drop"] = 0.0
+    advice = "Next: compress less, fine-tune longer, or increase max_drop"
+    with pytest.raises(km.errors.TargetError, match=advice):
+        km.compress(model, km.Prune(0.9), **options)
+    advice = "Next: compress less, or increase max_drop"  # int3 cannot be trained
+    with pytest.raises(km.errors.TargetError, match=advice):
+        km.compress(model, km.Quantize("int3"), **options)
 
 
 def test_what_cannot_be_measured_is_told(model):
     with pytest.raises(ConfigError, match="measure.*Received: measure='speed'"):
         km.compress(model, km.Prune(0.5), measure=("file", "speed"))
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("measured", ["metrics", ("file", "weights", "metrics")])
+def test_metrics_that_are_asked_for_need_samples(model, measured):
+    with pytest.raises(
+        ConfigError, match=r"measure=.*validation_data=None.* Next: give validation_d"
+    ):
+        km.compress(model, km.Prune(0.5), measure=measured)
+    assert km.compress(model, km.Prune(0.5)).report.after.metrics == {}
 
 
 class Picky(L.Layer):
@@ -177,8 +192,9 @@ class Picky(L.Layer):
 @pytest.mark.one_backend
 def test_a_model_that_cannot_predict_has_all_other_figures():
     picky = keras.Sequential([keras.Input((4,)), Picky(), L.Dense(40)])
+    figures = [name for name in ALL if name != "metrics"]  # without samples
     with pytest.warns(KerasMemWarning, match="No latency .*ValueError.*No batch of 32"):
-        result = km.compress(picky, km.Prune(0.5), measure=ALL)
+        result = km.compress(picky, km.Prune(0.5), measure=figures)
     assert result.report.before.latency_ms is None
     assert result.report.after.nonzero == 80  # of 160; biases are zeros
     assert result.report.after.file_bytes > 0

@@ -182,7 +182,8 @@ def test_auto_keeps_to_scales_that_are_named_and_wants_data():
         for one, other in zip(*(made.weights for made in both), strict=True):
             np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
     with pytest.raises(
-        ConfigError, match="rounded by GPTQ on samples. Received.* Next: pass data=x"
+        ConfigError,
+        match="^rounding='auto' needs samples. Received: data=None. Next: pass data=x",
     ):
         km.compress(model, km.Quantize("int4", rounding="auto"))
     budget = km.Budget(sum(map(nbytes, made.weights)))  # that of int4

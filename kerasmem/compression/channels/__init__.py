@@ -29,17 +29,16 @@ class PruneChannels(Technique):
     Wang, "Isomorphic Pruning for Vision Models", 2024.
 
     Args:
-        ratio: Float in [0, 1). Fraction to remove of the quantity that `of` names
-            (by default, of all channels).
+        ratio: Float in [0, 1). Fraction of the channels to remove, or of the quantity
+            that `of` selects.
         of: Quantity of which the fraction is removed: `"channels"`, `"parameters"`,
             `"multiplications"` or `"memory"` (estimated activation bytes of one sample
             in inference). Defaults to `"channels"`.
-        criterion: Importance score of channels. `"taylor"` needs a loss and labeled
-            `data`. `"l2"` and `"l1"`: norm of the weights that compute the channel.
-            `"group"`: norm of all weights connected to the channel. `"batch_norm"`:
-            batch normalization scale. `"fpgm"`: distance to the other channels.
-            `"taylor"`: gradient times weight. `"random"` is the baseline. Defaults to
-            `"l2"`.
+        criterion: Importance score of a channel: `"l1"` or `"l2"` (norm of the weights
+            that compute the channel); `"group"` (norm of all connected weights);
+            `"batch_norm"` (its scale); `"fpgm"` (distance to the other channels);
+            `"taylor"` (gradient times weight); `"random"` (baseline). `"taylor"` needs
+            a loss and labeled `data`. Defaults to `"l2"`.
         scope: Channels that are ranked together: `"layer"` (the same fraction of every
             layer), `"global"` (all channels) or `"isomorphic"` (layers with the same
             structure, such as the inner layers of all blocks). Defaults to `"layer"`.
@@ -50,14 +49,15 @@ class PruneChannels(Technique):
             multiple of this number, unless all are kept. Defaults to 1.
         min_channels: Integer, at least 1. Minimum number of channels to keep per layer.
             Defaults to 1.
-        ignore: Regular expressions. Output channels of weights whose path matches are
-            kept.
+        ignore: Regular expressions of weight paths. Output channels of matching weights
+            are kept.
         ratios: Pairs of a regular expression and a ratio. Override `ratio` for weights
             whose path matches; the first match counts.
         verify: Boolean. Whether to check that the outputs equal those of the original
             model with the same channels set to zero. Raises `ModelError` if they
             differ. Defaults to `True`.
-        seed: Integer. Random seed of the criterion `"random"`. Defaults to 0.
+        seed: Integer, at least 0. Random seed of the criterion `"random"`; the seed of
+            `km.compress` (`--seed`) has no effect on it. Defaults to 0.
 
     Raises:
         ConfigError: If a value is out of range.

@@ -123,7 +123,7 @@ def chosen(
         {"include": config.include, "exclude": config.exclude},
         why_not,
         "cluster: none of its {count} weights is a float kernel or embedding table "
-        "that is not excluded. Cluster before quantizing.",
+        "outside `exclude`. Next: cluster before quantizing.",
     )
 
 

@@ -58,27 +58,31 @@ class Prune(Technique):
         sparsity: Float in [0, 1). Fraction of entries to set to zero in kernels and
             embedding tables. The output layer and biases are only pruned if included.
         scope: Weights that are ranked together: `"layer"` (each weight array
-            separately), `"global"` (all weights), `"erdos_renyi"` or
-            `"erdos_renyi_kernel"` (as `"layer"`, but small arrays keep more weights).
-            Defaults to `"layer"`. In Python and recipes, also a list of regular
-            expressions: the weights that match one expression are ranked together.
-        criterion: Importance score. `"taylor"` and `"movement"` need labeled data, and
-            `"wanda"` needs data. `"magnitude"` is the absolute value; `"magnitude/rms"`
-            divides by the root mean square of the array. `"random"` is the baseline.
-            Defaults to `"magnitude/rms"`.
+            separately); `"global"` (all weights); `"erdos_renyi"` (as `"layer"`, but
+            arrays with few inputs and outputs keep more); `"erdos_renyi_kernel"` (also
+            counts the height and width of a convolution). In Python and recipes, also
+            a list of regular expressions: the weights that match one expression are
+            ranked together. Defaults to `"layer"`.
+        criterion: Importance score of a weight: `"magnitude"` (absolute value);
+            `"magnitude/rms"` (divided by the root mean square of the array);
+            `"taylor"` (square of gradient times weight); `"movement"` (negative
+            gradient times weight); `"wanda"` (absolute value times the norm of its
+            input); `"random"` (baseline). `"taylor"` and `"movement"` need labeled
+            `data`, and `"wanda"` needs `data`. Defaults to `"magnitude/rms"`.
         pattern: `"unstructured"`, or `"2:4"` to keep two of every four consecutive
             weights along the input axis (sparsity 0.5). A size such as `"4x4"` or
             `"8x1"` prunes blocks, ranked by mean, or by maximum with `"max 4x4"`.
             Python also accepts `(4, 4)`. Defaults to `"unstructured"`.
         schedule: Sparsity schedule during training, from `kerasmem.compression.prune`
             or tfmot. Defaults to a cubic rise from `begin` to `end`.
-        include: Regular expressions or layer class names. Additional
+        include: Regular expressions of weight paths or layer class names. Additional
             weights to prune, such as those of the output layer.
-        exclude: Regular expressions or layer class names. Matching weights are not
-            pruned.
+        exclude: Regular expressions of weight paths or layer class names. Matching
+            weights are not pruned.
         ratios: Mapping from regular expression to sparsity. Overrides `sparsity` for
             matching weights; the first match counts.
-        seed: Integer. Random seed of the criterion `"random"`. Defaults to 0.
+        seed: Integer, at least 0. Random seed of the criterion `"random"`; the seed of
+            `km.compress` (`--seed`) has no effect on it. Defaults to 0.
         begin: Float in [0, 1]. Fraction of the training steps at which pruning begins.
             Cannot be combined with `schedule`. Defaults to 0.
         end: Float in [0, 1]. Fraction of the training steps at which `sparsity` is

@@ -189,10 +189,12 @@ def weight_plan(
             if quantized_variables(model)
             else ""
         )
+        reason = f"none of its {len(all_weights)} weights is a float kernel or "
+        reason += "embedding table."
+        if any(why == _EXCLUDED and is_kernel(weight) for weight, why in plan):
+            reason = "all float kernels and embedding tables are excluded."
         raise ModelError(
-            f"The model {model.name!r} has nothing to quantize: none of its "
-            f"{len(all_weights)} weights is a float kernel or embedding table that is "
-            f"not excluded.{again}"
+            f"The model {model.name!r} has nothing to quantize: {reason}{again}"
         )
     return plan
 
@@ -237,14 +239,14 @@ def _why_not(
     if weight.attribute is None and is_kernel(weight):
         return LISTED
     if exclude(weight) or matches(config.exclude, weight):
-        return "is excluded"
+        return _EXCLUDED
     if is_kernel(weight):
         return None
     if not matches(config.include, weight):
         return NO_KERNEL if config.include else why_no_kernel(weight)
-    if weight.attribute is None or len(weight.variable.shape) < 2:
-        return "has fewer than two axes, or is in a list"
-    return None
+    if len(weight.variable.shape) < 2:
+        return "has fewer than two axes"
+    return LISTED if weight.attribute is None else None
 
 
 def _own_config(weight: Weight, config: "Quantize", total: int) -> "Quantize":
@@ -325,6 +327,7 @@ def largest_block(all_weights: list[Weight]) -> int:
     return max(total // _BLOCKS, _LEAST_BLOCK_BYTES)
 
 
+_EXCLUDED = "is excluded"
 UNREAD = "has two or more axes, but is not known to be the kernel of its layer"
 LISTED = "is in a list, where weights cannot be replaced"
 
@@ -340,7 +343,7 @@ def why_no_kernel(weight: Weight) -> str:
 def warn_if_left_float(changes: Sequence[WeightChange]) -> None:
     """Warn if more than 10% of a model's bytes stay float unintentionally.
 
-    Vectors and weights selected by `include` or `exclude` do not count.
+    Vectors, excluded weights and, with `include`, all other weights do not count.
     """
     model_bytes = sum({c.weight: c.before_bytes for c in reversed(changes)}.values())
     smaller_weights = {c.weight for c in changes if c.after_bytes < c.before_bytes}

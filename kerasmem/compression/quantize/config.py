@@ -120,34 +120,35 @@ class Quantize(Technique):
     Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
-        scheme: Type of the stored weights. `"mixed"` needs a `budget`. On the command
-            line, only a recipe can contain one. Defaults to `"int8"`.
+        scheme: Type of the stored weights. `"mixed"` needs a budget, which on the
+            command line only a recipe can contain. Defaults to `"int8"`.
         granularity: Unit that shares a scale: `"channel"` for an output channel (a row
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
-            channel. Defaults to `"channel"`. `"int4"` defaults to groups of about 64
-            with scales in bfloat16, and to channels in convolutions. Embedding tables
-            with at most 2 % of the weights are then int8. `"mixed"` also chooses among
-            group sizes by default.
-        group_size: Maximum number of entries in a group, at least 2 (128 by default).
-            Any value implies `granularity="group"`. Defaults to `None`.
+            channel. Defaults to `"channel"`, or groups of about 64 for `"int4"`, or a
+            choice per layer for `"mixed"`. By default, `"int4"` has bfloat16 scales,
+            one per channel in convolutions, and stores embedding tables with at most
+            2 % of the weights in int8.
+        group_size: Integer, at least 2. Maximum number of entries in a group; implies
+            `granularity="group"`. Defaults to 128 with `granularity="group"`.
         symmetric: Boolean. If `False`, uses asymmetric quantization with a zero point
             per scale. Defaults to `True`.
-        include: Regular expressions. Additional weights with two or more axes to
-            quantize, selected by weight path or by the class name of the layer.
-        exclude: Regular expressions. Weights to leave unchanged, selected by weight
-            path or by the class name of the layer.
+        include: Regular expressions of weight paths or layer class names. Additional
+            weights to quantize, with two or more axes.
+        exclude: Regular expressions of weight paths or layer class names. Matching
+            weights are not quantized.
         bias_correction: Boolean. Whether to correct biases by the mean output error
-            that rounding causes on `data`. Fold BatchNormalization first. Defaults to
-            `False`.
+            that rounding causes on `data`; layers without a bias stay as they are. Fold
+            BatchNormalization first. Defaults to `False`.
         rounding: Rounding method: `"nearest"`, `"adaptive"` (AdaRound), `"gptq"` or
-            `"auto"`. All but `"nearest"` need `data` and symmetric integer codes.
-            `"auto"` combines GPTQ with the kind of scales that has the smallest output
-            error per layer, unless `scales` is set. Defaults to `"nearest"`.
-        scales: Kind of scales, an error with `"int8-static"`, `"nf4"` and 16 bits.
-            `"max"` maps the largest entry to the last code, `"mse"` minimizes the
-            squared error and clips large entries, `"awq"` needs `data`. `"awq"` uses
-            smaller steps for weights of large inputs, and stores a scale per input.
-            Defaults to `"max"`, and to `"mse"` in the default groups of `"int4"`.
+            `"auto"`, which is GPTQ with the scales of the smallest output error per
+            layer. All but `"nearest"` need `data` and symmetric integer codes. `"auto"`
+            keeps `scales` of `"mse"` and `"awq"`. Defaults to `"nearest"`.
+        scales: Kind of scales: `"max"` maps the largest entry to the last code;
+            `"mse"` minimizes the squared error and clips large entries; `"awq"` uses
+            smaller steps for weights of large inputs, stores a scale per input and
+            needs `data`. `"int8-static"`, `"nf4"` and 16 bits support only `"max"`;
+            `"int8-dynamic"` and `"mixed"` support `"max"` and `"mse"`. Defaults to
+            `"max"`, or `"mse"` in the default groups of `"int4"`.
         budget: A `km.Budget`, required for `"mixed"`.
         calibration: A `km.Calibration` for `"int8-static"`. Defaults to
             `km.Calibration()`.
@@ -217,10 +218,14 @@ class Quantize(Technique):
             ("calibration", "scheme"),
         )
         yield (
-            (self.scheme == MIXED) != (self.budget is not None),
-            f"The scheme {MIXED!r} needs a budget, such as km.Budget('2MiB'), and no "
-            "other scheme supports one. On the command line, use --recipe with "
-            f"[{_MIXED_STEP}].",
+            self.scheme != MIXED and self.budget is not None,
+            f"Quantize supports `budget` only for scheme={MIXED!r}.",
+            ("scheme", "budget"),
+        )
+        yield (
+            self.scheme == MIXED and self.budget is None,
+            f"The scheme {MIXED!r} needs a budget, such as km.Budget('2MiB'). On the "
+            f"command line, use --recipe with [{_MIXED_STEP}].",
             ("scheme", "budget"),
         )
         yield (
@@ -232,13 +237,13 @@ class Quantize(Technique):
             self.scheme in ("float16", "bfloat16") and not is_plain,
             f"{scheme} has no scales, so it supports neither granularity nor "
             "symmetric=False.",
-            ("granularity", "symmetric"),
+            ("symmetric" if self.granularity == "channel" else "granularity",),
         )
         yield (
             is_integer and (has_groups or not self.symmetric),
             f"{scheme} sums integers over whole channels. Expected: symmetric "
             "quantization per channel or per tensor.",
-            ("granularity", "symmetric"),
+            ("granularity" if has_groups else "symmetric",),
         )
         yield (
             self.rounding != NEAREST

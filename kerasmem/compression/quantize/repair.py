@@ -7,6 +7,7 @@ Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization thro
 weight equalization and bias correction", 2019 (empirical bias correction).
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from kerasmem.compression.quantize.apply import (
     quantize_weights,
     store,
 )
+from kerasmem.compression.quantize.config import NEAREST
 from kerasmem.compression.quantize.kernels import has_channels
 from kerasmem.compression.quantize.on_data.output_error import (
     BATCH_SIZE,
@@ -33,10 +35,9 @@ from kerasmem.compression.quantize.on_data.passes import batch_within
 from kerasmem.compression.quantize.on_data.rounding import (
     ROUNDED,
     round_on_data,
-    what_is_done,
 )
 from kerasmem.compression.quantize.variable import QuantizedVariable
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.files.data import check_data, input_batches
 from kerasmem.graph.clone import clone
 from kerasmem.graph.layers import weights
@@ -98,9 +99,9 @@ def _check_needs_no_data(config: "Quantize") -> None:
             "data=None. Next: pass data=x (--data on the command line)."
         )
     if config.takes_samples:
+        name = "scales" if config.rounding == NEAREST else "rounding"
         raise ConfigError(
-            f"Weights are {what_is_done(config)} on samples. Received: "
-            f"rounding={config.rounding!r}, scales={config.scales!r}, data=None. "
+            f"{name}={getattr(config, name)!r} needs samples. Received: data=None. "
             "Next: pass data=x (--data on the command line)."
         )
 
@@ -155,6 +156,14 @@ def _mean_shifts(
             layer_sums[0], layer_sums[1] = layer_sums[0] + total, layer_sums[1] + count
         return exact if layer.activation is None else layer.activation(exact)
 
+    if not twins:
+        warnings.warn(
+            "bias_correction=True has no effect: no quantized layer has a bias that "
+            "can be corrected. Next: leave it out, or fold BatchNormalization first, "
+            "which adds biases.",
+            KerasMemWarning,
+            stacklevel=4,
+        )
     layers = [layer for layer, _ in twins.values()]
     batches = input_batches(data, SAMPLES, batch_within(original, data, BATCH_SIZE))
     observe(original, batches, layers, inputs=shifted)

@@ -213,7 +213,7 @@ def trial_text(trial: SearchTrial) -> str:
     training = "trained" if trial.epochs else "not trained"
     return (
         f"{trial.name} ({training}): {costs}, drop {trial.drop:+.4f} "
-        f"± {trial.drop_error:.4f}"
+        f"(standard error {trial.drop_error:.4f})"
     )
 
 
@@ -245,8 +245,8 @@ def dropped(report: SearchReport, samples: int, lost: float) -> str:
         f"On the {samples or ''} samples of validation_data, {report.metric} got worse "
         f"by {lost:.4f}, which exceeds max_drop={report.max_drop}. On the "
         f"{report.samples} held-out samples of data, the drop was "
-        f"{trial.drop:.4f} ± {trial.drop_error:.4f}. Next: increase max_drop, or give "
-        "more samples."
+        f"{trial.drop:.4f} (standard error {trial.drop_error:.4f}). Next: increase "
+        "max_drop, or give more samples."
     )
 
 

@@ -89,8 +89,11 @@ def _limit(name: Any, value: Any) -> float:
     is_size = name.endswith("_bytes")
     is_text = is_size and isinstance(value, str)
     limit = parse_bytes(value, "target", name) if is_text else value
-    what = 'a number or a text such as "200KiB",' if is_size else "a number"
-    return float(Real(what, above=0).check("target", name, limit))
+    if is_size:
+        rule = Real('a number of bytes or a text such as "200KiB",', least=1)
+    else:
+        rule = Real(above=0)
+    return float(rule.check("target", name, limit))
 
 
 def costs(

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
-from kerasmem.checks import OneOf, invalid
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.checks import invalid
+from kerasmem.errors import ConfigError, ModelError, did_you_mean
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.outputs import near_name
 from kerasmem.graph.saving import unbuilt_copy
@@ -23,8 +23,11 @@ def checked_device(device: Any) -> tuple[str, str | None]:
     """
     if isinstance(device, str) and is_card(device):
         return "gpu", device
-    OneOf((*DEVICES, *CARDS)).check("estimate_memory", "device", device)
-    return device, None
+    if device in DEVICES:
+        return device, None
+    valid = f"one of {', '.join((*DEVICES, *CARDS))}"
+    error = invalid("estimate_memory", "device", device, valid)
+    raise ConfigError(f"{error}{did_you_mean(device, CARDS)}")
 
 
 def checked_optimizer(

@@ -65,8 +65,9 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
         backend: `"tensorflow"`, `"jax"` or `"torch"`. Defaults to the current backend.
         training: Boolean. `True` for a training step, `False` for `predict`. Defaults
             to `True`.
-        device: `"gpu"`, `"cpu"`, or a GPU such as `"h200"`, which `"plan"` requires.
-            Defaults to `"gpu"`, and to `"cpu"` for `"measured"`, which requires it.
+        device: `"gpu"`, `"cpu"`, or a GPU such as `"h200"`. `"plan"` needs a named GPU,
+            and `"measured"` needs `"cpu"`. Defaults to `"cpu"` for `"measured"`, and to
+            `"gpu"` otherwise, also on machines without one.
         method: Estimation method. Defaults to `"auto"`.
 
             - `"analytic"`: from the graph of the model, in less than two seconds.
@@ -88,8 +89,8 @@ def estimate_memory(  # noqa: PLR0913 - the public entry point
             Defaults to `None`.
 
     Returns:
-        A `MemoryEstimate`: the peak in bytes with its interval, and its parts by layer
-        and category. Its `table()` formats the parts.
+        A `MemoryEstimate`: the peak in bytes with its interval (nine of ten cases), and
+        its parts by layer and category. Its `table()` formats the parts.
 
     Raises:
         ModelError: If the model cannot be built, its input shape is unknown, or the

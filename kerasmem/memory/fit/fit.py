@@ -129,8 +129,8 @@ def fit(  # noqa: PLR0913 - the public entry point
 
     - `BatchNormalization` uses the statistics of the parts, and a warning is issued.
     - Dropout draws one mask per part.
-    - On TensorFlow, the gradient of an `Embedding` is summed before the optimizer
-      squares it.
+    - On TensorFlow, the gradients of repeated tokens in an `Embedding` are added before
+      the optimizer squares them, so Adam differs from whole batches.
     - A custom `train_step` must update once, through `model.optimizer`, and return
       metrics.
     - A custom `compute_loss` is assumed to be a mean over the samples.
@@ -152,8 +152,10 @@ def fit(  # noqa: PLR0913 - the public entry point
         memory_limit: Memory limit for the estimate: an integer of bytes or a text such
             as `"8GiB"`. Defaults to the limit of the device. To enforce a limit on a
             TensorFlow or torch process, use `kerasmem.memory.configure`.
-        on_oom: `"split"` or `"raise"`. With `"raise"`, batches are not split. The model
-            is restored and the error is raised. Defaults to `"split"`.
+        on_oom: `"split"` or `"raise"`. With `"raise"`, batches are not split. If a step
+            runs out of memory, the model is restored and the error is raised. A batch
+            that is estimated not to fit into `memory_limit` is an error before its
+            first step. Defaults to `"split"`.
         log_dir: Path of a run folder. Each out-of-memory error is appended to
             `post_mortems.jsonl` for `kerasmem report`. Defaults to `None`.
         fit_arguments: Other arguments of `model.fit`.
@@ -162,12 +164,13 @@ def fit(  # noqa: PLR0913 - the public entry point
         The `keras.callbacks.History` of `model.fit`.
 
     Raises:
-        OutOfMemoryError: If a single sample does not fit, memory runs out while a batch
-            is loaded, or the model cannot be restored (`kind="torn state"`). The error
-            contains the post-mortem.
+        OutOfMemoryError: If a single sample does not fit, or memory runs out while a
+            batch is loaded. With `kind="torn state"`, the failed step has changed the
+            model, which cannot be restored. The error contains the post-mortem.
         ConfigError: If an argument is invalid, or a single sample is estimated not to
-            fit into `memory_limit`. Also raised if the batch does not fit and its loss
-            couples samples.
+            fit into `memory_limit`. Also raised for a batch that is estimated not to
+            fit: with `on_oom="raise"`, or if its loss compares samples of the batch
+            with each other (contrastive).
         ModelError: If the model is not compiled.
 
     Example:

@@ -283,7 +283,8 @@ class SurvivingTraining(SurvivingStep):
     def _meet(self, state: Any, batch: Tensors, size: int) -> None:
         build_for(self._model, batch)
         context = self._context
-        if context.limit_bytes is None or not context.splits:
+        must_fit = context.limit_is_given and not context.splits
+        if context.limit_bytes is None or not (context.splits or must_fit):
             return
         try:
             with self._steps.values(state):
@@ -297,6 +298,13 @@ class SurvivingTraining(SurvivingStep):
                 "A single sample is estimated not to fit into the limit. Expected: a "
                 "larger limit, or None for the limit of the device. Received: "
                 f"memory_limit={format_bytes(context.limit_bytes)}."
+            )
+        if must_fit and parts != 1:
+            raise ConfigError(
+                f"A batch of {size} is estimated not to fit into the limit, and "
+                "on_oom='raise' does not split it. Received: memory_limit="
+                f"{format_bytes(context.limit_bytes)}. Next: pass a smaller "
+                "batch_size, or on_oom='split'."
             )
         if parts is not None and parts > 1:
             self._foresee(state, batch, -(-size // parts))

@@ -98,7 +98,13 @@ def trial_table(report: SearchReport) -> Table:
     ]
     return Table(
         "Trials",
-        ("techniques", "trained", *costs, f"drop of {report.metric}", "Pareto front"),
+        (
+            "techniques",
+            "trained",
+            *costs,
+            f"drop of {report.metric}, standard error",
+            "Pareto front",
+        ),
         tuple(rows),
         texts=2,
         last_texts=1,

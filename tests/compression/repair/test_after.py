@@ -1,6 +1,7 @@
 """What data tells about quantized layers, and what it mends: against NumPy."""
 
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.on_data import output_error, passes
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
-from kerasmem.errors import ConfigError, DataError
+from kerasmem.errors import ConfigError, DataError, KerasMemWarning
 from kerasmem.graph.clone import clone
 from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
@@ -451,6 +452,17 @@ def test_what_cannot_be_corrected_is_left_alone():
     changes = in_place(Quantize(bias_correction=True), model, x)
     biases = {c.layer: c.changed for c in changes if c.weight.endswith("bias")}
     assert list(biases.values()) == [False, True]
+
+
+def test_without_a_bias_the_correction_is_a_warning():
+    model = chain((5,), L.Dense(4, use_bias=False))
+    config = Quantize(bias_correction=True)
+    with pytest.warns(KerasMemWarning, match="no quantized layer has a bias.*Next: "):
+        changes = in_place(config, model, data((5,)))
+    assert [change.changed for change in changes] == [True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KerasMemWarning)
+        in_place(config, chain((5,), L.Dense(4)), data((5,)))
 
 
 def test_a_corrected_model_is_saved_and_the_choice_too(tmp_path):

@@ -91,6 +91,8 @@ def test_of_normal_differences_the_error_covers_what_other_samples_show():
 
 @given(st.dictionaries(st.sampled_from(COSTS), st.floats(1e-3, 1e12), min_size=1))
 def test_a_target_is_over_by_its_worst_limit(limits):
+    least = {name: 1.0 for name in COSTS if name.endswith("_bytes")}
+    limits = {name: max(n, least.get(name, n)) for name, n in limits.items()}
     target = Target.of(limits)
     assert target.limits == limits
     assert target.over(limits) == 1
@@ -118,8 +120,9 @@ def test_sizes_may_be_text():
         ({"flops": 0}, "above 0. Received: flops=0"),
         (
             {"file_bytes": -1},
-            'a text such as "200KiB", above 0. Received: file_b',
+            'a text such as "200KiB", at least 1. Received: file_b',
         ),
+        ({"weight_bytes": 0.2}, "at least 1. Received: weight_bytes=0.2"),
         ({"file_bytes": "0 B"}, "Received: file_bytes=0"),
         ({"file_bytes": "small"}, "must be a number of bytes, or a text"),
         ({"latency_ms": float("nan")}, "above 0. Received: latency_ms=nan"),

@@ -344,6 +344,11 @@ def test_a_cost_that_cannot_be_told_is_one_clear_error():
     ("arguments", "error", "text"),
     [
         ({"target": {"file_byte": 9}}, ConfigError, "Did you mean 'file_bytes'"),
+        (
+            {"target": {"file_bytes": 0.2}},
+            ConfigError,
+            "at least 1. Received: file_bytes=0.2",
+        ),
         ({"target": {"flops": -1}}, ConfigError, "above 0. Received: flops=-1"),
         ({"max_drop": -1}, ConfigError, "at least 0. Received: max_drop=-1"),
         ({"max_drop": 0.1, "data": None}, ConfigError, "Received: data=None"),

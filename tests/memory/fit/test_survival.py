@@ -188,6 +188,20 @@ def test_a_limit_that_is_too_small_for_one_sample_is_refused():
         fit(model, **data(), memory_limit="1KiB", verbose=0)
 
 
+def test_a_limit_that_a_whole_batch_exceeds_is_an_error_if_it_may_not_be_split():
+    model = failing_model(Shortage(), "forward")
+    before, size = model.get_weights(), 20_000  # the layers' outputs take 4.9 MiB
+    arguments = {**data(size), "batch_size": size, "on_oom": "raise", "verbose": 0}
+    with pytest.raises(
+        ConfigError, match=r"A batch of 20000 .*memory_limit=3.00 MiB\. Next: .*'split'"
+    ):
+        fit(model, **arguments, memory_limit="3MiB")
+    for own, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(own, old)
+    fit(model, **arguments, memory_limit="1TiB")
+    assert int(model.optimizer.iterations) == 1
+
+
 def test_one_process_of_several_does_not_split_on_its_own(monkeypatch):
     monkeypatch.setattr(
         type(backends.current()), "processes", lambda self, model: (0, 2)
