@@ -35,7 +35,7 @@ _GENERATE = option(
     type=at_least(1),
     metavar="TOKENS",
     help="Also time the generation of new tokens, with a KerasHub CausalLM. The prompt "
-    "is the start of the first row of the data.",
+    "is the first row of the data without its last TOKENS tokens.",
 )
 _MEASURE = measure_of("file", "weights", "metrics", "activations", "latency")
 _OPTIONS = (_DATA, LENGTH, _GENERATE, LOSS, METRIC, batch_of(32), _MEASURE, IMPORT)

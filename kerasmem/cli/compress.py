@@ -267,7 +267,10 @@ def _samples(options: Namespace) -> tuple[Any, Any]:
     if has_labels(test):
         return splits.train, test
     if _needs_labels(options):
-        raise DataError("The data has no labels, which an evaluation needs.")
+        raise DataError(
+            "The data has no labels, which an evaluation needs. Next: add the array y, "
+            "or y_train and y_test."
+        )
     say("The data has no labels: no metric is measured.")
     return splits.train, None
 

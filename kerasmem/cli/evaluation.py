@@ -93,7 +93,9 @@ def check_judging(
     outputs = outputs_on(model, sample_inputs(data, size or 1))
     parts = {k: part for k, part in first_samples(data).items() if part is not None}
     if "y" not in parts and not has_own_step(model, "test_step"):
-        raise DataError("The data has no labels, which an evaluation needs.")
+        raise DataError(
+            "The data has no labels, which an evaluation needs. Next: add the array y."
+        )
     if not model.compiled:
         raise ConfigError(
             f"The {name} was loaded without a loss. Next: pass --loss, and --metric "
@@ -129,8 +131,14 @@ def _odd_count(parts: dict[str, Any], outputs: Tensors) -> int:
     return next(n for n in itertools.count(2) if n not in lengths)
 
 
+_SHORT_METRICS = ("acc", "ce", "crossentropy")
+"""Names that only `compile` knows."""
+
+
 def _check_names(kind: str, module: Any, names: Sequence[str]) -> None:
     for name in names:
+        if kind == "metric" and name in _SHORT_METRICS:
+            continue
         try:
             module.get(name)
         except ValueError as error:

@@ -148,7 +148,8 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             with `time_budget` is not reproducible.
         batch_size: Integer. Number of samples per batch, unless `data` is batched.
             Defaults to 32.
-        callbacks: List of Keras callbacks for fine-tuning.
+        callbacks: List of Keras callbacks for fine-tuning. It does not evaluate
+            `validation_data`, so monitor `"loss"` in place of `"val_loss"`.
         coding: Coding of the file, as in `km.save_model`. `"entropy"` files are smaller
             but need `import kerasmem` to load. Defaults to the coding of the preset,
             otherwise `"deflate"`.
@@ -161,10 +162,11 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             that take more than ten seconds. Defaults to 1.
         output: Path of the `.keras` file to write. For a KerasHub preset, also a new
             folder. Defaults to `None`, which writes nothing.
-        low_memory: If `True`, weights stay on disk and are loaded one at a time, with
-            up to three copies. `result.model` then loads on first access. Needs a path
-            and an `output`. Works with `Cluster`, `Prune` by magnitude, and `Quantize`
-            without adaptive rounding. With samples, the model runs layer by layer.
+        low_memory: If `True`, weights stay on disk and are loaded one at a time, each
+            in up to three copies. `result.model` then loads on first access. Needs a
+            path and an `output`. Works with `Cluster`, `Prune` by magnitude, and
+            `Quantize` with nearest rounding and without awq scales. With samples, the
+            model runs layer by layer.
             `None` does this where possible if the weights exceed one sixth of the
             available memory. A KerasHub preset that is written to a new folder, without
             samples, always uses it where possible. `False` disables it. Defaults to
@@ -326,7 +328,9 @@ def _check_samples(
         check_ends(parts[0], "fine-tuning")
         needs_labels = model.loss is not None and not has_own_step(model)
         if needs_labels and lacks_labels(parts[0]):
-            raise DataError("Fine-tuning needs labels. Next: give data=(x, y).")
+            raise DataError(
+                "Fine-tuning, also in a search, needs labels. Next: give data=(x, y)."
+            )
     if parts[0] is not None:
         warn_if_unfit(model)
     for samples in parts:

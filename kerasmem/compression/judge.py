@@ -158,6 +158,8 @@ def chance_of(model: Model, data: Dataset) -> float | None:
 def in_order(model: Model, metrics: Mapping[str, float]) -> dict[str, float]:
     """Sorts metrics as in `compile`, with losses last; Keras sorts alphabetically.
 
+    A metric with a value per class becomes the mean of its values.
+
     `model` must be the model that was just evaluated.
     """
     results = [(metric.name, metric.result()) for metric in model.metrics]
@@ -167,7 +169,7 @@ def in_order(model: Model, metrics: Mapping[str, float]) -> dict[str, float]:
         for each in (value if isinstance(value, dict) else [name])
     ]
     names = sorted([*names, *metrics], key=lambda name: name.endswith("loss"))
-    return {name: float(metrics[name]) for name in names if name in metrics}
+    return {name: float(np.mean(metrics[name])) for name in names if name in metrics}
 
 
 def first_metric(metrics: Mapping[str, float]) -> str:

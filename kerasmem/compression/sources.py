@@ -320,7 +320,7 @@ def _why_not_step(step: Technique) -> str | None:
         ranks = f"criterion={step.criterion!r}, pattern={step.pattern!r}"
         return None if is_by_magnitude(step) else f"it ranks entries by {ranks}"
     if isinstance(step, Quantize):
-        return "its rounding needs samples" if step.takes_samples else None
+        return "its rounding or its scales need samples" if step.takes_samples else None
     return None if isinstance(step, Cluster) else "it reads or changes several layers"
 
 

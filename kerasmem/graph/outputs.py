@@ -209,7 +209,11 @@ def near_name(name: object, module: Any) -> str:
         >>> near_name("acuracy", keras.metrics)
         " Did you mean 'accuracy'?"
     """
-    names = [each.lower() if each.istitle() else each for each in dir(module)]
+    # Keras accepts only the class name of `F1Score`.
+    names = [
+        each.lower() if each.istitle() and each.isalpha() else each
+        for each in dir(module)
+    ]
     return did_you_mean(name, names)
 
 

@@ -432,3 +432,15 @@ def test_a_copy_is_freed_when_a_step_returns_another_model(monkeypatch, digits):
     model.compile("adam", "sparse_categorical_crossentropy")
     km.compress(model, km.PruneChannels(0.5), validation_data=digits[1], verbose=0)
     assert alive == [[True], [False]]
+
+
+def test_a_metric_with_a_value_per_class_is_the_mean_of_its_values(digits):
+    (x, y), (_, labels) = digits[1], digits[0]
+    model = keras.Sequential([keras.Input((20,)), L.Dense(3, "softmax")])
+    model.compile("adam", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    data = (x, keras.utils.to_categorical(y, labels.max() + 1))
+    per_class = model.evaluate(*data, verbose=0, return_dict=True)["f1_score"]
+    result = km.compress(model, km.Quantize("int8"), validation_data=data, verbose=0)
+    assert len(per_class) == 3
+    figures = result.report.before.metrics
+    assert figures["f1_score"] == pytest.approx(np.mean(per_class))

@@ -189,6 +189,8 @@ def weight_plan(
             if quantized_variables(model)
             else ""
         )
+        if any(getattr(w.owner, "quantization_mode", None) for w in all_weights):
+            again = " Keras has quantized it. Next: compress the float model."
         reason = f"none of its {len(all_weights)} weights is a float kernel or "
         reason += "embedding table."
         if any(why == _EXCLUDED and is_kernel(weight) for weight, why in plan):

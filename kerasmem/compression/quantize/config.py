@@ -120,20 +120,22 @@ class Quantize(Technique):
     Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 
     Args:
-        scheme: Type of the stored weights. `"mixed"` needs a budget, which on the
-            command line only a recipe can contain. Defaults to `"int8"`.
+        scheme: Type of the stored weights. `"mixed"` needs a budget; on the command
+            line, give it in a `--recipe` file. Defaults to `"int8"`.
         granularity: Unit that shares a scale: `"channel"` for an output channel (a row
             of an embedding table), `"tensor"`, or `"group"` for a group of entries in a
-            channel. Defaults to `"channel"`, or groups of about 64 for `"int4"`, or a
-            choice per layer for `"mixed"`. By default, `"int4"` has bfloat16 scales,
-            one per channel in convolutions, and stores embedding tables with at most
-            2 % of the weights in int8.
+            channel. Defaults to `"channel"`, or for `"int4"` to groups of equal size
+            close to 64 (784 inputs: 14 groups of 56), or to a choice per layer for
+            `"mixed"`. By default, `"int4"` has bfloat16 scales, one per channel in
+            convolutions, and keeps small embedding tables in int8: those with at most
+            2 % of the weights of the model.
         group_size: Integer, at least 2. Maximum number of entries in a group; implies
             `granularity="group"`. Defaults to 128 with `granularity="group"`.
         symmetric: Boolean. If `False`, uses asymmetric quantization with a zero point
             per scale. Defaults to `True`.
         include: Regular expressions of weight paths or layer class names. Additional
-            weights to quantize, with two or more axes.
+            weights to quantize, with two or more axes. An expression matches any part
+            of a path, or the whole class name of a layer or of a base class.
         exclude: Regular expressions of weight paths or layer class names. Matching
             weights are not quantized.
         bias_correction: Boolean. Whether to correct biases by the mean output error
@@ -148,7 +150,7 @@ class Quantize(Technique):
             smaller steps for weights of large inputs, stores a scale per input and
             needs `data`. `"int8-static"`, `"nf4"` and 16 bits support only `"max"`;
             `"int8-dynamic"` and `"mixed"` support `"max"` and `"mse"`. Defaults to
-            `"max"`, or `"mse"` in the default groups of `"int4"`.
+            `"max"`, or to `"mse"` for `"int4"` without `granularity` and `group_size`.
         budget: A `km.Budget`, required for `"mixed"`.
         calibration: A `km.Calibration` for `"int8-static"`. Defaults to
             `km.Calibration()`.

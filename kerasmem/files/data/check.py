@@ -268,8 +268,9 @@ def _by_input(
         return [(t, arrays[name]) for t, name in zip(inputs, wanted, strict=True)]
     if len(arrays) != len(inputs):
         raise DataError(
-            f"The model has {len(inputs)} inputs, {wanted}. Received: "
-            f"{len(arrays)} arrays of x."
+            f"The model has {len(inputs)} input{'s' * (len(inputs) > 1)}, {wanted}. "
+            f"Received: {len(arrays)} arrays of x. Next: a list contains the inputs; "
+            "for samples with labels, pass a tuple (x, y)."
         )
     return list(zip(inputs, arrays.values(), strict=True))
 

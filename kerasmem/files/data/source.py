@@ -317,7 +317,8 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise DataError(
             f"There is no data file {str(path)!r}{': it is a folder' * path.is_dir()}. "
-            "Expected: an .npz file, or a function as package.module:function."
+            "Expected: an .npz file, a function as package.module:function, or for "
+            "language models a .txt or .npy file."
         )
     try:
         with path.open("rb") as file:

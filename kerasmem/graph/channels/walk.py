@@ -53,7 +53,7 @@ def label_channels(model: Model) -> LabelledModel:
         why = f"is the input {x.name!r}"
         inputs.append(LabelledTensor(labels.frozen(len(x.shape), why), tuple(x.shape)))
     for number, y in enumerate(_Labelling(labelled_model).run(graph, inputs)):
-        labels.freeze(y.array, f"reaches output {number} of the model")
+        labels.freeze(y.array, f"has the channels of output {number} of the model")
     labels.tensors.extend(labelled_model.tensors.values())
     _freeze_tied(labelled_model, model)
     return labelled_model

@@ -34,7 +34,7 @@ def check_generates(model: Model, length: int) -> None:
         raise ModelError(
             "Generation needs a KerasHub CausalLM. Expected: a model such as "
             f"keras_hub.models.GemmaCausalLM. Received: model={as_received(model)}. "
-            "Next: for a backbone, pass training=False (--predict)."
+            "Next: leave out generate; training=False (--predict) is one forward pass."
         )
     most = getattr(model.backbone, "max_sequence_length", None)
     if isinstance(most, int):

@@ -32,7 +32,7 @@ def estimate(request: Request) -> MemoryEstimate:
         raise ConfigError(
             "A step is measured on the CPU of this machine. Expected: device='cpu' and "
             f"no distribution. Received: {device=} and {request.sharding.devices} "
-            "devices. Next: pass method='analytic'."
+            "devices. Next: leave out device, or pass method='analytic'."
         )
     if request.generate is not None:
         valid = "None with method='measured'"

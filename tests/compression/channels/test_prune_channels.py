@@ -214,7 +214,7 @@ def test_every_weight_is_told_of_with_the_reason_it_stays():
     assert "normalizes all of its channels" in details["wide/kernel"]
     assert "Lambda 'mystery' is not supported" in details["inner/kernel"]
     assert details["behind/kernel"] == "(6, 5) to (6, 3)"
-    assert details["head/bias"] == "reaches output 0 of the model"
+    assert details["head/bias"] == "has the channels of output 0 of the model"
     assert found.unknown.keys() == {"mystery"}
 
 
