@@ -96,7 +96,8 @@ _MEASURE = measure_of("file", "weights", "metrics")
         help="Keep weights on disk and load one at a time. Supports --prune by "
         "magnitude, --quantize with nearest rounding and without awq scales, and "
         "clustering from a recipe; no fine-tuning. With --data, the evaluation also "
-        "loads one layer at a time (default: where possible, if MODEL is a folder of a "
+        "loads one layer at a time, except for tokens and presets, which then need the "
+        "whole model in memory (default: where possible, if MODEL is a folder of a "
         "KerasHub preset or its weights are large for the available memory).",
     ),
     IMPORT,

@@ -124,8 +124,9 @@ STEPS: tuple[Option | str, ...] = (
         metavar="NAME",
         help="Named steps: size (80 %% of the weights pruned, int8, entropy coding); "
         "latency (channels pruned to 50 %% of the multiplications); balanced (channels "
-        "pruned to 70 %%, int8); lossless (entropy coding). All but lossless need "
-        "--data or --fine-tune-epochs 0. Cannot be combined with other steps.",
+        "pruned to 70 %% of the multiplications, int8); lossless (entropy "
+        "coding). All but lossless need --data or --fine-tune-epochs 0. Cannot be "
+        "combined with other steps.",
     ),
     *(
         each
