@@ -37,7 +37,9 @@ def test_it_is_short():
 def test_every_figure_of_its_tables_is_among_the_benchmarks():
     shown = figures(TABLES) - {"80"}  # how much is pruned, not what came of it
     assert len(shown) > 15
-    assert shown - figures((ROOT / "docs" / "benchmarks.md").read_text()) == set()
+    pages = [ROOT / "docs" / name for name in ("benchmarks.md", "peers.md")]
+    measured = figures("\n".join(page.read_text() for page in pages))
+    assert shown - measured == set()
 
 
 def test_a_figure_is_seen_with_its_unit():

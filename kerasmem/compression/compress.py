@@ -329,7 +329,7 @@ def _check_samples(
         needs_labels = model.loss is not None and not has_own_step(model)
         if needs_labels and lacks_labels(parts[0]):
             raise DataError(
-                "Fine-tuning, also in a search, needs labels. Next: give data=(x, y)."
+                "Fine-tuning needs labels, also in a search. Next: give data=(x, y)."
             )
     if parts[0] is not None:
         warn_if_unfit(model)

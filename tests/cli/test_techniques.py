@@ -138,10 +138,14 @@ def test_the_help_of_an_option_is_more_than_its_type(technique):
     [
         (km.Prune, "exclude", "Regular expression of weight paths or layer class"),
         (km.Prune, "exclude", ". Repeatable."),
-        (km.Prune, "pattern", 'by maximum with "max 4x4" (default: unstructured).'),
+        (km.Prune, "pattern", 'by maximum with "max 4x4": 8x1 is 8 inputs'),
         (km.PruneChannels, "ignore", "Regular expression of weight paths. "),
         (km.Quantize, "group_size", "implies --quantize-granularity group (default: 1"),
-        (km.Quantize, "scales", "(default: max, or mse in the default groups of int4)"),
+        (
+            km.Quantize,
+            "scales",
+            "(default: max, or mse for int4 without --quantize-granularity",
+        ),
         (km.Quantize, "rounding", "need --data and symmetric"),
     ],
 )

@@ -293,7 +293,11 @@ def test_a_model_that_is_large_against_memory_goes_by_file(
             "ranks entries by .*, pattern='2:4'",
         ),
         (km.Prune(0.5, criterion="random"), {}, "ranks entries by criterion='random'"),
-        (Q("int8", rounding="adaptive"), {}, "at once: its rounding needs samples"),
+        (
+            Q("int8", rounding="adaptive"),
+            {},
+            "at once: its rounding or its scales need samples",
+        ),
         (Q("int8-static"), {}, "samples to calibrate activation ranges.*pass data=x"),
         (
             Q("int8"),

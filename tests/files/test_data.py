@@ -330,7 +330,7 @@ def test_a_missing_last_axis_of_one_fits_as_in_keras():
         ((X, {"a": Y, "b": Y[:1]}), "y_a has 6, y_b has 1"),
         (X[:0], "data is empty"),
         (X.astype(str), "takes numbers .float32.. Received: x of dtype <U"),
-        ([X, X], r"has 1 inputs, \['x'\]. Received: 2 arrays"),
+        ([X, X], r"has 1 input, \['x'\]. Received: 2 arrays"),
         ({"z": X}, r"inputs are named \['x'\]. Received: data named \['z'\]"),
         (([[0.5, 1.0]], Y), r"x as a list of values, the first 0.5.* np.asarray\(x\)"),
         ((X, [1, 2]), r"y as a list of values, the first 1\. .* np.asarray\(y\)"),

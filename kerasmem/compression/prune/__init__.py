@@ -70,8 +70,8 @@ class Prune(Technique):
             input); `"random"` (baseline). `"taylor"` and `"movement"` need labeled
             `data`, and `"wanda"` needs `data`. Defaults to `"magnitude/rms"`.
         pattern: `"unstructured"`, or `"2:4"` to keep two of every four consecutive
-            weights along the input axis (sparsity 0.5). A size prunes blocks: `"8x1"`
-            is 8 inputs by 1 output. Blocks rank by mean, or by maximum: `"max 8x1"`.
+            weights along the input axis (sparsity 0.5). A size prunes blocks, ranked
+            by mean, or by maximum with `"max 4x4"`: `"8x1"` is 8 inputs by 1 output.
             Python also accepts `(4, 4)`. Defaults to `"unstructured"`.
         schedule: Sparsity schedule during training, from `kerasmem.compression.prune`
             or tfmot. Defaults to a cubic rise from `begin` to `end`.

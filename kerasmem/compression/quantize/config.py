@@ -150,7 +150,7 @@ class Quantize(Technique):
             smaller steps for weights of large inputs, stores a scale per input and
             needs `data`. `"int8-static"`, `"nf4"` and 16 bits support only `"max"`;
             `"int8-dynamic"` and `"mixed"` support `"max"` and `"mse"`. Defaults to
-            `"max"`, or to `"mse"` for `"int4"` without `granularity` and `group_size`.
+            `"max"`, or `"mse"` for `"int4"` without `granularity` and `group_size`.
         budget: A `km.Budget`, required for `"mixed"`.
         calibration: A `km.Calibration` for `"int8-static"`. Defaults to
             `km.Calibration()`.

@@ -1,5 +1,7 @@
 """A fit that runs out of memory ends as one that did not."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -188,7 +190,12 @@ def test_a_limit_that_is_too_small_for_one_sample_is_refused():
         fit(model, **data(), memory_limit="1KiB", verbose=0)
 
 
-def test_a_limit_that_a_whole_batch_exceeds_is_an_error_if_it_may_not_be_split():
+def test_a_limit_that_a_whole_batch_exceeds_is_an_error_if_it_may_not_be_split(
+    monkeypatch,
+):
+    # Models of other tests in this process do not count.
+    nothing = SimpleNamespace(current_bytes=None)
+    monkeypatch.setattr("kerasmem.memory.fit.plan.figures_of", lambda: nothing)
     model = failing_model(Shortage(), "forward")
     before, size = model.get_weights(), 20_000  # the layers' outputs take 4.9 MiB
     arguments = {**data(size), "batch_size": size, "on_oom": "raise", "verbose": 0}
