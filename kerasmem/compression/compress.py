@@ -166,11 +166,10 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             in up to three copies. `result.model` then loads on first access. Needs a
             path and an `output`. Works with `Cluster`, `Prune` by magnitude, and
             `Quantize` with nearest rounding and without awq scales. With samples, the
-            model runs layer by layer.
-            `None` does this where possible if the weights exceed one sixth of the
-            available memory. A KerasHub preset that is written to a new folder, without
-            samples, always uses it where possible. `False` disables it. Defaults to
-            `None`.
+            model runs layer by layer. `None` does this where possible if the weights
+            exceed one sixth of the available memory. A KerasHub preset that is written
+            to a new folder, without samples, always uses it where possible. `False`
+            disables it. Defaults to `None`.
         measure: Figures to report for both models: any of `"file"`, `"weights"`,
             `"metrics"` (needs `validation_data`), `"activations"` and `"latency"`.
             Figures that `max_drop` and `target` need are always measured. Defaults to
@@ -263,7 +262,6 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
         place = scope.enter_context(writer.place())
         if FILE in figure_names or output is not None:
             size = writer.write(outcome.model, place, coding)
-        size = size if FILE in figure_names else None
         stage("measuring the compressed model")
         with _data_errors():
             after = figures(outcome.model, *judging, size, figure_names)

@@ -85,7 +85,7 @@ def figures(
     Figures that are not in `measured` are `None`, as is a file size that was not
     measured.
     """
-    values = {} if size is None else size._asdict()
+    values = size._asdict() if size is not None and FILE in measured else {}
     if WEIGHTS in measured:
         values["weight_bytes"] = sum(map(nbytes, model.weights))
         values["parameters"] = sum(map(parameters, model.weights))
