@@ -251,7 +251,7 @@ def compress(  # noqa: PLR0913 - the public entry point, see the design
             before = figures(model, *judging, size, figure_names)
         if is_evaluated and not before.metrics:
             _warn_without_metric(model.compiled)
-        if ACTIVATIONS in figure_names and before.activation_peak_bytes is None:
+        if ACTIVATIONS in measure and before.activation_peak_bytes is None:
             warnings.warn(_NO_ACTIVATIONS, KerasMemWarning, stacklevel=2)
         copies = [] if is_ours else [model]
         del model  # the steps free a copy that they replace

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import deflate
 import numpy as np
 
+from kerasmem.errors import ModelFileError
+
 crc32 = deflate.crc32
 """Same result as `zlib.crc32`, sixteen times faster."""
 
@@ -67,6 +69,18 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
     adler = deflate.adler32(planes.reshape(-1).data).to_bytes(4, "big")
     stream = b"".join([b"\x78\x01", *blocks, adler])
     return stream if len(stream) < piece.size else None
+
+
+def inflated(stream: bytes, width: int, size: int) -> np.ndarray:
+    """Returns the `size` bytes of a stream of `deflated`.
+
+    Raises `ModelFileError` if the stream is damaged.
+    """
+    try:
+        planes = np.frombuffer(deflate.zlib_decompress(stream, size), np.uint8)
+        return np.ascontiguousarray(planes.reshape(width, -1).T)
+    except deflate.DeflateError as error:
+        raise ModelFileError("A deflated array is damaged.") from error
 
 
 def _how(plane: np.ndarray) -> Callable[[np.ndarray], bytes]:

@@ -44,6 +44,7 @@ from kerasmem.files.preset import TASK, is_preset, load_task, weight_files, weig
 from kerasmem.files.skeleton import mapped_weights, streamed_weights
 from kerasmem.graph.full_configs import keep_omitted
 from kerasmem.graph.layers import sublayers
+from kerasmem.graph.saving import cached_skip_sets
 from kerasmem.optional import feature
 from kerasmem.records.plain import read_json
 from kerasmem.types import Model, Tensor
@@ -209,7 +210,7 @@ def _load(
     with_loss: bool,
     slots: bool = True,
 ) -> Any:
-    with warnings.catch_warnings(), bounded_weights(path):
+    with warnings.catch_warnings(), bounded_weights(path), cached_skip_sets():
         # A missing optimizer state is expected.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")
         model = keras.models.load_model(

@@ -38,6 +38,7 @@ from kerasmem.files.weights import CODINGS, Coding, check_weights, same_bits
 from kerasmem.files.write import WrittenModel, write_model
 from kerasmem.graph.clone import objects_of
 from kerasmem.graph.layers import own_variables, sublayers
+from kerasmem.graph.saving import cached_skip_sets
 from kerasmem.graph.values import to_numpy
 from kerasmem.types import Layer, Model, Variable
 
@@ -195,9 +196,10 @@ def _check_whole(weights: Weights, path: Path) -> None:
 def _opened(path: Path, objects: dict[str, Any]) -> Any:
     try:
         # The file was written here, so a lambda in it belongs to the caller.
-        return keras.models.load_model(
-            path, custom_objects=objects, compile=False, safe_mode=False
-        )
+        with cached_skip_sets():
+            return keras.models.load_model(
+                path, custom_objects=objects, compile=False, safe_mode=False
+            )
     except Exception as error:  # a custom class may raise anything
         raise OutputError(
             f"the file could not be opened: {first_reason(error)}"

@@ -254,7 +254,7 @@ def check_weights(
     for name, array in written.items():
         try:
             is_same = _is_same(weights.get(name), array, coding)
-        except (OSError, RuntimeError, ModelFileError) as error:  # HDF5 filters
+        except (OSError, RuntimeError, ValueError, ModelFileError) as error:
             raise not_read_back(name) from error
         if not is_same:
             raise not_read_back(name)

@@ -34,7 +34,7 @@ from kerasmem.graph.from_config import (
 )
 from kerasmem.graph.full_configs import no_copy
 from kerasmem.graph.layers import check_built, of_one_class, sublayers
-from kerasmem.graph.saving import save_untrained, unbuilt_copy
+from kerasmem.graph.saving import cached_skip_sets, save_untrained, unbuilt_copy
 from kerasmem.graph.values import to_numpy
 from kerasmem.types import Model
 
@@ -132,7 +132,7 @@ def lambdas_allowed() -> Iterator[None]:
 
 
 def _load(path: Path, objects: dict[str, Any]) -> Any:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), cached_skip_sets():
         warnings.filterwarnings("ignore", message=r"`build\(\)` was called on layer")
         # The optimizer of a nested compiled model is saved without its slots.
         warnings.filterwarnings("ignore", message="Skipping variable loading for opt")

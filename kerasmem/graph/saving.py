@@ -1,24 +1,45 @@
 """Saves models in the Keras format, with a custom optimizer and weight store."""
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
 
 # Private: in Keras 3.15, `model.save` accepts neither. No issue known.
+from keras.src.backend.common import global_state  # noqa: TID251
 from keras.src.saving.saving_lib import (  # noqa: TID251
     DiskIOStore,
     H5IOStore,
     _save_state,
     _serialize_model_as_json,
+    get_attr_skipset,
 )
 
 from kerasmem.errors import ModelError
 from kerasmem.graph.full_configs import full_configs
 from kerasmem.graph.layers import sublayers
 from kerasmem.types import Model, Optimizer
+
+
+@contextmanager
+def cached_skip_sets() -> Iterator[None]:
+    """Returns a context in which Keras saves and loads without probing every layer.
+
+    Keras 3.15 creates a layer for each layer to find the attributes to skip. It caches
+    them under a wrong key, see docs/upstream.md.
+    """
+    keys = {f"saving_attr_skiplist_{kind}": kind for kind in ("Layer", "Operation")}
+    before = {key: global_state.get_global_attribute(key) for key in keys}
+    for key, kind in keys.items():
+        global_state.set_global_attribute(key, get_attr_skipset(kind))
+    try:
+        yield
+    finally:
+        for key, names in before.items():
+            global_state.set_global_attribute(key, names)
 
 
 def save_parts(
@@ -33,7 +54,7 @@ def save_parts(
     Saves `optimizer` instead of the model's optimizer. `wrap` converts the JSON of the
     config.
     """
-    with full_configs(sublayers(model)):
+    with cached_skip_sets(), full_configs(sublayers(model)):
         config, metadata = _serialize_model_as_json(model)
         archive.writestr("metadata.json", metadata, zipfile.ZIP_STORED)  # constant size
         archive.writestr("config.json", wrap(config))

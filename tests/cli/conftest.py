@@ -97,14 +97,14 @@ def kerasmem(capsys, monkeypatch):
 def refused(kerasmem, tmp_path):
     """Call `kerasmem`; it must fail in one line and leave the folder as it was."""
 
-    def call(line, unsaid="error", code=2):
+    def call(line, unsaid="error:", code=2):
         before = {path: path.read_bytes() for path in files(tmp_path)}
         result = kerasmem(line)
         assert result.code == code
         assert result.out == ""
         progress, message = split_at_last_line(result.err)
         assert message.startswith("kerasmem")
-        assert "error" not in progress
+        assert "error:" not in progress
         assert unsaid not in progress
         assert {path: path.read_bytes() for path in files(tmp_path)} == before
         return message
