@@ -259,15 +259,16 @@ def did_you_mean(
 ) -> str:
     """Returns a sentence with the known names most similar to `name`, or `""`.
 
-    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1]. One or two
-    names that start with `name` come first.
+    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1]. A name in
+    other case comes first, then one or two names that start with `name`.
 
     Example:
         >>> did_you_mean("flop", ["latency_ms", "flops"])
         " Did you mean 'flops'?"
     """
-    names = list(known)
-    near = [each for each in names if each.startswith(str(name))]
+    names, text = list(known), str(name)
+    near = [each for each in names if each.lower() == text.lower()]
+    near = near or [each for each in names if each.startswith(text)]
     if not 0 < len(near) <= 2:
-        near = get_close_matches(str(name), names, n=most, cutoff=cutoff)
+        near = get_close_matches(text, names, n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -62,7 +62,11 @@ def clone(model: Model, *, shares: bool = False) -> Any:
     check_built(model)
     layers = sublayers(model)
     objects = live_objects(model, layers)
-    with keras.saving.custom_object_scope(objects), current().replicating(model):
+    with (
+        keras.saving.custom_object_scope(objects),
+        current().replicating(model),
+        lambdas_allowed(),
+    ):
         copy = made_of_config(model, layers, shares=shares)
         if copy is not None and model.compiled:
             unbuilt_copy(model.optimizer)  # raises a clear error if not copyable
@@ -125,10 +129,21 @@ def _save(model: Model, path: Path) -> None:
 
 @contextmanager
 def lambdas_allowed() -> Iterator[None]:
-    """Suppresses the warning of Keras about lambdas, which stay in this process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
-        yield
+    """Suppresses the warning of Keras about lambdas, which stay in this process.
+
+    Raises `ModelError` for a lambda without source code, which Keras 3.15 cannot save.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
+            yield
+    except OSError as error:
+        if "source code" not in str(error):
+            raise
+        raise ModelError(
+            "The model has a lambda without source code, so it cannot be copied. Next: "
+            "define this function in a file."
+        ) from error
 
 
 def _load(path: Path, objects: dict[str, Any]) -> Any:
@@ -231,9 +246,9 @@ def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
     objects += map(_named, used)
     by_name: dict[str, Any] = {}
     for one in objects:
-        if one.__module__.partition(".")[0] in _NOT_THE_USERS or _is_imported(one):
-            continue
         if one.__name__ == "<lambda>":  # saved as code, not by name
+            continue
+        if one.__module__.partition(".")[0] in _NOT_THE_USERS or _is_imported(one):
             continue
         name = keras.saving.get_registered_name(one)
         if by_name.setdefault(name, one) is not one:

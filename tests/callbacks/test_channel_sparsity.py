@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.channels.penalty import ChannelPenalty
+from kerasmem.callbacks.channel_sparsity import ChannelPenalty
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 from tests.graph.channels.strategies import randomize

@@ -8,7 +8,6 @@ import pytest
 
 import kerasmem as km
 from kerasmem.compression.quantize.on_data import moments
-from kerasmem.compression.quantize.on_data.adaptive import adapted_codes
 from kerasmem.compression.quantize.on_data.moments import (
     Moments,
     Sums,
@@ -18,6 +17,7 @@ from kerasmem.compression.quantize.on_data.moments import (
     of_matrices,
 )
 from kerasmem.compression.quantize.on_data.passes import Passes
+from kerasmem.compression.quantize.on_data.rounding import adapted_codes
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.errors import ConfigError, DataError, ModelError

@@ -16,7 +16,7 @@ import kerasmem as km
 from kerasmem.backends import at_rest
 from kerasmem.backends.lazy import source_at_rest
 from kerasmem.compression import sources
-from kerasmem.compression.layer_by_layer import evaluate_by_layers
+from kerasmem.compression.measure import evaluate_by_layers
 from kerasmem.errors import ConfigError, KerasMemWarning, TargetError
 from kerasmem.files.described import offloaded_model
 from tests.compression.two_ways import both

@@ -7,7 +7,7 @@ import pytest
 import kerasmem as km
 from kerasmem.compression.quantize import Quantize
 from kerasmem.compression.quantize.on_data.moments import Moments
-from kerasmem.compression.quantize.on_data.second_order import second_order_codes
+from kerasmem.compression.quantize.on_data.rounding import second_order_codes
 from kerasmem.compression.quantize.owners import quantized_variables
 from kerasmem.errors import ConfigError
 from kerasmem.files import load_model

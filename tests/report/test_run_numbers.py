@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.callbacks.run_log import epoch_figures
+from kerasmem.extras.trackers import run_scalars
 from kerasmem.records import (
     GradientRecord,
     HostReading,
@@ -26,7 +27,6 @@ from kerasmem.report.run.page import (
     metric_panels,
     run_page_html,
 )
-from kerasmem.report.run.scalars import run_scalars
 from kerasmem.report.run.timelines import (
     MOST_BLOCKS,
     chosen,

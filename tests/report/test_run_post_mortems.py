@@ -9,7 +9,7 @@ from rich.console import Console
 from kerasmem.records import Run
 from kerasmem.report.run import run_page_html
 from kerasmem.report.run.headline import post_mortem_table
-from kerasmem.report.run.post_mortems import MOST_SHOWN, shown
+from kerasmem.report.run.page import MOST_SHOWN, shown
 from tests.report.runs import memory_records, post_mortems
 from tests.report.test_page import Tags
 

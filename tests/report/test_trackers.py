@@ -11,9 +11,8 @@ import pytest
 from kerasmem.cli.main import main
 from kerasmem.errors import ConfigError
 from kerasmem.extras.trackers import _allowed as mlflow_name
-from kerasmem.extras.trackers import check_trackers
+from kerasmem.extras.trackers import check_trackers, run_scalars
 from kerasmem.records import HostReading, MemoryRecord
-from kerasmem.report.run.scalars import run_scalars
 from kerasmem.units import MIB
 from tests.report import tracker_libraries
 from tests.report.runs import gradient_records, memory_records

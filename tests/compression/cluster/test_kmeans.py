@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
 from kerasmem.compression.cluster import STARTS, Cluster, apply
-from kerasmem.compression.cluster.kmeans import (
+from kerasmem.compression.cluster.apply import (
     Line,
     centroids,
     line_of_bins,

@@ -9,7 +9,7 @@ from keras import layers
 from scipy.linalg import svdvals
 
 import kerasmem as km
-from kerasmem.compression.factorize.replacements import factors
+from kerasmem.compression.factorize.apply import factors
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.values import to_numpy
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import kerasmem as km
-from kerasmem.compression.quantize import Quantize
-from kerasmem.compression.quantize.on_data import output_error, passes
+from kerasmem.compression.quantize import Quantize, repair
+from kerasmem.compression.quantize.on_data import passes
 from kerasmem.compression.recipe import apply_technique
 from kerasmem.compression.technique import Context
 from kerasmem.errors import ConfigError, DataError, KerasMemWarning
@@ -293,7 +293,7 @@ def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
 
         return observe(model, batches, layers, outputs=counted)
 
-    monkeypatch.setattr(output_error, "observe", observed)
+    monkeypatch.setattr(repair, "observe", observed)
     in_place(Quantize(), dense_net(), data((6,), 200))
     assert sizes == [size for size in (32, 32, 32, 32) for _ in range(2)]
     sizes.clear()
@@ -301,7 +301,7 @@ def test_at_most_so_many_samples_are_looked_at_in_batches(monkeypatch):
     assert sizes == [size for size in (50, 50, 28) for _ in range(2)]
     sizes.clear()
     # The smaller layer makes 3 numbers of a sample.
-    monkeypatch.setattr(output_error, "_ENOUGH", 3 * 40)
+    monkeypatch.setattr(repair, "_ENOUGH", 3 * 40)
     in_place(Quantize(), dense_net(), data((6,), 200))
     assert sizes == [size for size in (32, 32) for _ in range(2)]
 

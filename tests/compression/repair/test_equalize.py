@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kerasmem as km
 from kerasmem.compression.quantize import Equalize
-from kerasmem.compression.quantize.balance import (
+from kerasmem.compression.quantize.equalize import (
     LARGEST,
     ScalePair,
     Side,

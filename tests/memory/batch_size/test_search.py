@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerasmem.errors import ConfigError
-from kerasmem.memory.batch_size.find import _result
-from kerasmem.memory.batch_size.search import TOLERANCE, BatchSizeSearch
+from kerasmem.memory.batch_size.find import TOLERANCE, BatchSizeSearch, _result
 from kerasmem.memory.batch_size.trial import BatchSizeTrial
 
 pytestmark = pytest.mark.one_backend

@@ -6,6 +6,25 @@ minimizes the output error of the layer.
 
 Source of AWQ: Lin, Tang, Tang, Yang, Chen, Wang, Xiao, Dang, Gan and Han, "AWQ:
 Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
+
+Second-order rounding (GPTQ): later weights compensate for the error of earlier ones.
+
+The rows of a kernel are rounded one by one, largest inputs first. The error of a row is
+distributed over the remaining rows by the inverse second moments of the inputs. This
+reduces the output error.
+
+Source: Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ: Accurate Post-Training
+Quantization for Generative Pre-trained Transformers", 2022.
+
+Adaptive rounding: round each weight up or down to minimize the output error.
+
+Rounding to nearest minimizes the error of each entry. Adaptive rounding minimizes the
+error of the sum `w'x`, computed from second moments of the inputs x. The paper also
+includes the following activation. Second moments do not contain enough information for
+that, and every step would need all samples.
+
+Source: Nagel, Amjad, van Baalen, Louizos and Blankevoort, "Up or Down? Adaptive
+Rounding for Post-Training Quantization", 2020.
 """
 
 from collections.abc import Callable
@@ -28,7 +47,6 @@ from kerasmem.compression.quantize.config import (
 )
 from kerasmem.compression.quantize.layer import WeightPlace
 from kerasmem.compression.quantize.math import LIMIT, finite
-from kerasmem.compression.quantize.on_data.adaptive import adapted_codes
 from kerasmem.compression.quantize.on_data.moments import (
     Moments,
     Sums,
@@ -37,11 +55,145 @@ from kerasmem.compression.quantize.on_data.moments import (
     of_matrices,
 )
 from kerasmem.compression.quantize.on_data.passes import Passes
-from kerasmem.compression.quantize.on_data.second_order import second_order_codes
 from kerasmem.errors import ModelError
 from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.types import Dataset, Layer
+
+_LOW, _HIGH = -0.1, 1.1
+"""Ends of the stretched sigmoid, which is clipped to [0, 1] and reaches both ends."""
+
+_STEPS, _RATE, _WARM_UP = 1000, 0.02, 0.2
+_WEIGHT, _FIRST_POWER, _LAST_POWER = 0.3, 20.0, 2.0
+
+
+def adapted_codes(
+    moments: Moments, weights: np.ndarray, steps: np.ndarray, limit: int
+) -> np.ndarray:
+    """Return adaptively rounded codes of a kernel in matrix form.
+
+    No output has a larger squared error than with rounding to nearest. Zeros and the
+    largest codes stay, because the largest codes determine the scale. `weights` are
+    float64, and `steps` are the steps of their codes, both (groups, K, outputs).
+    """
+    moments = moments.settled
+    exact = weights / steps
+    nearest, down = np.clip(np.rint(exact), -limit, limit), np.floor(exact)
+    target = moments.mixed @ weights
+    noise = nearest * steps - weights
+    usual = (noise * (moments.rounded @ noise)).sum(-2, keepdims=True)
+    gradient_scale = 2 * steps / np.where(usual > 0, usual, 1.0)
+    up = _relaxed(
+        exact - down,
+        lambda part: (
+            gradient_scale * (moments.rounded @ ((down + part) * steps) - target)
+        ),
+    )
+    keeps_nearest = (weights == 0) | (np.abs(nearest) == limit)
+    codes = np.where(keeps_nearest, nearest, np.clip(down + (up > 0.5), -limit, limit))
+    return moments.better(codes, nearest, (weights, steps))
+
+
+def _relaxed(
+    begin: np.ndarray, slope: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Minimize the error over fractions in [0, 1] that are driven towards 0 or 1.
+
+    `slope` returns the gradient of the error.
+    """
+    inside = (np.clip(begin, 1e-4, 1 - 1e-4) - _LOW) / (_HIGH - _LOW)
+    x = np.log(inside / (1 - inside))
+    first, second, part = np.zeros_like(x), np.zeros_like(x), begin
+    for step in range(1, _STEPS + 1):
+        sigmoid = 1 / (1 + np.exp(-x))
+        part = np.clip(_LOW + (_HIGH - _LOW) * sigmoid, 0, 1)
+        moves = (part > 0) & (part < 1)
+        inner = (_HIGH - _LOW) * sigmoid * (1 - sigmoid)
+        gradient = (slope(part) + _towards_ends(part, step)) * inner * moves
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * np.square(gradient)
+        mean = first / (1 - 0.9**step)
+        x -= _RATE * mean / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    return part
+
+
+def _towards_ends(part: np.ndarray, step: int) -> np.ndarray | float:
+    late = (step / _STEPS - _WARM_UP) / (1 - _WARM_UP)
+    if late <= 0:
+        return 0.0
+    fall = 0.5 * (1 + np.cos(np.pi * late))
+    power = _LAST_POWER + (_FIRST_POWER - _LAST_POWER) * fall
+    side = 2 * part - 1
+    return -2 * _WEIGHT * power * np.abs(side) ** (power - 1) * np.sign(side)
+
+
+_DAMPING = 0.01
+"""Fraction of the mean diagonal to add to the diagonal before inversion."""
+
+_BLOCK = 64
+"""Number of rows to round before the update of later rows."""
+
+
+def second_order_codes(
+    moments: Moments, weights: np.ndarray, steps: np.ndarray, limit: int
+) -> np.ndarray:
+    """Return the codes of a kernel in matrix form.
+
+    No output has a larger squared error than with rounding to nearest. Zeros stay.
+    `weights` are float64 and `steps` are the steps of their codes, both (groups, K,
+    outputs).
+    """
+    input_moments = moments.settled.rounded
+    nearest = np.clip(np.rint(weights / steps), -limit, limit)
+    codes = np.empty_like(nearest)
+    parts = (input_moments, weights, steps)
+    for group, own in enumerate(zip(*parts, strict=True)):
+        codes[group] = _codes(*own, limit)
+    return Moments(input_moments, input_moments, moments.rows).better(
+        codes, nearest, (weights, steps)
+    )
+
+
+def _codes(
+    rounded: np.ndarray, weights: np.ndarray, steps: np.ndarray, limit: int
+) -> np.ndarray:
+    size, diagonal = len(rounded), np.diagonal(rounded)
+    # Weights of an input that is always zero are rounded to nearest.
+    damped_moments = rounded + np.diag(
+        _DAMPING * diagonal.mean() + np.where(diagonal > 0, 0.0, 1.0)
+    )
+    order = np.argsort(-diagonal, kind="stable")
+    # Reversed rows make the Cholesky factor upper triangular.
+    moments_in_order = damped_moments[np.ix_(order[::-1], order[::-1])]
+    upper = _inverse(np.linalg.cholesky(moments_in_order)[::-1, ::-1])
+    remaining_weights, steps = weights[order], steps[order]
+    zeros = remaining_weights == 0
+    codes = np.empty_like(remaining_weights)
+    for start in range(0, size, _BLOCK):
+        end = min(start + _BLOCK, size)
+        errors = np.empty_like(remaining_weights[start:end])
+        for row in range(start, end):
+            code = np.clip(np.rint(remaining_weights[row] / steps[row]), -limit, limit)
+            codes[row] = np.where(zeros[row], 0, code)
+            error = (remaining_weights[row] - codes[row] * steps[row]) / upper[row, row]
+            remaining_weights[row + 1 : end] -= np.outer(
+                upper[row, row + 1 : end], error
+            )
+            errors[row - start] = error
+        remaining_weights[end:] -= upper[start:end, end:].T @ errors
+    return codes[np.argsort(order)]
+
+
+def _inverse(upper: np.ndarray) -> np.ndarray:
+    half = len(upper) // 2
+    if half < _BLOCK:
+        return np.triu(np.linalg.inv(upper))
+    first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    inverse = np.zeros_like(upper)
+    inverse[:half, :half], inverse[half:, half:] = first, last
+    inverse[:half, half:] = -first @ (upper[:half, half:] @ last)
+    return inverse
+
 
 if TYPE_CHECKING:
     from kerasmem.compression.quantize.config import Quantize
