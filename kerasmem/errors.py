@@ -259,8 +259,9 @@ def did_you_mean(
 ) -> str:
     """Returns a sentence with the known names most similar to `name`, or `""`.
 
-    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1]. A name in
-    other case comes first, then one or two names that start with `name`.
+    The similarity of the `most` suggestions is at least `cutoff`, in [0, 1]. A name
+    that differs only in case takes precedence, then one or two names that start with
+    `name`.
 
     Example:
         >>> did_you_mean("flop", ["latency_ms", "flops"])

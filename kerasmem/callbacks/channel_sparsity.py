@@ -1,6 +1,6 @@
 """Sparsity penalty on whole channels, for training before channel pruning.
 
-Training penalty that shrinks whole channels before their removal.
+The penalty shrinks whole channels, so that their removal changes the output little.
 
 Sources: Wen, Wu, Wang, Chen and Li, "Learning Structured Sparsity in Deep Neural
 Networks", 2016 (group lasso); Liu, Li, Shen, Huang, Yan and Zhang, "Learning Efficient

@@ -1,6 +1,7 @@
 """Pruning on a schedule inside the user's own `fit`.
 
-Progress of a training, in fractions of the training, updates and epochs.
+The progress in the schedule is a fraction of the training, or a number of updates or
+epochs.
 """
 
 from collections.abc import Callable

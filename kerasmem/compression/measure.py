@@ -1,10 +1,8 @@
 """Measures a model: file size, weights, activations, latency and metrics.
 
-Evaluates a model layer by layer while its weights stay on disk.
-
-Keras needs all weights in memory, and in eager mode also all activations. Here, each
-layer loads its weights only for its call, and activations are freed after their last
-use.
+A model whose weights stay on disk is evaluated layer by layer. Keras needs all weights
+in memory, and in eager mode also all activations. Here, each layer loads its weights
+only for its call, and activations are freed after their last use.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Logs a run to experiment trackers: TensorBoard, MLflow or W&B.
 
-Scalars of a run: per device, per batch and per variable.
+The scalars are figures per device, per batch and per variable.
 """
 
 import importlib
@@ -23,6 +23,11 @@ from kerasmem.records import DeviceReading, HostReading, MemoryRecord, Run, Scal
 from kerasmem.report.run.epochs import continued, placed
 from kerasmem.report.run.gradients import MEASURES
 from kerasmem.units import to_mib
+
+_MOST_METRICS = 1000
+"""Limit of one request in MLflow's REST API."""
+_MOST_LETTERS = 250
+_AXES = {True: "kerasmem/batch", False: "kerasmem/epoch"}
 
 
 def run_scalars(run: Run) -> dict[int, list[Scalar]]:
@@ -81,12 +86,6 @@ def _gradient_scalars(run: Run) -> Iterator[Scalar]:
         for tag, value in figures.items():
             if value is not None and math.isfinite(value):
                 yield Scalar(tag, step, record.time, value)
-
-
-_MOST_METRICS = 1000
-"""Limit of one request in MLflow's REST API."""
-_MOST_LETTERS = 250
-_AXES = {True: "kerasmem/batch", False: "kerasmem/epoch"}
 
 
 def check_trackers(targets: Mapping[str, Any]) -> None:

@@ -72,14 +72,14 @@ def deflated(piece: np.ndarray, width: int) -> bytes | None:
 
 
 def inflated(stream: bytes, width: int, size: int) -> np.ndarray:
-    """Returns the `size` bytes of a stream of `deflated`.
+    """Inflates a stream of `deflated` to `size` bytes.
 
     Raises `ModelFileError` if the stream is damaged.
     """
     try:
         planes = np.frombuffer(deflate.zlib_decompress(stream, size), np.uint8)
-        return np.ascontiguousarray(planes.reshape(width, -1).T)
-    except deflate.DeflateError as error:
+        return np.ascontiguousarray(planes.reshape(width, size // width).T)
+    except (deflate.DeflateError, ValueError) as error:
         raise ModelFileError("A deflated array is damaged.") from error
 
 

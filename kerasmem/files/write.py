@@ -42,6 +42,7 @@ from kerasmem.files.weights import (
     WeightsFile,
     is_numbers,
 )
+from kerasmem.graph.clone import lambda_errors
 from kerasmem.graph.saving import fresh_optimizer, save_parts, save_untrained
 from kerasmem.graph.values import nbytes
 from kerasmem.stages import Progress
@@ -251,7 +252,8 @@ def save_stored(model: Model, path: Path) -> None:
 @contextmanager
 def _errors_of_saving(name: str) -> Iterator[None]:
     try:
-        yield
+        with lambda_errors():
+            yield
     except (KerasMemError, OSError):  # disk errors are handled by the caller
         raise
     except Exception as error:  # a custom class may raise anything

@@ -131,18 +131,24 @@ def _save(model: Model, path: Path) -> None:
 def lambdas_allowed() -> Iterator[None]:
     """Suppresses the warning of Keras about lambdas, which stay in this process.
 
-    Raises `ModelError` for a lambda without source code, which Keras 3.15 cannot save.
+    See `lambda_errors`.
     """
+    with warnings.catch_warnings(), lambda_errors():
+        warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
+        yield
+
+
+@contextmanager
+def lambda_errors() -> Iterator[None]:
+    """Raises `ModelError` for a lambda without source code, which Keras cannot save."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=LAMBDA_WARNING)
-            yield
+        yield
     except OSError as error:
         if "source code" not in str(error):
             raise
         raise ModelError(
-            "The model has a lambda without source code, so it cannot be copied. Next: "
-            "define this function in a file."
+            "The model has a lambda without source code, so Keras cannot save it. "
+            "Next: use a named function in place of the lambda."
         ) from error
 
 
@@ -248,7 +254,8 @@ def objects_of(layers: list[Any], used: Sequence[Any] = ()) -> dict[str, Any]:
     for one in objects:
         if one.__name__ == "<lambda>":  # saved as code, not by name
             continue
-        if one.__module__.partition(".")[0] in _NOT_THE_USERS or _is_imported(one):
+        package = (one.__module__ or "").partition(".")[0]
+        if package in _NOT_THE_USERS or _is_imported(one):
             continue
         name = keras.saving.get_registered_name(one)
         if by_name.setdefault(name, one) is not one:
@@ -270,7 +277,9 @@ def objects_in_scope() -> dict[str, Any]:
 
 def _is_imported(one: Any) -> bool:
     is_named = keras.saving.get_registered_name(one) == one.__name__
-    is_public = one.__module__.startswith(("keras_hub.", "keras_cv.", "keras_nlp."))
+    is_public = (one.__module__ or "").startswith(
+        ("keras_hub.", "keras_cv.", "keras_nlp.")
+    )
     module = sys.modules.get(one.__module__) if isinstance(one, type) else None
     return is_named and is_public and getattr(module, one.__name__, None) is one
 

@@ -110,8 +110,7 @@ def _merged(own: Shape | None, requested: Shape | None) -> Shape | None:
     if not fits:
         raise ConfigError(
             "The input shape does not fit the model. Expected: the shape "
-            f"{tuple(own)}, without the batch axis, with a length for every None. "
-            "Received: "
-            f"input_shape={tuple(requested)}."
+            f"{tuple(own)} without the batch axis and with a length for every None. "
+            f"Received: input_shape={tuple(requested)}."
         )
     return requested

@@ -8,7 +8,8 @@ from typing import Any
 
 import h5py
 
-# Private: in Keras 3.15, `model.save` accepts neither. No issue known.
+# Private: in Keras 3.15, `model.save` accepts no optimizer or weight store, and the
+# cache of skip sets has no public access (docs/upstream.md).
 from keras.src.backend.common import global_state  # noqa: TID251
 from keras.src.saving.saving_lib import (  # noqa: TID251
     DiskIOStore,
@@ -26,10 +27,10 @@ from kerasmem.types import Model, Optimizer
 
 @contextmanager
 def cached_skip_sets() -> Iterator[None]:
-    """Returns a context in which Keras saves and loads without probing every layer.
+    """Caches the attributes that Keras skips when it saves or loads a layer.
 
-    Keras 3.15 creates a layer for each layer to find the attributes to skip. It caches
-    them under a wrong key, see docs/upstream.md.
+    Keras 3.15 creates a new layer for every lookup, because it stores the result under
+    another key than it reads (docs/upstream.md).
     """
     keys = {f"saving_attr_skiplist_{kind}": kind for kind in ("Layer", "Operation")}
     before = {key: global_state.get_global_attribute(key) for key in keys}

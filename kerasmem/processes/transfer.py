@@ -11,7 +11,7 @@ import keras
 # Private: no public scope keeps shared layers shared in a config.
 from keras.src.saving.serialization_lib import ObjectSharingScope  # noqa: TID251
 
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.files.write import save_stored
 from kerasmem.graph.activation_policy import apply_policy, policy_settings
 from kerasmem.graph.clone import lambdas_allowed, live_objects
@@ -93,6 +93,8 @@ def _config_of(model: Model) -> dict[str, Any] | None:
             without_preprocessor([model]),  # the child passes token ids, not texts
         ):
             return _numbered(keras.saving.serialize_keras_object(model), {})
+    except KerasMemError:
+        raise
     except (TypeError, ValueError, NotImplementedError) as error:
         if kept_arguments(model, _PARTS):
             return None

@@ -103,7 +103,7 @@ def test_a_tolerance_and_lengths_go_to_the_files(folder, kerasmem, monkeypatch):
         ("runtimes model.keras --tolerance -1", "0 or more"),
         (
             "runtimes model.keras --input-shape 7",
-            "the shape (6,), without the batch axis, with a length for every None. "
+            "the shape (6,) without the batch axis and with a length for every None. "
             "Received: input_shape=(7,)",
         ),
     ],

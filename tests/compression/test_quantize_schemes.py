@@ -483,6 +483,7 @@ def test_a_kernel_of_zeros_stays_one(scheme):
         ),
         ({"calibration": {"samples": 9}}, "only for scheme='int8-static'.*samples=9"),
         ({"scheme": "int7"}, r"scheme='int7'. Did you mean 'int8'\?"),
+        ({"scheme": "INT8"}, r"scheme='INT8'. Did you mean 'int8'\?"),
         ({"group_size": 1}, "whole number from 2. Received: group_size=1"),
         (
             {"exclude": "("},

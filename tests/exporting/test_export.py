@@ -282,7 +282,7 @@ def test_lengths_that_do_not_fit_are_told_before_anything_is_converted(tmp_path)
     path, model = tmp_path / "m.tflite", chain((None, 4), L.Dense(2))
     with pytest.raises(
         ConfigError,
-        match=r"\(None, 4\), without the batch axis, with a length for every None",
+        match=r"\(None, 4\) without the batch axis and with a length for every None",
     ):
         export(model, path, input_shape=(3, 5))
     with pytest.raises(DataError, match=r"Expected: \(3, 4\) .* Received: \(6, 4\)"):

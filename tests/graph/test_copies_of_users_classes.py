@@ -158,12 +158,15 @@ def test_a_lambda_loss_keeps_its_globals(layer):
     assert np.isfinite(aware.evaluate(X, X[:, :2], verbose=0)[0])
 
 
-def test_a_lambda_of_an_interactive_session_is_one_clear_error():
+def test_a_lambda_of_an_interactive_session_is_one_clear_error(tmp_path):
     model, scope = chain((6,), L.Dense(2)), {}
     exec("loss = lambda y_true, y_pred: y_pred", scope)
     model.compile("sgd", scope["loss"])
     with pytest.raises(ModelError, match="lambda without source code"):
         km.compress(model, km.Prune(0.5))
+    with pytest.raises(ModelError, match="lambda without source code"):
+        km.save_model(model, tmp_path / "model.keras")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_float_export_needs_no_copy(tmp_path):

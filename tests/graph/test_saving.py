@@ -36,14 +36,18 @@ def network():
 def test_saving_and_loading_create_few_probes(tmp_path, probes):
     model = network()
     model.save(tmp_path / "keras.keras")
-    assert len(probes) > 20  # otherwise Keras is mended, and the scope can go
+    # Fails once Keras is fixed: then remove `cached_skip_sets`.
+    assert len(probes) > 20
     probes.clear()
     km.save_model(model, tmp_path / "ours.keras")
-    opened = km.load_model(tmp_path / "ours.keras")
+    opened = [km.load_model(tmp_path / "ours.keras")]
     assert len(probes) <= 9
-    for name in ("ours", "keras"):
-        opened = keras.models.load_model(tmp_path / f"{name}.keras")
-        for ours, theirs in zip(opened.weights, model.weights, strict=True):
+    opened += [
+        keras.models.load_model(tmp_path / f"{name}.keras")
+        for name in ("ours", "keras")
+    ]
+    for each in opened:
+        for ours, theirs in zip(each.weights, model.weights, strict=True):
             np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from kerasmem.records import Run
 from kerasmem.report.run import run_page_html
 from kerasmem.report.run.headline import post_mortem_table
-from kerasmem.report.run.page import MOST_SHOWN, shown
+from kerasmem.report.run.page import MOST_POST_MORTEMS, post_mortem_views
 from tests.report.runs import memory_records, post_mortems
 from tests.report.test_page import Tags
 
@@ -42,14 +42,14 @@ def test_the_page_says_why_and_what_would_help():
 
 
 def test_the_table_has_every_layer_and_adds_up():
-    (one, _), _ = shown(post_mortems())
+    (one, _), _ = post_mortem_views(post_mortems())
     assert one.table.rows[0] == ("tower/dense", "activation", "40.0 MiB", "50.0 %")
     assert len(one.table.rows) == 5
     assert sum(float(row[3].removesuffix(" %")) for row in one.table.rows) == 100
 
 
 def test_a_pipeline_is_told_without_a_peak():
-    (_, one), _ = shown(post_mortems())
+    (_, one), _ = post_mortem_views(post_mortems())
     assert one.table.rows == ()
     assert one.figures == []
     assert one.fitting == ""
@@ -59,8 +59,8 @@ def test_a_pipeline_is_told_without_a_peak():
 def test_the_first_ones_are_shown_and_the_rest_is_said():
     device, _ = post_mortems()
     many = [replace(device, step=step) for step in range(30)]
-    kept, note = shown(many)
-    assert len(kept) == MOST_SHOWN
+    kept, note = post_mortem_views(many)
+    assert len(kept) == MOST_POST_MORTEMS
     assert note == (
         "Showing the first 12 of 30; all of them are in post_mortems.jsonl."
     )

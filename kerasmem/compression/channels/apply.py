@@ -1,10 +1,9 @@
 """Structured pruning of a model: labels, selection, rebuild and verification.
 
-Removes heads and hidden units from models built from constructor arguments.
-
-The new model has the same class, smaller width arguments and slices of the weights. The
-layout of the units is found by trial. With the right one, the smaller model computes
-the same as the original model with these units set to zero.
+Models built from constructor arguments lose heads and hidden units. The new model has
+the same class, smaller width arguments and slices of the weights. The layout of the
+units is found by trial. With the right one, the smaller model computes the same as the
+original model with these units set to zero.
 """
 
 import math

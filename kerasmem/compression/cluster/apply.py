@@ -1,11 +1,10 @@
 """Applies weight clustering to the kernels of a model.
 
-One-dimensional k-means on sorted values.
-
-The members of a centroid are a contiguous range of sorted values, and cumulative sums
-give their mean. An iteration therefore needs k binary searches instead of a pass over
-the values. Large weights are reduced to a histogram with a relative bin width of 0.1 %.
-Each bin counts as the mean of its members, so bins with one distinct value are exact.
+Centroids are found by one-dimensional k-means on sorted values. The members of a
+centroid are a contiguous range of sorted values, and cumulative sums give their mean.
+An iteration therefore needs k binary searches instead of a pass over the values. Large
+weights are reduced to a histogram with a relative bin width of 0.1 %. Each bin counts
+as the mean of its members, so bins with one distinct value are exact.
 
 S. P. Lloyd: Least squares quantization in PCM, 1982. David Arthur, Sergei
 Vassilvitskii: k-means++: The Advantages of Careful Seeding, 2007.
@@ -27,6 +26,8 @@ from kerasmem.graph.values import array_of
 from kerasmem.records import WeightChange
 from kerasmem.stages import Progress
 from kerasmem.types import Model
+
+NAME = "cluster"
 
 ITERATIONS = 100
 _SEEDING_SAMPLE = 20_000  # values that k-means++ samples from
@@ -161,9 +162,6 @@ def _plus_plus(line: Line, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 _STARTS = {"kmeans++": _plus_plus, "linear": _even, "density": _quantiles}
-
-
-NAME = "cluster"
 
 
 def cluster_weights(

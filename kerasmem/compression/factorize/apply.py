@@ -1,9 +1,9 @@
 """Applies low-rank factorization to a model.
 
-Factors of a layer: low-rank layers that approximate its kernel.
+Low-rank layers, the factors, approximate the kernel of a layer.
 
-Max Jaderberg, Andrea Vedaldi, Andrew Zisserman: Speeding up Convolutional Neural
-Networks with Low Rank Expansions, 2014 (rows, then columns).
+Source of `method="spatial"`: Max Jaderberg, Andrea Vedaldi, Andrew Zisserman: Speeding
+up Convolutional Neural Networks with Low Rank Expansions, 2014 (rows, then columns).
 """
 
 import math
@@ -38,6 +38,11 @@ from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.types import Layer, Model, Node
+
+NAME = "factorize"
+_NO_KERNEL = "is not a kernel"
+_TOO_LARGE = "would not have fewer weights"
+_ADVICE = " Next: reduce the rank."
 
 
 def factors(
@@ -245,12 +250,6 @@ def _config(layer: Layer) -> dict[str, Any]:
 
 def _in_window(matrix: np.ndarray, layer: Layer) -> np.ndarray:
     return matrix.reshape(*[1] * len(layer.kernel_size), *matrix.shape)
-
-
-NAME = "factorize"
-_NO_KERNEL = "is not a kernel"
-_TOO_LARGE = "would not have fewer weights"
-_ADVICE = " Next: reduce the rank."
 
 
 def factorize(

@@ -73,9 +73,9 @@ class FactorizedKernel(ComputedVariable):
         return any(factor._kernel.trainable for factor in self.factors)
 
     @trainable.setter
-    def trainable(self, value: bool) -> None:
+    def trainable(self, is_trainable: bool) -> None:
         for factor in self.factors:
-            factor._kernel.trainable = value
+            factor._kernel.trainable = is_trainable
 
 
 def _product(kernels: Sequence[Any], equation: str | None) -> Any:

@@ -14,7 +14,7 @@ from kerasmem.compression.quantize.aware.quantizers import FakeQuantize
 from kerasmem.compression.quantize.layer import read_as
 from kerasmem.compression.quantize.owners import stand_ins
 from kerasmem.compression.quantize.variable import own_stand_ins
-from kerasmem.errors import ModelError
+from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.graph.clone import compile_as, lambdas_allowed, live_objects
 from kerasmem.graph.from_config import (
     copy_saved_state,
@@ -88,6 +88,8 @@ def _float_form(model: Model) -> Any:
             return keras.saving.deserialize_keras_object(
                 uncompiled(json.loads(form)), safe_mode=False
             )
+    except KerasMemError:
+        raise
     except Exception as error:
         raise ModelError(no_copy(model.name, error)) from error
 

@@ -4,10 +4,7 @@ Assume that only a ReLU separates two layers. Then a channel can be divided by a
 positive factor in the first layer and multiplied by it in the second. Balanced channels
 lose less in rounding with one scale per tensor.
 
-Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
-weight equalization and bias correction", 2019.
-
-Channel balancing of kernels: one positive factor per channel equalizes ranges.
+Each channel gets one positive factor, so that both kernels have equal ranges.
 
 Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
 weight equalization and bias correction", 2019.
@@ -40,6 +37,9 @@ from kerasmem.graph.rebuild import Rebuild, Rewrite
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.types import Layer, Model, Node, Operation, Tensor, Variable
+
+NAME = "equalize"
+_ACTIVATIONS = ("linear", "relu", "leaky_relu")
 
 _SWEEPS, _STILL = 200, 1e-5
 LARGEST = 2.0**20
@@ -90,7 +90,7 @@ def balance(
     for _ in range(_SWEEPS):
         largest_change = 0.0
         for number, link in enumerate(links):
-            step = _step(link, peaks)
+            step = _balancing_step(link, peaks)
             new_total = np.clip(totals[number] * step, 1 / LARGEST, LARGEST)
             step = new_total / totals[number]
             totals[number] = new_total
@@ -116,7 +116,7 @@ def largest_by(places: np.ndarray, values: np.ndarray, count: int) -> np.ndarray
     return largest
 
 
-def _step(link: ScalePair, peaks: dict[int, np.ndarray]) -> np.ndarray:
+def _balancing_step(link: ScalePair, peaks: dict[int, np.ndarray]) -> np.ndarray:
     maker_peaks = largest_by(link.maker.places, peaks[link.maker.kernel], link.count)
     taker_peaks = np.zeros(link.count)
     for taker in link.takers:
@@ -126,10 +126,6 @@ def _step(link: ScalePair, peaks: dict[int, np.ndarray]) -> np.ndarray:
     return np.sqrt(np.where(both, maker_peaks, 1.0)) / np.sqrt(
         np.where(both, taker_peaks, 1.0)
     )
-
-
-NAME = "equalize"
-_ACTIVATIONS = ("linear", "relu", "leaky_relu")
 
 
 def lets_through(operation: Operation, *, relu6: bool = False) -> bool:

@@ -5,8 +5,6 @@ correction removes the mean output error that rounding causes.
 
 Source: Nagel, van Baalen, Blankevoort and Welling, "Data-free quantization through
 weight equalization and bias correction", 2019 (empirical bias correction).
-
-Output errors of quantized layers on the inputs of the float layers.
 """
 
 import warnings
@@ -16,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,7 +27,7 @@ from kerasmem.compression.quantize.apply import (
     quantize_weights,
     store,
 )
-from kerasmem.compression.quantize.config import NEAREST
+from kerasmem.compression.quantize.config import NEAREST, Quantize
 from kerasmem.compression.quantize.kernels import has_channels
 from kerasmem.compression.quantize.on_data.passes import batch_within
 from kerasmem.compression.quantize.on_data.rounding import (
@@ -191,12 +189,8 @@ def arrays_of(layer: Layer, outputs: Tensors) -> list[np.ndarray] | None:
     return arrays
 
 
-if TYPE_CHECKING:
-    from kerasmem.compression.quantize.config import Quantize
-
-
 def store_and_repair(
-    model: Model, config: "Quantize", plan: WeightPlan, data: Dataset = None
+    model: Model, config: Quantize, plan: WeightPlan, data: Dataset = None
 ) -> list[WeightChange]:
     """Quantize the weights of `model` in place as planned. Return their changes.
 
@@ -237,7 +231,7 @@ def store_and_repair(
     return with_output_error(changes, all_weights, original, model, data)
 
 
-def _check_needs_no_data(config: "Quantize") -> None:
+def _check_needs_no_data(config: Quantize) -> None:
     if config.bias_correction:
         raise ConfigError(
             "Bias correction needs samples. Received: bias_correction=True, "
@@ -252,7 +246,7 @@ def _check_needs_no_data(config: "Quantize") -> None:
 
 
 def correct_biases(
-    model: Model, config: "Quantize", data: Dataset, exclude: Exclude
+    model: Model, config: Quantize, data: Dataset, exclude: Exclude
 ) -> None:
     """Correct the biases of a float model in place before its weights are rounded.
 

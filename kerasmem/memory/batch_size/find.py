@@ -1,7 +1,4 @@
-"""Finds the largest batch size that fits, from an estimate and a few trials.
-
-Searches for the largest batch size that fits, with an estimate and few trials.
-"""
+"""Finds the largest batch size that fits, from an estimate and a few trials."""
 
 import functools
 from bisect import bisect_right
@@ -36,6 +33,8 @@ from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.types import Dataset, Model, Optimizer
 from kerasmem.units import format_bytes, parse_bytes
+
+_SMALL = (8, 16)
 
 TOLERANCE = 1.06
 """The search ends if this multiple of a batch size that fits is known to fail."""
@@ -142,9 +141,6 @@ class BatchSizeSearch:
     def _most(self, peak: Callable[[int], float]) -> int:
         fitting = bisect_right(self.sizes, self.limit_bytes, key=peak)
         return self.sizes[max(fitting - 1, 0)]
-
-
-_SMALL = (8, 16)
 
 
 def find_batch_size(  # noqa: PLR0913 - a public entry point

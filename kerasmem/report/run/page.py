@@ -1,7 +1,4 @@
-"""HTML page of a monitored run.
-
-Out-of-memory errors on the page of a run.
-"""
+"""HTML page of a monitored run, including its out-of-memory errors."""
 
 import html
 from collections.abc import Sequence
@@ -46,16 +43,18 @@ from kerasmem.report.run.timelines import (
 )
 from kerasmem.units import format_bytes
 
-MOST_SHOWN = 12
+MOST_POST_MORTEMS = 12
+"""Maximum number of post-mortems on a page."""
+
 ROUNDING_GLOSS = (
     "Rounding: excess of allocated over requested bytes, because the allocator uses "
     "fixed block sizes."
 )
-_LARGEST = 5
+_MOST_LAYERS = 5
 
 
 @dataclass(frozen=True)
-class Shown:
+class PostMortemView:
     """A post-mortem in the form shown on the page.
 
     `gloss` explains a category that needs an explanation. `record` is the complete
@@ -73,34 +72,36 @@ class Shown:
     record: PostMortem
 
 
-def shown(post_mortems: Sequence[PostMortem]) -> tuple[list[Shown], str]:
+def post_mortem_views(
+    post_mortems: Sequence[PostMortem],
+) -> tuple[list[PostMortemView], str]:
     """Returns the post-mortems for a page, and a note about omitted ones."""
-    note = (
-        f"Showing the first {MOST_SHOWN} of {len(post_mortems):,}; all of them are in "
+    views = [_post_mortem_view(one) for one in post_mortems[:MOST_POST_MORTEMS]]
+    if len(views) == len(post_mortems):
+        return views, ""
+    return views, (
+        f"Showing the first {len(views)} of {len(post_mortems):,}; all of them are in "
         "post_mortems.jsonl."
     )
-    return [_shown(one) for one in post_mortems[:MOST_SHOWN]], note * (
-        len(post_mortems) > MOST_SHOWN
-    )
 
 
-def _shown(post_mortem: PostMortem) -> Shown:
+def _post_mortem_view(post_mortem: PostMortem) -> PostMortemView:
     process = f", process {post_mortem.process}" if post_mortem.process else ""
     words = moment_words(post_mortem)
-    return Shown(
+    return PostMortemView(
         title=f"{words[0].upper()}{words[1:]}{process}",
         cause=cause_sentence(post_mortem.cause),
         fitting=fitting_sentence(post_mortem),
-        figures=_figures(post_mortem),
+        figures=_post_mortem_figures(post_mortem),
         peak=f"In use at the peak: {peak_words(post_mortem)}",
-        layers=_layers(post_mortem),
+        layers=_post_mortem_layers(post_mortem),
         gloss=ROUNDING_GLOSS * any(p.category == "rounding" for p in post_mortem.parts),
-        table=_table(post_mortem),
+        table=_post_mortem_table(post_mortem),
         record=post_mortem,
     )
 
 
-def _figures(post_mortem: PostMortem) -> list[Figure]:
+def _post_mortem_figures(post_mortem: PostMortem) -> list[Figure]:
     cause = post_mortem.cause
     tensor = " ".join(filter(None, (cause.dtype, cause.shape)))
     sizes = (
@@ -118,17 +119,18 @@ def _figures(post_mortem: PostMortem) -> list[Figure]:
     ]
 
 
-def _layers(post_mortem: PostMortem) -> str:
+def _post_mortem_layers(post_mortem: PostMortem) -> str:
     sizes = list(post_mortem.by_layer().items())
     layer_sizes = [
-        f"{layer or NO_LAYER} {format_bytes(size)}" for layer, size in sizes[:_LARGEST]
+        f"{layer or NO_LAYER} {format_bytes(size)}"
+        for layer, size in sizes[:_MOST_LAYERS]
     ]
     rest = len(sizes) - len(layer_sizes)
     more = f", and {rest:,} smaller" if rest > 0 else ""
     return f"By layer: {', '.join(layer_sizes)}{more}."
 
 
-def _table(post_mortem: PostMortem) -> Table:
+def _post_mortem_table(post_mortem: PostMortem) -> Table:
     parts = sorted(post_mortem.parts, key=lambda part: -part.nbytes)
     total = post_mortem.peak_bytes or 0
     rows = [
@@ -217,7 +219,7 @@ def page_content(run: Run) -> dict[str, Any]:
     model = run.info.model if run.info else ""
     flow = gradient_flow(run.gradients, model)
     timelines, timelines_note = chosen(run.timelines)
-    post_mortems, post_mortems_note = shown(run.post_mortems)
+    post_mortems, post_mortems_note = post_mortem_views(run.post_mortems)
     findings = gravest_first(run.findings)
     later = later_fits(run)
     packer = Packer()

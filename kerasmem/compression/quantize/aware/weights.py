@@ -79,10 +79,15 @@ class FakeQuantizedVariable(StandIn):
                 self.change = self._variable("scale_change", "zeros", trainable=True)
 
     dtype = property(lambda self: self.origin.dtype)
-    trainable = property(
-        lambda self: self.origin.trainable,
-        lambda self, value: setattr(self.origin, "trainable", value),
-    )
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the float weight is trained."""
+        return self.origin.trainable
+
+    @trainable.setter
+    def trainable(self, is_trainable: bool) -> None:
+        self.origin.trainable = is_trainable
 
     @property
     def parts(self) -> Sequence[Any]:

@@ -7,16 +7,7 @@ minimizes the output error of the layer.
 Source of AWQ: Lin, Tang, Tang, Yang, Chen, Wang, Xiao, Dang, Gan and Han, "AWQ:
 Activation-aware Weight Quantization for LLM Compression and Acceleration", 2023.
 
-Second-order rounding (GPTQ): later weights compensate for the error of earlier ones.
-
-The rows of a kernel are rounded one by one, largest inputs first. The error of a row is
-distributed over the remaining rows by the inverse second moments of the inputs. This
-reduces the output error.
-
-Source: Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ: Accurate Post-Training
-Quantization for Generative Pre-trained Transformers", 2022.
-
-Adaptive rounding: round each weight up or down to minimize the output error.
+AdaRound (adaptive rounding) rounds each weight up or down to minimize the output error.
 
 Rounding to nearest minimizes the error of each entry. Adaptive rounding minimizes the
 error of the sum `w'x`, computed from second moments of the inputs x. The paper also
@@ -25,12 +16,22 @@ that, and every step would need all samples.
 
 Source: Nagel, Amjad, van Baalen, Louizos and Blankevoort, "Up or Down? Adaptive
 Rounding for Post-Training Quantization", 2020.
+
+GPTQ (second-order rounding) compensates in later weights for the error of earlier
+ones.
+
+The rows of a kernel are rounded one by one, largest inputs first. The error of a row is
+distributed over the remaining rows by the inverse second moments of the inputs. This
+reduces the output error.
+
+Source: Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ: Accurate Post-Training
+Quantization for Generative Pre-trained Transformers", 2022.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ from kerasmem.compression.quantize.config import (
     MIXED,
     NEAREST,
     SECOND_ORDER,
+    Quantize,
 )
 from kerasmem.compression.quantize.layer import WeightPlace
 from kerasmem.compression.quantize.math import LIMIT, finite
@@ -60,11 +62,16 @@ from kerasmem.graph.layers import Weight, weights
 from kerasmem.graph.values import to_numpy
 from kerasmem.types import Dataset, Layer
 
+_LARGEST = 4608
+"""Maximum number of products per sum, which is the size of the moment matrix."""
+_MOST_BITS = 8
+"""Maximum number of bits of a code."""
+
 _LOW, _HIGH = -0.1, 1.1
 """Ends of the stretched sigmoid, which is clipped to [0, 1] and reaches both ends."""
 
 _STEPS, _RATE, _WARM_UP = 1000, 0.02, 0.2
-_WEIGHT, _FIRST_POWER, _LAST_POWER = 0.3, 20.0, 2.0
+_PENALTY_WEIGHT, _FIRST_POWER, _LAST_POWER = 0.3, 20.0, 2.0
 
 
 def adapted_codes(
@@ -124,7 +131,7 @@ def _towards_ends(part: np.ndarray, step: int) -> np.ndarray | float:
     fall = 0.5 * (1 + np.cos(np.pi * late))
     power = _LAST_POWER + (_FIRST_POWER - _LAST_POWER) * fall
     side = 2 * part - 1
-    return -2 * _WEIGHT * power * np.abs(side) ** (power - 1) * np.sign(side)
+    return -2 * _PENALTY_WEIGHT * power * np.abs(side) ** (power - 1) * np.sign(side)
 
 
 _DAMPING = 0.01
@@ -195,15 +202,6 @@ def _inverse(upper: np.ndarray) -> np.ndarray:
     return inverse
 
 
-if TYPE_CHECKING:
-    from kerasmem.compression.quantize.config import Quantize
-
-_LARGEST = 4608
-"""Maximum number of products per sum, which is the size of the moment matrix."""
-
-_MOST_BITS = 8
-"""Maximum number of bits of a code."""
-
 Codes = Callable[[Moments, np.ndarray, np.ndarray, int], np.ndarray]
 
 
@@ -227,14 +225,14 @@ ROUNDED = {
 """Description of a rounded weight by rounding method."""
 
 
-def what_is_done(config: "Quantize") -> str:
+def what_is_done(config: Quantize) -> str:
     """Return a description of the rounding and scaling on data."""
     scaling = "scaled by AWQ" if config.scales == ACTIVATION_AWARE else None
     return " and ".join(filter(None, (scaling, ROUNDED.get(config.rounding))))
 
 
 def round_on_data(
-    models: tuple[Any, Any], config: "Quantize", plan: WeightPlan, data: Dataset
+    models: tuple[Any, Any], config: Quantize, plan: WeightPlan, data: Dataset
 ) -> tuple[dict[int, float | None], WeightPlan]:
     """Round the kernels of a copy in place to values that encoding leaves unchanged.
 
@@ -301,7 +299,7 @@ def _is_rounded_so(weight: Weight) -> bool:
 
 
 def _round(
-    weight: Weight, moments: Moments, place: WeightPlace, config: "Quantize"
+    weight: Weight, moments: Moments, place: WeightPlace, config: Quantize
 ) -> tuple[float | None, WeightPlace]:
     exact, layer = to_numpy(weight.variable).astype(np.float32), weight.owner
     places = _places(layer, exact, moments, place, config)
@@ -327,7 +325,7 @@ def _places(
     exact: np.ndarray,
     moments: Moments,
     place: WeightPlace,
-    config: "Quantize",
+    config: Quantize,
 ) -> list[WeightPlace]:
     places = [place]
     if config.takes_any_scales:

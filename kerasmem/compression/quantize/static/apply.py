@@ -1,7 +1,4 @@
-"""Static int8 quantization of a model: kernels and activation ranges.
-
-Weight changes of static int8 quantization: weights, float calls, output errors.
-"""
+"""Static int8 quantization: kernels, activation ranges, weight changes, errors."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -39,6 +36,8 @@ from kerasmem.graph.observe import observe
 from kerasmem.graph.values import to_numpy
 from kerasmem.records import WeightChange
 from kerasmem.types import Dataset, Model, Tensors
+
+_NO_RANGES: Ranges = MappingProxyType({})
 
 
 def account(
@@ -150,9 +149,6 @@ def output_sqnr_db(
             rounded_calls.run(inputs, keep)
             calls.run(inputs, compare)
     return {layer: decibels(*both.tolist()) for layer, both in sums.items()}
-
-
-_NO_RANGES: Ranges = MappingProxyType({})
 
 
 def quantize_static(
