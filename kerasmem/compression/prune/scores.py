@@ -98,8 +98,13 @@ def keep_largest(scores: np.ndarray, removed: int) -> np.ndarray:
     mask = np.ones(flat.size, bool)
     if removed == 0:
         return mask.reshape(scores.shape)
-    # Partial selection is faster than sorting. Ties are removed in order.
-    threshold = np.partition(flat, removed - 1)[removed - 1]
+    # Partial selection is faster than sorting, but slow with many equal scores, such as
+    # those of removed entries. Ties are removed in order.
+    threshold = flat.min()
+    rest = flat[flat > threshold]
+    place = removed - (flat.size - rest.size) - 1
+    if place >= 0:
+        threshold = np.partition(rest, place)[place]
     np.greater_equal(flat, threshold, out=mask)
     missing = removed - (flat.size - np.count_nonzero(mask))
     ties = np.flatnonzero(flat == threshold)
