@@ -161,6 +161,9 @@ def _as_number(condition: Any) -> Any:
 
 _FIGURES = 3  # values per gradient from `gradient_statistics`
 
+_LEAST_LIMIT = 1 << 20
+"""Entries that a group may always have, 4 MiB. Each group is a branch to compile."""
+
 
 def _zeros(is_due: Any, rows: int) -> Any:
     # Not a constant, because TensorFlow would never free its memory.
@@ -171,7 +174,8 @@ def _zeros(is_due: Any, rows: int) -> Any:
 def neighbors(variables: Sequence[Any]) -> list[list[int]]:
     """Group variables, small ones first, up to about the size of the largest."""
     sizes = [math.prod(variable.shape) for variable in variables]
-    limit = 1.25 * max(sizes)  # includes the biases of many equal kernels
+    # The factor includes the biases of many equal kernels.
+    limit = max(_LEAST_LIMIT, 1.25 * max(sizes))
     groups: list[list[int]] = [[]]
     total = 0
     # Small gradients share their reductions, so they belong in one group.
