@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -202,6 +203,26 @@ class Segments:
         return ops.take(with_zero, places, axis=0)
 
 
+@dataclass(frozen=True)
+class JoinedGradients:
+    """Gradients, the small ones joined to one vector.
+
+    XLA compiles a kernel for each reduction, and TensorFlow a switch for each input of
+    a branch. Joined gradients share them.
+
+    Args:
+        vector: The entries of the small gradients, float32. None without such ones.
+        sizes: Number of entries of each small gradient.
+        large: The other gradients.
+        order: Place of each gradient among the small and then the large ones.
+    """
+
+    vector: Any
+    sizes: list[int]
+    large: list[Any]
+    order: list[int]
+
+
 class GradientBackend(ABC):
     """Gradients of the training step of a framework."""
 
@@ -236,7 +257,22 @@ class GradientBackend(ABC):
         """Return gradients summed over replicas, with the shapes of the variables."""
         return gradients
 
-    def squared_norms(self, gradients: Sequence[Any]) -> Any:
+    def joined(self, gradients: Sequence[Any]) -> JoinedGradients:
+        """Join the small gradients to one float32 vector."""
+        places = range(len(gradients))
+        small = [place for place in places if self._is_small(gradients[place])]
+        if len(small) < 2:
+            return JoinedGradients(None, [], list(gradients), [*places])
+        large = [place for place in places if place not in set(small)]
+        values = [self._float32(gradients[place]) for place in small]
+        return JoinedGradients(
+            self.ops.concatenate([self.ops.reshape(value, (-1,)) for value in values]),
+            [math.prod(value.shape) for value in values],
+            [gradients[place] for place in large],
+            np.argsort(small + large).tolist(),
+        )
+
+    def squared_norms(self, gradients: JoinedGradients) -> Any:
         """Return the squared L2 norm of each gradient as a float32 vector."""
         ops = self.ops
         return self._by_size(
@@ -251,7 +287,7 @@ class GradientBackend(ABC):
         sums = ops.sum(ops.square(segments.blocks(vector)), axis=1)
         return ops.sum(segments.rows(sums), axis=1)
 
-    def gradient_statistics(self, gradients: Sequence[Any]) -> Any:
+    def gradient_statistics(self, gradients: JoinedGradients) -> Any:
         """Return a float32 matrix with three values per gradient.
 
         The columns are the largest absolute value, the number of nonzero entries and
@@ -261,25 +297,18 @@ class GradientBackend(ABC):
 
     def _by_size(
         self,
-        gradients: Sequence[Any],
+        gradients: JoinedGradients,
         joint: Callable[[Any, Sequence[int]], Any],
         single: Callable[[Any], Any],
     ) -> Any:
-        """Return a row per gradient, of `joint` for small ones, else of `single`.
-
-        XLA compiles a kernel for each reduction, so the small ones share theirs.
-        """
-        ops, places = self.ops, range(len(gradients))
-        values = [self._float32(gradient) for gradient in gradients]
-        small = [place for place in places if self._is_small(gradients[place])]
-        if len(small) < 2:
-            return ops.stack([single(value) for value in values])
-        large = [place for place in places if place not in set(small)]
-        vector = ops.concatenate([ops.reshape(values[place], (-1,)) for place in small])
-        rows = [joint(vector, [math.prod(values[place].shape) for place in small])]
-        if large:
-            rows.append(ops.stack([single(values[place]) for place in large]))
-        return ops.take(ops.concatenate(rows), np.argsort(small + large), axis=0)
+        """Return a row per gradient, of `joint` for joined ones, else of `single`."""
+        rows = [joint(gradients.vector, gradients.sizes)] if gradients.sizes else []
+        if gradients.large:
+            values = map(self._float32, gradients.large)
+            rows.append(self.ops.stack([single(value) for value in values]))
+        if len(rows) == 1:
+            return rows[0]
+        return self.ops.take(self.ops.concatenate(rows), gradients.order, axis=0)
 
     def _is_small(self, gradient: Any) -> bool:
         return math.prod(gradient.shape) <= MOST_ENTRIES

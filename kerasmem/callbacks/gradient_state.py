@@ -128,11 +128,10 @@ class GradientState:
 
         # Outside the branch: for a branch that reads variables, TensorFlow would
         # allocate two and a half times their size.
-        parts = self._sample.parts()
+        current = self._sample.read()
 
         def measure() -> tuple[Any, Any]:
-            after = self._sample.join(parts)
-            return after, self._sample.changes(before, after)
+            return current, self._sample.changes(before, current)
 
         is_wanted = is_sampled | was_sampled
         none = np.zeros((len(self.paths), 2), "float32")

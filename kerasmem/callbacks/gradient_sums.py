@@ -164,22 +164,19 @@ class UpdateSample:
         ]
         self.size = sum(self._sizes)
 
-    def parts(self) -> list[Any]:
-        """Return the sampled entries of each variable."""
+    def read(self) -> Any:
+        """Return the sampled entries as one float32 vector of length `size`."""
+        ops = backends.current().ops
         pairs = zip(self._variables, self._parts, strict=True)
-        return [self._entries(variable.value, part) for variable, part in pairs]
+        parts = [self._entries(variable.value, part) for variable, part in pairs]
+        entries = [ops.reshape(part, (-1,)) for part in parts]
+        return ops.concatenate([ops.cast(each, "float32") for each in entries])
 
     def current(self) -> np.ndarray:
-        """Return the output of `join` now, without operations for XLA to compile."""
+        """Return the output of `read` now, without operations for XLA to compile."""
         pairs = zip(self._variables, self._parts, strict=True)
         parts = [_every(to_numpy(variable), part) for variable, part in pairs]
         return np.concatenate([part.astype("float32").ravel() for part in parts])
-
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Return the output of `parts` as one float32 vector of length `size`."""
-        ops = backends.current().ops
-        entries = [ops.reshape(part, (-1,)) for part in parts]
-        return ops.concatenate([ops.cast(each, "float32") for each in entries])
 
     def changes(self, before: Any, after: Any) -> Any:
         """Return two L2 norms per variable: of the change and of the value before."""

@@ -58,7 +58,9 @@ class GradientTally:
             groups, order, place = self._layout(state, variables)
             # A branch needs all its inputs at once. Small groups keep few gradients in
             # memory until their branch runs.
-            parts = [[gradients[i] for i in group] for group in groups]
+            parts = [
+                self._backend.joined([gradients[i] for i in group]) for group in groups
+            ]
             squares = [self._backend.squared_norms(part) for part in parts]
             squared_norms = self._backend.ops.concatenate(squares)
             state.add_step(place(squared_norms), _as_number(is_sampled))
@@ -68,7 +70,7 @@ class GradientTally:
                 if_due(
                     is_sampled,
                     partial(self._backend.gradient_statistics, part),
-                    partial(_zeros, is_sampled, len(part)),
+                    partial(_zeros, is_sampled, len(part.order)),
                 )
                 for part in parts
             ]

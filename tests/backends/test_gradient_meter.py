@@ -24,10 +24,8 @@ def measured(compiled, arrays):
     adapter = backends.current()
 
     def both(gradients):
-        return (
-            adapter.squared_norms(gradients),
-            adapter.gradient_statistics(gradients),
-        )
+        joined = adapter.joined(gradients)
+        return adapter.squared_norms(joined), adapter.gradient_statistics(joined)
 
     if keras.backend.backend() == "jax":  # one by one its operations take seconds
         import jax
@@ -108,7 +106,8 @@ def test_a_sparse_gradient_has_the_figures_of_the_dense_one(compiled, backend):
     adapter = backends.current()
     # Not an argument: TensorFlow would take a sparse gradient apart.
     statistics = tf.function(
-        lambda: adapter.gradient_statistics([sparse]), jit_compile=compiled
+        lambda: adapter.gradient_statistics(adapter.joined([sparse])),
+        jit_compile=compiled,
     )
     row = statistics()[0].numpy()
 

@@ -19,7 +19,7 @@ class TorchGradients(GradientBackend):
         self, vector: torch.Tensor, sizes: Sequence[int]
     ) -> torch.Tensor:
         """Return the squared L2 norm of each consecutive part of a float32 vector."""
-        return self.squared_norms(torch.split(vector, list(sizes)))
+        return self.squared_norms(self.joined(torch.split(vector, list(sizes))))
 
     def crossentropy(
         self, logits: torch.Tensor, labels: torch.Tensor
