@@ -27,8 +27,8 @@ from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.fit import fit
+from kerasmem.memory.plan import plan_memory, rematerialize
 from kerasmem.memory.predict import predict
-from kerasmem.memory.rematerialize import rematerialize
 
 __all__ = [
     "Budget",
@@ -61,6 +61,7 @@ __all__ = [
     "make_student",
     "memory",
     "optimizers",
+    "plan_memory",
     "predict",
     "quantization_aware",
     "rematerialize",

@@ -55,6 +55,7 @@ def test_the_public_names_are_these_and_all_of_them_are_there():
             "make_student",
             "memory",
             "optimizers",
+            "plan_memory",
             "predict",
             "quantization_aware",
             "rematerialize",

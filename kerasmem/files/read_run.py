@@ -19,6 +19,7 @@ from kerasmem.records import (
     RunInfo,
     Timeline,
 )
+from kerasmem.records.memory_plan import PlanRecord
 from kerasmem.records.plain import MOST_BYTES
 from kerasmem.records.regular import open_regular, read_regular
 from kerasmem.units import MIB, format_bytes
@@ -88,6 +89,7 @@ def _read(folder: Path) -> Run:
 
     findings = _all(records("findings", Finding.from_json))
     post_mortems = _all(records("post_mortems", PostMortem.from_json))
+    plans = _all(records("memory_plans", PlanRecord.from_json))
     gradients = records("gradients", GradientRecord.from_json)
     run = Run(
         info=_info(folder, notes),
@@ -96,6 +98,7 @@ def _read(folder: Path) -> Run:
         findings=findings,
         timelines=_timelines(folder, notes, budget),
         post_mortems=post_mortems,
+        plans=plans,
         name=run_name(folder),
     )
     if budget.left_out:

@@ -7,6 +7,7 @@
 | `gradients.jsonl` | a `GradientRecord` per line |
 | `findings.jsonl` | a `Finding` per line |
 | `post_mortems.jsonl` | a `PostMortem` per line |
+| `memory_plans.jsonl` | a `PlanRecord` per line |
 | `timeline-0000.json.gz` | the `Timeline`s of one window, one per line |
 
 Process 0 writes these files. Process 1 writes `memory-p1.jsonl` etc.
@@ -24,6 +25,7 @@ from pathlib import Path
 from kerasmem.errors import InputError, OutputError
 from kerasmem.files.atomic import replacing
 from kerasmem.records import PostMortem, Timeline
+from kerasmem.records.memory_plan import PlanRecord
 from kerasmem.records.regular import open_regular, read_regular
 from kerasmem.records.timeline import MOST_TEXT_BYTES
 from kerasmem.units import format_bytes
@@ -65,6 +67,14 @@ def add_post_mortem(
     """Appends a post-mortem to the directory of a run. `None` disables writing."""
     name = file_name("post_mortems", ".jsonl", post_mortem.process)
     Journal(log_dir, name).append(post_mortem.to_json())
+
+
+def add_plan(
+    log_dir: str | os.PathLike[str] | None, plan: PlanRecord, process: int = 0
+) -> None:
+    """Appends a memory plan to the directory of a run. `None` disables writing."""
+    name = file_name("memory_plans", ".jsonl", process)
+    Journal(log_dir, name).append(plan.to_json())
 
 
 def file_name(stem: str, suffix: str, process: int = 0) -> str:

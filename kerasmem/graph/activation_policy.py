@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,9 +46,10 @@ class ActivationPolicy:
 _POLICIES: WeakKeyDictionary[Any, ActivationPolicy] = WeakKeyDictionary()
 
 
-def set_policy(model: Model, policy: ActivationPolicy) -> None:
-    """Records the activation policy of `model`."""
+def set_policy(model: Model, policy: ActivationPolicy) -> Callable[[], object]:
+    """Records the activation policy of `model`. Returns the undo."""
     _POLICIES[model] = policy
+    return partial(_POLICIES.pop, model)
 
 
 def policy_of(model: Model) -> ActivationPolicy | None:
@@ -58,11 +60,11 @@ def policy_of(model: Model) -> ActivationPolicy | None:
 @contextmanager
 def assumed_policy(model: Model, policy: ActivationPolicy) -> Iterator[None]:
     """Sets the policy of a model without a policy in the scope, for an estimate."""
-    _POLICIES[model] = policy
+    undo = set_policy(model, policy)
     try:
         yield
     finally:
-        del _POLICIES[model]
+        undo()
 
 
 def check_one_policy(model: Model, function: str) -> None:

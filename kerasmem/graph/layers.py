@@ -245,6 +245,12 @@ def first_argument(args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(iter(kwargs.values()))
 
 
+def has_batch_statistics(model: Model) -> bool:
+    """Returns whether a layer of the model normalizes over the batch."""
+    kind = keras.layers.BatchNormalization
+    return any(isinstance(layer, kind) for layer in sublayers(model))
+
+
 def own_graph(model: Model) -> Any:
     """Returns the Functional model behind a model with a graph, or None."""
     # Private: no public attribute of a Sequential model returns its graph.

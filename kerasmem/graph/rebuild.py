@@ -96,7 +96,7 @@ class Rebuild:
         with (
             current().replicating(model),
             scope,
-            _no_garbage_collection(),
+            no_garbage_collection(),
             without_first_values(),
             full_configs(sublayers(model)),
         ):
@@ -270,7 +270,8 @@ def _check_built_as_called(name: str, shape: tuple[int, ...], new: Any) -> None:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Turns off the search for reference cycles in the scope."""
     was_on = gc.isenabled()
     gc.disable()
     try:

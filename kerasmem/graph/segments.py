@@ -128,6 +128,9 @@ def _replace_layer(run: Run, known: Opened, call: LayerCall) -> LayerCall | None
     if not getattr(call.layer._get_call_context(), "training", None):
         return None
     inputs = known.inputs(call.layer, call.args, call.kwargs)
+    pairs = zip(inputs, known.graph.inputs, strict=True)
+    if any(x is None or tuple(x.shape[1:]) != y.shape[1:] for x, y in pairs):
+        return None  # The graph has the lengths of the planned batch.
     call.outputs = run(inputs, _in_training)
     return call
 

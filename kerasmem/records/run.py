@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from kerasmem.records.memory_plan import PlanRecord
 from kerasmem.records.plain import JsonRecord, OrNaN
 from kerasmem.records.post_mortem import PostMortem
 from kerasmem.records.timeline import Timeline
@@ -264,6 +265,7 @@ class Run:
         findings: Findings of all processes.
         timelines: One timeline per allocator and window of steps.
         post_mortems: One post-mortem per out-of-memory error, from all processes.
+        plans: Memory plans of `km.fit`, in order.
         notes: Messages about unreadable records.
         name: Name of the run directory, or `""`.
     """
@@ -274,6 +276,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     post_mortems: tuple[PostMortem, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
     notes: tuple[str, ...] = ()
     name: str = ""
 

@@ -11,7 +11,7 @@ from kerasmem.errors import ConfigError, KerasMemWarning
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.memory.estimate.checks import compiles, scaled_if_half
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.rematerialize import rematerialize
+from kerasmem.memory.plan import rematerialize
 from kerasmem.types import Optimizer
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")

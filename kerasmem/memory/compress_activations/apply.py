@@ -1,7 +1,8 @@
 """Training with 8-bit activations."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from kerasmem.memory.compress_activations.plan import GraphPlan, plan
 from kerasmem.memory.compress_activations.store import PackedStore
 from kerasmem.types import Model, Operation
 
-_NAME = "compress_activations"
+NAME = "compress_activations"
 
 
 @dataclass(frozen=True)
@@ -122,26 +123,30 @@ def compress_activations(
         )
     settings = ActivationCompression(include, exclude, seed)
     settings.check(model)
-    check_one_policy(model, _NAME)
+    check_one_policy(model, NAME)
     copy = same_draws(clone(model), model)
     compress_in_place(copy, settings)
     return copy
 
 
-def compress_in_place(model: Model, settings: ActivationCompression) -> None:
-    """Modify `model` to train with compressed activations.
+def compress_in_place(
+    model: Model, settings: ActivationCompression
+) -> Callable[[], None]:
+    """Modify `model` to train with compressed activations. Returns the undo.
 
     Raises:
         ModelError: If no activation becomes smaller.
     """
     plans = _plans(model, settings)
-    for graph in plans:
-        segments = [
-            (step.segment, step.store and partial(_recomputed, model, step.store))
-            for step in graph.steps
-        ]
-        recompute(graph.model, segments)
-    set_policy(model, _policy(plans, settings))
+    with ExitStack() as undo:
+        undo.callback(set_policy(model, _policy(plans, settings)))
+        for graph in plans:
+            segments = [
+                (step.segment, step.store and partial(_recomputed, model, step.store))
+                for step in graph.steps
+            ]
+            undo.callback(recompute(graph.model, segments))
+        return undo.pop_all().close
 
 
 def default_policy(model: Model) -> ActivationPolicy:
@@ -171,7 +176,7 @@ def _policy(
         for step in graph.steps
         if step.store is not None
     )
-    return ActivationPolicy(_NAME, apply_again, asdict(settings), segments)
+    return ActivationPolicy(NAME, apply_again, asdict(settings), segments)
 
 
 def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
@@ -190,7 +195,7 @@ def settings_of(model: Model) -> ActivationCompression:
         ModelError: If the model is not from `compress_activations`.
     """
     policy = policy_of(model)
-    if policy is None or policy.function != _NAME:
+    if policy is None or policy.function != NAME:
         raise ModelError(
             "The report needs a model with compressed activations. "
             "Expected: a model from `compress_activations`. Received: "

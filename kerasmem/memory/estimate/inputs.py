@@ -183,7 +183,7 @@ def symbolic_batch(request: Request) -> Any:
     A training step receives the example data, packed as in `fit`, or else `(x, y)` with
     guessed labels. Other steps receive `(x,)`.
     """
-    x = _like_inputs(
+    x = like_inputs(
         request.model,
         [keras.KerasTensor(one.shape, one.dtype) for one in request.inputs],
     )
@@ -233,7 +233,8 @@ def run_once(request: Request, batch: Tensors) -> None:
     model.train_on_batch(*parts)
 
 
-def _like_inputs(model: Model, tensors: list[Any]) -> Any:
+def like_inputs(model: Model, tensors: list[Any]) -> Any:
+    """Return the tensors in the structure of the inputs of `model`."""
     # Private API: the structure and the names of the inputs.
     structure = getattr(model, "_inputs_struct", None)
     if structure is None and own_graph(model) is None:

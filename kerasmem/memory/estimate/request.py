@@ -17,20 +17,9 @@ from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack
 from kerasmem.records import EstimatePart, MemoryEstimate
+from kerasmem.records.memory_plan import Input
 
 _PLAIN = ("batch_size", "jit_compile", "backend", "training", "device", "generate")
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input of the model.
-
-    The shape includes the batch axis.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)

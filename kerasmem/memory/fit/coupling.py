@@ -14,7 +14,8 @@ from kerasmem.errors import ConfigError
 from kerasmem.graph.layers import sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.memory.fit import losses
-from kerasmem.memory.fit.notices import Notices, smaller_batches
+from kerasmem.memory.fit.notices import Notices
+from kerasmem.memory.plan.offers import smaller_batches
 from kerasmem.records import PostMortem, Remedy
 from kerasmem.types import Dataset, Model, Tensor, Tensors
 from kerasmem.units import format_bytes

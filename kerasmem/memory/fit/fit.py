@@ -12,13 +12,10 @@ from kerasmem.checks import OneOf
 from kerasmem.errors import ModelError
 from kerasmem.graph.outputs import warn_if_unfit
 from kerasmem.memory.fit.coupling import CouplingCheck
+from kerasmem.memory.fit.evaluation import SurvivingEvaluation
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
-from kerasmem.memory.fit.surviving import (
-    FitContext,
-    SurvivingEvaluation,
-    SurvivingTraining,
-)
+from kerasmem.memory.fit.surviving import FitContext, SurvivingTraining
 from kerasmem.memory.oom import noting_refusals
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.types import Dataset, Model
@@ -114,10 +111,15 @@ def fit(  # noqa: PLR0913 - the public entry point
     log_dir: str | os.PathLike[str] | None = None,
     **fit_arguments: Any,
 ) -> Any:
-    """Fit a model, and split batches that do not fit into memory.
+    """Fit a model, and plan or split batches that do not fit into memory.
 
-    A batch that does not fit is split into micro-batches, followed by one update with
-    the gradient of the whole batch. Clipping, weight decay, weight averages, schedules
+    If a memory limit is known and a batch is estimated to exceed it, the step is
+    trained by a memory plan: it recomputes activations, stores them in 8 bits or splits
+    the batch, whatever is estimated to be fastest. See `plan_memory`. The model itself
+    is not changed.
+
+    A batch that is split into micro-batches is followed by one update with the
+    gradient of the whole batch. Clipping, weight decay, weight averages, schedules
     and `iterations` are the same as for a whole batch. The same applies to losses,
     metrics, sample weights, masks and callbacks. If a memory limit is known, the number
     of micro-batches is estimated before the first step. If a step runs out of memory,
@@ -127,6 +129,7 @@ def fit(  # noqa: PLR0913 - the public entry point
 
     Differences from whole batches:
 
+    - Activations in 8 bits add unbiased noise to gradients, and a warning is issued.
     - `BatchNormalization` uses the statistics of the parts, and a warning is issued.
     - Dropout draws one mask per part.
     - On TensorFlow, the gradients of repeated tokens in an `Embedding` are added before
@@ -149,15 +152,16 @@ def fit(  # noqa: PLR0913 - the public entry point
         x: Input data, as in `model.fit`.
         y: Target data, as in `model.fit`.
         batch_size: Number of samples per batch, as in `model.fit`.
-        memory_limit: Memory limit for the estimate: an integer of bytes or a text such
-            as `"8GiB"`. Defaults to the limit of the device. To enforce a limit on a
-            TensorFlow or torch process, use `kerasmem.memory.configure`.
+        memory_limit: Memory limit for estimates and plans: an integer of bytes or a
+            text such as `"8GiB"`. Defaults to the limit of the device. To enforce a
+            limit on a TensorFlow or torch process, use `kerasmem.memory.configure`.
         on_oom: `"split"` or `"raise"`. With `"raise"`, batches are not split. If a step
             runs out of memory, the model is restored and the error is raised. A batch
             that is estimated not to fit into `memory_limit` is an error before its
             first step. Defaults to `"split"`.
         log_dir: Path of a run folder. Each out-of-memory error is appended to
-            `post_mortems.jsonl` for `kerasmem report`. Defaults to `None`.
+            `post_mortems.jsonl` for `kerasmem report`, and each memory plan to
+            `memory_plans.jsonl`. Defaults to `None`.
         fit_arguments: Other arguments of `model.fit`.
 
     Returns:

@@ -2,42 +2,15 @@
 
 import os
 import warnings
-
-import keras
+from collections.abc import Callable
 
 from kerasmem.errors import KerasMemWarning, without_config
-from kerasmem.files.run_dir import add_post_mortem
-from kerasmem.graph.layers import has_own_step, sublayers
-from kerasmem.graph.values import other_optimizers
+from kerasmem.files.run_dir import add_plan, add_post_mortem
+from kerasmem.graph.layers import has_batch_statistics, has_own_step
 from kerasmem.records import PostMortem, Remedy
+from kerasmem.records.memory_plan import PlanRecord
 from kerasmem.types import Model
 from kerasmem.units import format_bytes
-
-_RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
-
-
-def smaller_batches(model: Model) -> Remedy | None:
-    """Return a remedy if batches of the model cannot be split, else `None`."""
-    optimizers = other_optimizers(model)
-    if optimizers:
-        return Remedy(
-            name="smaller batches",
-            how=f"the `train_step` has other optimizers ({', '.join(optimizers)}) "
-            "than `model.optimizer`, so a batch cannot be split; pass a smaller "
-            "batch_size if memory runs out",
-        )
-    names = [
-        layer.name
-        for layer in sublayers(model)
-        if isinstance(layer, _RECURRENT) and layer.stateful
-    ]
-    if not names:
-        return None
-    return Remedy(
-        name="smaller batches",
-        how=f"the layer {names[0]!r} is stateful and needs a fixed batch size, so a "
-        "batch cannot be split; build the model for a smaller batch size",
-    )
 
 
 class Notices:
@@ -70,6 +43,16 @@ class Notices:
             f"{parts} micro-batches, with one update as before."
         )
         self._warn_of_differences(model)
+
+    def planned(self, model: Model, plan: PlanRecord, process: int) -> None:
+        """Warn that a batch is trained by a memory plan, and write the plan."""
+        self._write(lambda: add_plan(self._log_dir, plan, process))
+        self._warn(
+            f"A batch of {plan.batch_size} is estimated not to fit into memory. It is "
+            f"trained by a memory plan: {plan.sentences()[0]}"
+        )
+        if plan.micro_batches > 1:
+            self._warn_of_differences(model)
 
     def failed(self, model: Model, report: PostMortem, parts: int, lost: int) -> None:
         """Warn that a training step ran out of memory and is repeated."""
@@ -117,10 +100,13 @@ class Notices:
 
     def write(self, report: PostMortem) -> None:
         """Write a post-mortem to the run folder."""
+        self._write(lambda: add_post_mortem(self._log_dir, report))
+
+    def _write(self, write: Callable[[], None]) -> None:
         try:
-            add_post_mortem(self._log_dir, report)
+            write()
         except OSError as error:
-            self._warn(f"The post-mortem could not be written: {error}.")
+            self._warn(f"The run folder could not be written: {error}.")
 
     def _warn_of_differences(self, model: Model) -> None:
         if has_own_step(model) and not _uses_compiled_loss(model):
@@ -129,7 +115,7 @@ class Notices:
                 "is split. It is assumed to be a mean over the samples. If it compares "
                 "samples of a batch, keep the batch whole with on_oom='raise'."
             )
-        if _has_batch_statistics(model):
+        if has_batch_statistics(model):
             self._warn(
                 "BatchNormalization computes its statistics per micro-batch, so the "
                 "training differs from training on whole batches. To avoid this, use "
@@ -152,8 +138,3 @@ def _uses_compiled_loss(model: Model) -> bool:
 
 def _in_parts(parts: int) -> str:
     return "as a whole" if parts == 1 else f"in {parts} parts"
-
-
-def _has_batch_statistics(model: Model) -> bool:
-    kind = keras.layers.BatchNormalization
-    return any(isinstance(layer, kind) for layer in sublayers(model))

@@ -3,18 +3,26 @@
 import functools
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from kerasmem.backends import device_kind
-from kerasmem.backends.steps import Steps
+from kerasmem.backends.steps import Step, Steps
 from kerasmem.errors import ConfigError
+from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.values import held_bytes, nbytes
 from kerasmem.memory.batch_size import find_batch_size
+from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
+from kerasmem.memory.plan import MemoryPlan
+from kerasmem.memory.plan.planner import NoPlanError, planned
+from kerasmem.memory.plan.search import CHOICES, EIGHT_BITS, RECOMPUTE
 from kerasmem.records import MemoryEstimate
 from kerasmem.types import Model, Tensors
 
@@ -90,6 +98,64 @@ def micro_batches(
     except ConfigError:  # For example if this process has allocated the whole GPU.
         return min(batch_size, 2 * parts) if parts else batch_size
     return -(-batch_size // batch)
+
+
+class PlannedStep:
+    """Trains a model by a memory plan until the end of `fit`.
+
+    Attributes:
+        function: The step function of the planned model, `None` without a plan.
+    """
+
+    def __init__(self, model: Model, training: Steps) -> None:
+        self.function: Step | None = None
+        self._model, self._training = model, training
+        self._undo: Callable[[], None] = lambda: None
+        self._is_applied = False
+
+    def choose(
+        self, batch_size: int, limit_bytes: int, input_shape: Any, *, splits: bool
+    ) -> tuple[MemoryPlan | None, int | None]:
+        """Apply the fastest plan within a limit if it changes activations.
+
+        `splits` is `True` if the plan may use micro-batches.
+
+        Returns:
+            The applied plan or `None`, and the lowest limit if no plan fits.
+        """
+        model = self._model
+        if has_own_step(model) or policy_of(model) is not None:
+            return None, None
+        try:
+            request = checked_request(
+                model, batch_size, device=device_kind(), input_shape=input_shape
+            )
+            stored_bytes = sum(part.nbytes for part in persistent_parts(request))
+            other_bytes = _other_bytes(model)
+            usable_bytes = round(USABLE * (limit_bytes - other_bytes - stored_bytes))
+            choices = CHOICES if splits else (RECOMPUTE, EIGHT_BITS)
+            try:
+                plan = planned(request, stored_bytes + usable_bytes, choices)
+            except NoPlanError as error:
+                needed_bytes = round((error.lowest_bytes - stored_bytes) / USABLE)
+                return None, other_bytes + stored_bytes + needed_bytes
+            if plan.changes_activations:
+                self._undo, self._is_applied = plan.apply_in_place(model), True
+                return plan, None
+        except Exception:  # noqa: BLE001 - training works without a plan
+            return None, None
+        return None, None
+
+    def trace(self) -> None:
+        """Build the step function again if a plan is applied."""
+        if self._is_applied:
+            self.function = self._training.function_of(self._training.step)
+
+    def undo(self) -> None:
+        """Restore the calls of the model."""
+        self._undo()
+        self.function, self._is_applied = None, False
+        self._undo = lambda: None
 
 
 def _estimate(

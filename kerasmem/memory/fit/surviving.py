@@ -1,6 +1,7 @@
-"""Train and test functions that recover from out-of-memory errors during `fit`."""
+"""Train functions that recover from out-of-memory errors during `fit`."""
 
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,15 +16,17 @@ from kerasmem.memory.estimate.inputs import lengths_in
 from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
-from kerasmem.memory.fit.parts import EvaluationParts, MicroBatches, Parts
+from kerasmem.memory.fit.parts import MicroBatches, Parts
 from kerasmem.memory.fit.plan import (
     MicroBatchPlan,
+    PlannedStep,
     Rollback,
     SafeShapes,
     example,
     micro_batches,
 )
 from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post_mortem
+from kerasmem.memory.plan import plan_of
 from kerasmem.records import TORN, Cause, PostMortem, Remedy
 from kerasmem.types import Model, Tensors
 from kerasmem.units import format_bytes
@@ -167,7 +170,12 @@ class SurvivingStep(ABC):
     def _run(self, state: Any, batch: Tensors, parts: int) -> tuple[Any, Any]:
         if self._parts is not None and self._parts.is_open:
             return self._parts.run(state, batch, parts)
-        return self._steps.run(self.whole, state, batch)
+        return self._steps.run(self._whole, state, batch)
+
+    @property
+    def _whole(self) -> Step:
+        """The step function for a whole batch."""
+        return self.whole
 
     def _arranged(self, state: Any) -> Any:
         is_split = self._plan.most is not None
@@ -258,6 +266,8 @@ class SurvivingTraining(SurvivingStep):
         self._training = training
         self._trained_by: Any = None
         self._input_shape: Any | None = None
+        self._by_plan = PlannedStep(model, training)
+        self._lowest: int | None = None
 
     def begin_epoch(self, epoch: int) -> None:
         """Renew the copy of the state at the next step."""
@@ -267,8 +277,10 @@ class SurvivingTraining(SurvivingStep):
 
     def end(self) -> None:
         """Free the memory of the training."""
-        super().end()
-        self._context.factors.remove()
+        with ExitStack() as undo:
+            undo.callback(self._by_plan.undo)
+            undo.callback(self._context.factors.remove)
+            undo.callback(super().end)
 
     def error_of(self, error: Exception) -> OutOfMemoryError | None:
         """Return the error to raise for an out-of-memory error outside of steps."""
@@ -282,7 +294,10 @@ class SurvivingTraining(SurvivingStep):
 
     def _meet(self, state: Any, batch: Tensors, size: int) -> None:
         build_for(self._model, batch)
-        context = self._context
+        context, own_plan = self._context, plan_of(self._model)
+        if own_plan is not None and context.splits and own_plan.micro_batches > 1:
+            parts = own_plan.micro_batches * len(self._steps.on_replicas(batch))
+            self._foresee(state, batch, -(-own_plan.batch_size // parts))
         must_fit = context.limit_is_given and not context.splits
         if context.limit_bytes is None or not (context.splits or must_fit):
             return
@@ -293,10 +308,13 @@ class SurvivingTraining(SurvivingStep):
             limit_bytes = context.limit_bytes if context.limit_is_given else None
             context.notices.not_estimated(error, limit_bytes)
             return
+        if parts != 1 and self._train_by_plan(state, batch, size):
+            return
         if parts is None and context.limit_is_given:
+            least = f", from {format_bytes(self._lowest)}" if self._lowest else ""
             raise ConfigError(
                 "A single sample is estimated not to fit into the limit. Expected: a "
-                "larger limit, or None for the limit of the device. Received: "
+                f"larger limit{least}, or None for the limit of the device. Received: "
                 f"memory_limit={format_bytes(context.limit_bytes)}."
             )
         if must_fit and parts != 1:
@@ -308,6 +326,33 @@ class SurvivingTraining(SurvivingStep):
             )
         if parts is not None and parts > 1:
             self._foresee(state, batch, -(-size // parts))
+
+    def _train_by_plan(self, state: Any, batch: Tensors, size: int) -> bool:
+        """Apply the fastest plan within the limit if it changes the activations."""
+        context, steps = self._context, self._steps
+        half = -(-size // 2)
+        splits = context.splits and self._whole_for(state, batch, half) is None
+        limit_bytes, replicas = context.limit_bytes or 0, len(steps.on_replicas(batch))
+        with steps.values(state):
+            plan, self._lowest = self._by_plan.choose(
+                size * replicas, limit_bytes, self._input_shape, splits=splits
+            )
+            if plan is None:
+                return False
+            parts = plan.micro_batches
+            if not steps.survives_failure:
+                estimate = self._estimated_parts(batch, size, limit_bytes)
+                parts = max(parts, estimate or size)
+        if parts > 1 and not splits:
+            self._by_plan.undo()
+            return False
+        self._forget_parts()
+        self._by_plan.trace()
+        if parts > 1:
+            self._plan.foresee(-(-size // parts))
+        plan = replace(plan, micro_batches=parts)
+        context.notices.planned(self._model, plan, self._process)
+        return True
 
     def _estimated_parts(self, batch: Tensors, size: int, limit: int) -> int | None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -331,6 +376,10 @@ class SurvivingTraining(SurvivingStep):
         else:
             context.notices.tried_whole(size, remedy)
 
+    @property
+    def _whole(self) -> Step:
+        return self._by_plan.function or self.whole
+
     def _new_parts(self) -> MicroBatches:
         return MicroBatches(self._model, self._training, self._context.factors)
 
@@ -346,27 +395,5 @@ class SurvivingTraining(SurvivingStep):
         trained_by = tuple(map(id, parts))
         if self._trained_by not in (None, trained_by):
             self._forget_parts()
+            self._by_plan.trace()
         self._trained_by = trained_by
-
-
-class SurvivingEvaluation(SurvivingStep):
-    """Evaluates one batch at a time, see `SurvivingStep` and `EvaluationParts`."""
-
-    def begin(self, whole: Step, epoch: int | None) -> None:
-        """Prepare for one evaluation."""
-        if whole is not self.whole:
-            self._forget_parts()
-        self.whole, self._epoch = whole, epoch
-        self._rollback.expire()
-
-    def _meet(self, state: Any, batch: Tensors, size: int) -> None:
-        """Do nothing, because an evaluation needs less memory than the training."""
-
-    def _new_parts(self) -> EvaluationParts:
-        return EvaluationParts(self._model, self._steps, self._context.factors)
-
-    def _step_context(self, failed: StepContext) -> StepContext:
-        return replace(failed, training=False, accumulates=False)
-
-    def _notify(self, report: PostMortem, parts: int, lost: int) -> None:
-        self._context.notices.failed_evaluation(report, parts, lost)

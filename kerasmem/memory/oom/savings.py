@@ -5,20 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import keras
-
 from kerasmem import backends
 from kerasmem.backends import device_kind
-from kerasmem.errors import ModelError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_graph
-from kerasmem.memory.compress_activations.apply import default_policy
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.oom.fitting import Room
-from kerasmem.memory.rematerialize.plan import recorded_step
-from kerasmem.memory.rematerialize.rematerialize import policy_for
-from kerasmem.memory.rematerialize.search import by_limit
-from kerasmem.optional import feature
+from kerasmem.memory.plan.offers import HALF, MIXED, OPTIMIZERS, may_be_half
+from kerasmem.memory.plan.planner import lowest_plan
+from kerasmem.memory.plan.search import EIGHT_BITS, RECOMPUTE
 from kerasmem.records import Cause, MemoryEstimate, Remedy
 
 _POOL_REMEDIES = (
@@ -75,7 +70,6 @@ def remedies_for(cause: Cause) -> tuple[Remedy, ...]:
     return _POOL_REMEDIES if backends.current().pools_memory else _SEGMENT_REMEDIES
 
 
-_HALF_POLICY = "mixed_float16"
 _LEAST_SHARE = 0.01
 """Minimum saving of a remedy, as a fraction of the peak."""
 
@@ -141,47 +135,26 @@ def _asked_bytes(estimate: MemoryEstimate) -> int:
 
 
 def _mixed_precision(step: FailedStep) -> Saving | None:
-    # CPUs have no fast half-precision arithmetic, so steps would be many times slower.
-    if step.model.dtype_policy.name != "float32" or step.estimate.device == "cpu":
+    if not may_be_half(step.model, step.estimate.device):
         return None
-    return Saving(
-        name="mixed precision",
-        how=f"keras.config.set_dtype_policy({_HALF_POLICY!r}) before model creation",
-        estimate=step.estimated(dtype_policy=_HALF_POLICY),
-    )
+    return Saving(*MIXED, estimate=step.estimated(dtype_policy=HALF))
 
 
-def _rematerialization(step: FailedStep) -> Saving | None:
-    if not _may_change_activations(step):
+def _activations(step: FailedStep, *, way: str, name: str, how: str) -> Saving | None:
+    is_free = step.estimate.training and policy_of(step.model) is None
+    if not is_free or not has_graph(step.model):
         return None
     request = checked_request(
         step.model, step.size, device=device_kind(), input_shape=step.input_shape
     )
-    step_record = recorded_step(request)
-    choice = by_limit(step_record, None)
-    if not any(piece.recomputed for piece in choice.plan.pieces):
-        return None
-    policy = policy_for(step.model, step_record.path, choice.pieces)
-    return Saving(
-        name="rematerialization",
-        how=f"km.rematerialize(model, batch_size={step.size}) recomputes activations "
-        "in the backward pass: a step takes "
-        f"{choice.plan.extra_time:.0%} longer (estimated)",
-        estimate=step.estimated(policy=policy),
-    )
-
-
-def _int8_activations(step: FailedStep) -> Saving | None:
-    if not _may_change_activations(step):
-        return None
-    try:
-        policy = default_policy(step.model)
-    except ModelError:  # no activation can be compressed with a benefit
+    plan = lowest_plan(request, way)
+    if not plan.changes_activations:
         return None
     return Saving(
-        name="int8 activations",
-        how="km.compress_activations(model) saves activations in int8 format",
-        estimate=step.estimated(policy=policy),
+        name=name,
+        how=f"{how.format(step.size)}: a step takes {plan.extra_time:.0%} longer "
+        "(estimated)",
+        estimate=step.estimated(policy=plan.policy(step.model)),
     )
 
 
@@ -193,39 +166,24 @@ def _other_optimizer(
     return Saving(name, how, step.estimated(optimizer=make()))
 
 
-def _may_change_activations(step: FailedStep) -> bool:
-    has_no_policy = policy_of(step.model) is None
-    return step.estimate.training and has_graph(step.model) and has_no_policy
-
-
-def _adam_8bit() -> Any:
-    return feature("Adam8bit")()
-
-
-_OPTIMIZERS: Mapping[str, tuple[Callable[[], Any], str]] = {
-    "8-bit Adam": (
-        _adam_8bit,
-        "km.optimizers.Adam8bit(...) instead of the current optimizer",
-    ),
-    "Adafactor": (
-        keras.optimizers.Adafactor,
-        "keras.optimizers.Adafactor(...) stores only rows and columns of its "
-        "statistics; it needs another learning rate",
-    ),
-    "SGD": (
-        keras.optimizers.SGD,
-        "keras.optimizers.SGD(...) without momentum stores no statistics; it needs "
-        "another learning rate",
-    ),
-}
-
 SAVINGS: Mapping[str, Callable[[FailedStep], Saving | None]] = {
-    "rematerialization": _rematerialization,
-    "int8 activations": _int8_activations,
+    "rematerialization": partial(
+        _activations,
+        way=RECOMPUTE,
+        name="rematerialization",
+        how="km.rematerialize(model, batch_size={}) recomputes activations in the "
+        "backward pass",
+    ),
+    "int8 activations": partial(
+        _activations,
+        way=EIGHT_BITS,
+        name="int8 activations",
+        how="km.compress_activations(model) saves activations in int8 format",
+    ),
     "mixed precision": _mixed_precision,
     **{
         name: partial(_other_optimizer, name=name, make=make, how=how)
-        for name, (make, how) in _OPTIMIZERS.items()
+        for name, (make, how) in OPTIMIZERS.items()
     },
 }
 """Estimated saving of each remedy, None if it does not apply."""

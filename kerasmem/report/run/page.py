@@ -43,6 +43,9 @@ from kerasmem.report.run.timelines import (
 )
 from kerasmem.units import format_bytes
 
+MOST_PLANS = 3
+"""Number of memory plans on a page: the latest ones."""
+
 MOST_POST_MORTEMS = 12
 """Maximum number of post-mortems on a page."""
 
@@ -251,6 +254,7 @@ def page_content(run: Run) -> dict[str, Any]:
             for t in timelines
         ],
         "timelines_note": timelines_note,
+        "plans": [(plan.sentences(), plan.table()) for plan in run.plans[-MOST_PLANS:]],
         "post_mortems": post_mortems,
         "post_mortems_note": post_mortems_note,
         "remedy_words": remedy_words,

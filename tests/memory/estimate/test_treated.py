@@ -16,8 +16,8 @@ from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
 from kerasmem.memory.estimate.request import request_of
 from kerasmem.memory.estimate.traced import estimate_in_process as by_trace
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process as by_xla
+from kerasmem.memory.plan import plan_of
 from kerasmem.memory.program import AllocationPlan, Op, Program, ProgramTensor, peak_of
-from kerasmem.memory.rematerialize import plan_of
 from kerasmem.memory.timeline import watched
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.processes.transfer import pack, unpack

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.oom import StepContext, classify, noting_refusals, post_mortem
-from kerasmem.memory.rematerialize import rematerialize
+from kerasmem.memory.plan import rematerialize
 from kerasmem.optimizers import Adam8bit
 
 LIMIT_MB = int(os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "0"))

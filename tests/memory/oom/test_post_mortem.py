@@ -15,7 +15,7 @@ from kerasmem.memory.oom import StepContext, classify, out_of_memory_error, post
 from kerasmem.memory.oom.cause import DeviceFigures
 from kerasmem.memory.oom.fitting import samples_per_batch
 from kerasmem.memory.oom.savings import SAVINGS
-from kerasmem.memory.rematerialize import rematerialize
+from kerasmem.memory.plan import rematerialize
 from kerasmem.optimizers import Adam8bit
 from kerasmem.records import TORN, Cause, EstimatePart, PostMortem, Remedy
 from kerasmem.records.post_mortem import CAUSES

@@ -18,6 +18,9 @@ from kerasmem.memory.program import Op, ProgramTensor, by_readiness
 BARRIER = "barrier"
 """Name of an operation without effect that enforces an execution order."""
 
+PACKING = ("codes", "floats")
+"""Names of the operations that compute codes of 8 bits, and floats from them."""
+
 _FLOAT = 4
 _PACKED_AT_ONCE, _UNPACKED_AT_ONCE = 5, 3
 """Tensors of float32 that exist at once while codes or their values are computed."""
@@ -249,7 +252,8 @@ class _Piece:
         ]
 
     def _of(self, op: Op, phase: str) -> Op:
-        return replace(op, layer=self._forward.ops[0].layer, phase=phase)
+        first = self._forward.ops[0]
+        return replace(op, layer=first.layer, phase=phase, call=first.call)
 
     def _wait(
         self, phase: str, reads: Sequence[ProgramTensor], signal: ProgramTensor
@@ -312,8 +316,10 @@ def packed(x: ProgramTensor) -> StoredActivation | None:
     codes = ProgramTensor((packed_bytes(x.shape),), 1, x.layer)
     late = ProgramTensor(x.shape, x.width, x.layer)
     space = math.prod(x.shape) * _FLOAT
-    pack = replace(_op("codes", (x,), codes), workspace=_PACKED_AT_ONCE * space)
-    unpack = replace(_op("floats", (codes,), late), workspace=_UNPACKED_AT_ONCE * space)
+    pack = replace(_op(PACKING[0], (x,), codes), workspace=_PACKED_AT_ONCE * space)
+    unpack = replace(
+        _op(PACKING[1], (codes,), late), workspace=_UNPACKED_AT_ONCE * space
+    )
     return StoredActivation(codes, pack, unpack, late)
 
 

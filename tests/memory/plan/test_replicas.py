@@ -4,13 +4,13 @@ import keras
 import numpy as np
 
 from kerasmem.processes import ON_THE_CPU, run_in_child
-from tests.memory.rematerialize import models
+from tests.memory.plan import models
 from tests.two_devices import TWO_DEVICES, two_devices
 
 
 def weights_on_two(_):
     """Return the weights after three steps, plain and rematerialized; in a child."""
-    from kerasmem.memory.rematerialize import rematerialize
+    from kerasmem.memory.plan import rematerialize
 
     scope = two_devices()
     found = {}

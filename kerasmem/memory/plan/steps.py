@@ -1,18 +1,24 @@
-"""A training step as operations, and the cost of each call of a graph."""
+"""Training steps as operations: costs of each call, and simulated strategies."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import keras
 
+from kerasmem.errors import ModelError
 from kerasmem.graph.activation_policy import Residuals
 from kerasmem.graph.layers import last_uses, nodes_in_order
+from kerasmem.memory.compress_activations.apply import default_policy
 from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import Record, record
-from kerasmem.memory.estimate.analytic.segments import BARRIER, ReplayedSegment
+from kerasmem.memory.estimate.analytic.segments import (
+    BARRIER,
+    PACKING,
+    ReplayedSegment,
+)
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_parts
 from kerasmem.memory.program import (
@@ -25,8 +31,14 @@ from kerasmem.memory.program import (
 )
 from kerasmem.types import Node
 
-_WORK_PER_BYTE = 10
+WORK_PER_BYTE = 10
 """Approximate number of operations in the time that moving one byte takes."""
+
+_WORK_PER_OP = {"cpu": 1e6, "gpu": 1e8}
+"""Approximate number of operations in the time that starting one takes."""
+
+_WORK_PER_STEP = {"cpu": 3e8, "gpu": 3e10}
+"""Approximate number of operations in the time that calling one step takes."""
 
 _CONVOLUTIONS = {"convolution", "convolution gradient", "kernel gradient"}
 
@@ -39,14 +51,31 @@ Pieces = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """Estimate of a step with recomputed pieces.
+class Strategy:
+    """Strategy of the activations and the batch of a step.
 
-    `extra_time` is relative to the plain step.
+    Args:
+        pieces: Ranges of calls to recompute.
+        in_8_bits: Whether all activations are stored in 8 bits. Excludes `pieces`.
+        micro_batches: Number of micro-batches per update.
+    """
+
+    pieces: Pieces = ()
+    in_8_bits: bool = False
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Estimate of a changed step.
+
+    `work` and `update_work` are the estimated times of gradients and update, comparable
+    between the strategies of a model.
     """
 
     peak_bytes: int
-    extra_time: float
+    work: float
+    update_work: float
 
 
 @dataclass(frozen=True)
@@ -85,16 +114,21 @@ class RecordedStep:
         return _costs(self)
 
     @cached_property
+    def packed(self) -> Sequence[ReplayedSegment]:
+        """Segments with activations in 8 bits. Empty if none becomes smaller."""
+        try:
+            policy = default_policy(self.request.model)
+        except ModelError:
+            return ()
+        return self.record.segments_of(policy.segments)
+
+    @cached_property
     def _numbers(self) -> Sequence[int | None]:
         place = {id(node): n for n, node in enumerate(self.nodes)}
         return [
             next((place[id(n)] for n in call.nodes if id(n) in place), None)
             for call in self.record.trace.calls
         ]
-
-    @cached_property
-    def _work(self) -> float:
-        return sum(map(_work, self._with_pieces(()).ops))
 
     def by_call(self, phase: str) -> list[list[Op]]:
         """Return the operations of a phase for each call of the part."""
@@ -105,42 +139,55 @@ class RecordedStep:
                 ops_by_call[number].append(op)
         return ops_by_call
 
-    def simulate(self, pieces: Pieces) -> Simulation:
-        """Estimate a later step with recomputed pieces."""
-        step, how = self._with_pieces(pieces), self.record.how
+    def simulate(self, strategy: Strategy) -> Simulation:
+        """Estimate a later step with a strategy of its activations."""
+        step, how = self.program(strategy), self.record.how
         events = AllocationPlan(step, in_place=how.in_place).events
         nbytes = peak_of(events, how.rounding).nbytes
-        extra = sum(map(_work, step.ops)) - self._work
-        return Simulation(
-            self.fixed_bytes + round(nbytes * (1 + how.waste)), extra / self._work
-        )
+        device = self.request.device
+        work = {"optimizer": 0.0, "other": _WORK_PER_STEP[device]}
+        for op in step.ops:
+            phase = op.phase if op.phase in work else "other"
+            work[phase] += _work(op, _WORK_PER_OP[device])
+        peak_bytes = self.fixed_bytes + round(nbytes * (1 + how.waste))
+        if device == "cpu":
+            # TensorFlow may compute the gradients of two kernels at the same time.
+            spaces = (op.workspace for op in step.ops if op.name in _CONVOLUTIONS)
+            peak_bytes += max(spaces, default=0) // 2
+        return Simulation(peak_bytes, work["other"], work["optimizer"])
 
-    def _with_pieces(self, pieces: Pieces) -> Program:
+    def program(self, strategy: Strategy) -> Program:
+        """Return a later step in execution order."""
+        segments = self.packed if strategy.in_8_bits else self._replayed(strategy)
+        return self.record.steps(segments)[1]
+
+    def _replayed(self, strategy: Strategy) -> list[ReplayedSegment]:
         calls = [
             frozenset(
                 call
                 for call, number in enumerate(self._numbers)
                 if number is not None and start <= number < end
             )
-            for start, end in pieces
+            for start, end in strategy.pieces
         ]
-        segments = [ReplayedSegment(numbers, Residuals.ALL) for numbers in calls]
-        return self.record.steps(segments)[1]
+        return [ReplayedSegment(numbers, Residuals.ALL) for numbers in calls]
 
 
-def recorded(request: Request, path: Path, graph: Any) -> RecordedStep:
-    """Record a training step of the request's model without recomputation."""
-    # XLA fuses operations across possible cuts. The plan ignores this.
-    backend = "tensorflow" if request.backend == "jax" else request.backend
-    eager_request = replace(request, backend=backend, jit_compile=False)
-    how = framework(backend, request.device, compiled=False)
-    step = record(eager_request, how)
+def recorded(
+    request: Request, path: Path, graph: Any, fixed_bytes: int | None = None
+) -> RecordedStep:
+    """Record a training step of the request's model without recomputation.
+
+    `fixed_bytes` is known from a step with another batch size.
+    """
+    how = framework(request.backend, request.device, compiled=request.jit_compile)
+    step = record(request, how)
     if step is None:
         raise TypeError("The step of a model without a graph cannot be recorded.")
-    variable_bytes = sum(part.nbytes for part in persistent_parts(request))
-    return RecordedStep(
-        request, path, graph, step, variable_bytes + 2 * how.held_scratch
-    )
+    if fixed_bytes is None:
+        fixed_bytes = sum(part.nbytes for part in persistent_parts(request))
+        fixed_bytes += 2 * how.held_scratch
+    return RecordedStep(request, path, graph, step, fixed_bytes)
 
 
 def _is_fixed(node: Node) -> bool:
@@ -153,13 +200,15 @@ def _is_fixed(node: Node) -> bool:
     return table or any(x.sparse for x in node.input_tensors)
 
 
-def _work(op: Op) -> float:
+def _work(op: Op, per_op: float = 0.0) -> float:
     if op.name == BARRIER:
         return 0.0
     # Tensors without bytes only express dependencies.
     reads = [x for x in op.reads if x.nbytes]
     moved_bytes = sum(x.nbytes for x in (*reads, *op.writes))
-    return _WORK_PER_BYTE * moved_bytes + 2 * _products(op, reads)
+    if op.name in PACKING:
+        moved_bytes += 2 * op.workspace
+    return per_op + WORK_PER_BYTE * moved_bytes + 2 * _products(op, reads)
 
 
 def _products(op: Op, reads: Sequence[ProgramTensor]) -> float:
