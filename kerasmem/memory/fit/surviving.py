@@ -359,7 +359,7 @@ class SurvivingTraining(SurvivingStep):
         self._input_shape = lengths_in(self._model, x) or None
         return micro_batches(
             self._model,
-            size,
+            size * len(self._steps.on_replicas(batch)),
             limit,
             verify=not self._steps.survives_failure,
             **example(self._model, batch, self._input_shape),

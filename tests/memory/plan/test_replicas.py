@@ -1,4 +1,4 @@
-"""A rematerialized model on two devices trains to the weights of the plain one."""
+"""Models on two devices train to the same weights with and without a plan."""
 
 import keras
 import numpy as np
@@ -41,3 +41,50 @@ def test_on_two_devices_the_weights_are_those_of_the_plain_model(backend):
     assert found["devices"] == 2
     for plain, lean in zip(found["plain"], found["lean"], strict=True):
         np.testing.assert_allclose(lean, plain, rtol=1e-5, atol=1e-6)
+
+
+def planned_on_two(_):
+    """Return the weights of a plain and a planned fit, and its warnings; in a child."""
+    import warnings
+
+    import kerasmem as km
+    from tests.memory.plan.test_memory_plan import data, deep
+
+    scope = two_devices()
+    settings = {"batch_size": 4096, "epochs": 2, "shuffle": False, "verbose": 0}
+    found = {}
+    for name in ("plain", "planned"):
+        with scope():
+            keras.utils.set_random_seed(7)
+            model = deep(16)
+            if name == "plain":
+                model.fit(*data(4096), **settings)
+            else:
+                limit = round(0.8 * km.plan_memory(model, 4096, "1TiB").peak_bytes)
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    km.fit(
+                        model,
+                        *data(4096),
+                        **settings,
+                        memory_limit=limit,
+                        on_oom="raise",
+                    )
+                found["told"] = [str(one.message) for one in caught]
+            weights = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
+            found[name] = [w.ravel().tolist() for w in weights]
+    return found
+
+
+def test_on_two_devices_a_planned_fit_is_that_of_the_plain_model(backend):
+    if backend == "torch":
+        return  # Keras needs several processes there
+    found = run_in_child(
+        f"{__name__}:planned_on_two",
+        {},
+        backend=backend,
+        environment={**ON_THE_CPU, **TWO_DEVICES},
+    )
+    assert any("by a memory plan" in text for text in found["told"]), found["told"]
+    for plain, planned in zip(found["plain"], found["planned"], strict=True):
+        np.testing.assert_allclose(planned, plain, rtol=1e-3, atol=1e-5)
