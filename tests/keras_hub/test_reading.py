@@ -206,5 +206,5 @@ if ON_TENSORFLOW:
         data = {"x": x, "y": y, "batch_size": 64}
         if form == "dataset":
             data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(64)}
-        with pytest.warns(km.errors.KerasMemWarning, match="is trained in"):
+        with pytest.warns(km.errors.KerasMemWarning, match="is trained (in|by)"):
             km.fit(model, **data, memory_limit=limit, verbose=0, shuffle=False)
