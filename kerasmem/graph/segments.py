@@ -19,7 +19,7 @@ from keras.src.models.functional import operation_fn  # noqa: TID251
 
 from kerasmem import backends
 from kerasmem.backends.patching import LayerCall, observe_calls
-from kerasmem.backends.recompute import Function
+from kerasmem.backends.recompute import ArgumentStore, Function
 from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
 from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
@@ -104,6 +104,17 @@ def recompute(
     if opened_layer is None:
         return observe_calls([graph], inputs=partial(_replace_graph, run, graph))
     return observe_calls([model], inputs=partial(_replace_layer, run, opened_layer))
+
+
+def recomputation(model: Model, store: ArgumentStore | None = None) -> Recomputation:
+    """Returns the recomputation of segments of a model. See `RecomputeBackend`."""
+
+    def recomputed(function: Function) -> Function:
+        # `jit_compile` is only known when the step is traced.
+        compiled = model.compiled and bool(model.jit_compile)
+        return backends.current().recomputed(function, store, compiled=compiled)
+
+    return recomputed
 
 
 def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:

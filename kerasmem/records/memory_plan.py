@@ -9,7 +9,7 @@ from kerasmem.records.table import Table, as_text, terminal_table
 from kerasmem.units import format_bytes
 
 KEPT, RECOMPUTED, EIGHT_BITS = WAYS = ("kept", "recomputed", "8 bits")
-"""Strategys of the activations of consecutive layers."""
+"""Strategies of the activations of consecutive layers."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Memory plans: peak and step time of trainings within a limit.
 
 python -m tests.benchmarks.bench_memory_plan [--networks cnn resnet50 ...]
-    [--shares 0.75 0.5 0.35 0.25] [--jit] [--xla] [--out FILE]
+    [--shares 0.75 0.5 0.35 0.25] [--jit] [--xla] [--turns 3]
 
 For each network and share, the limit is that share of the measured peak of the plain
 model. The plan and each single strategy that is within the limit (rematerialization,
-8 bits, micro-batches) train side by side: peaks by TensorFlow's allocator, later steps
-only; times as medians of interleaved steps, relative to the plain model. `--xla` gives
+8 bits, micro-batches) train side by side: peaks by TensorFlow's allocator or the memory
+events of torch's profiler (KERAS_BACKEND=torch), later steps only; times as medians of
+interleaved steps, relative to the plain model. `--turns 0` omits times. `--xla` gives
 peaks of XLA's plan instead (JAX), without times. A line of JSON per share.
 """
 
@@ -14,9 +15,11 @@ import argparse
 import gc
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -158,9 +161,14 @@ class Steps:
 
     def run(self):
         """Return the median time of the later steps."""
+        self.seconds.clear()
+        self.fit()
+        return statistics.median(self.seconds)
+
+    def fit(self):
+        """Run the steps."""
         import kerasmem as km
 
-        self.seconds.clear()
         km.fit(
             self.model,
             self.data,
@@ -168,11 +176,11 @@ class Steps:
             callbacks=[self.recorder],
             memory_limit="1TiB",
         )
-        return statistics.median(self.seconds)
 
 
 def peak(job):
     """Return the peak of later steps of a plan; in a child."""
+    import keras
     import tensorflow as tf
 
     from kerasmem.memory.plan import MemoryPlan
@@ -183,19 +191,56 @@ def peak(job):
     steps = Steps(model, x, y)
     steps.run()
     gc.collect()
+    if keras.backend.backend() == "torch":
+        return profiled_peak(steps)
     tf.config.experimental.reset_memory_stats("CPU:0")
     steps.run()
     return tf.config.experimental.get_memory_info("CPU:0")["peak"]
 
 
+def profiled_peak(steps):
+    """Return the peak of the later steps by the memory events of torch's profiler."""
+    import keras
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from kerasmem.graph.values import held_bytes, nbytes
+
+    def mark(batch, logs=None):
+        if batch == 1:
+            gc.collect()
+            with record_function("later steps"):
+                pass
+
+    steps.recorder = keras.callbacks.LambdaCallback(on_train_batch_begin=mark)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        steps.fit()
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "trace.json")
+        profiled.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    (begin,) = (e["ts"] for e in events if e.get("name") == "later steps")
+    now = before = peak = 0
+    memory = (e for e in events if e.get("name") == "[memory]")
+    for event in sorted(memory, key=lambda e: e["ts"]):
+        now += event["args"]["Bytes"]
+        if event["ts"] < begin:
+            before = now
+        peak = max(peak, now - before)
+    # Present before: variables, slots and the gradients of the first step.
+    gradients = sum(map(nbytes, steps.model.trainable_variables))
+    return held_bytes(steps.model) + gradients + peak
+
+
 def peak_of(network, jit, plan=None):
+    import keras
+
     from kerasmem.memory.estimate.measured import COUNTING_ALLOCATOR
     from kerasmem.processes import ON_THE_CPU, run_in_child
 
     return run_in_child(
         "tests.benchmarks.bench_memory_plan:peak",
         {"network": network, "jit": jit, "plan": plan and plan.to_json()},
-        backend="tensorflow",
+        backend=keras.backend.backend(),
         environment={**ON_THE_CPU, **COUNTING_ALLOCATOR},
     )
 
@@ -228,8 +273,6 @@ def measure(name, shares, jit, turns):
     """Print a line of JSON per share; run in a child."""
     model, x, y = made(name, jit)
     size, plain_peak = NETWORKS[name][1], peak_of(name, jit)
-    plain = Steps(model, x, y)
-    plain.run()
     lengths = {n: v.shape[1:] for n, v in x.items()} if isinstance(x, dict) else None
     for share in shares:
         limit = round(share * plain_peak)
@@ -250,13 +293,13 @@ def measure(name, shares, jit, turns):
             key = plan.pieces, plan.micro_batches
             if key not in known:
                 known[key] = way
-                trained[way] = Steps(plan.apply(model), x, y)
-                trained[way].run()
+                if turns:
+                    trained[way] = Steps(plan.apply(model), x, y)
             row[way]["as"] = known[key]
             if way == "plan":
                 real = peak_of(name, jit, plan)
                 row[way]["peak_over_limit"] = round(real / limit - 1, 3)
-        for way, ratio in times(plain, trained, turns).items():
+        for way, ratio in times(Steps(model, x, y), trained, turns).items():
             row[way]["time"] = round(ratio, 3)
         print(json.dumps(row), flush=True)
         del trained
@@ -266,8 +309,10 @@ def measure(name, shares, jit, turns):
 def times(plain, trained, turns):
     """Return the median time of each way in interleaved turns, relative to plain."""
     ratios = {way: [] for way in trained}
+    order = [("", plain), *trained.items()]
+    for _, one in order if turns else ():
+        one.run()
     for turn in range(turns):
-        order = [("", plain), *trained.items()]
         seconds = {way: one.run() for way, one in order[:: 1 if turn % 2 else -1]}
         for way in trained:
             ratios[way].append(seconds[way] / seconds[""])

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import keras
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from kerasmem.backends.gradients import around_apply
 from kerasmem.backends.patching import LayerCall, observe_calls
@@ -251,6 +251,8 @@ class _Scopes:
 
 
 def _with_gradient(nest: Any) -> Iterator[tuple[torch.Tensor, Any]]:
-    for leaf in keras.tree.flatten(nest):
+    # Not `keras.tree.flatten`, which keeps tensors in a reference cycle (Keras 3.15,
+    # https://github.com/keras-team/keras/pull/23111).
+    for leaf in tree_leaves(nest):
         if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
             yield leaf, leaf.grad_fn

@@ -1,12 +1,15 @@
 """Rematerialization in torch."""
 
+import gc
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import (
     checkpoint,
     get_device_states,
+    set_checkpoint_early_stop,
     set_device_states,
 )
 
@@ -32,8 +35,7 @@ class TorchRecompute(RecomputeBackend):
     ) -> Function:
         """Return `function` with a backward pass that saves only the arguments."""
         if store is None:
-            # Recomputation stops after the last tensor that the gradient needs.
-            return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
+            return partial(_checkpointed, function)
         return lambda *tensors: _Recomputed.apply(function, store, *tensors)
 
     def linear(
@@ -41,6 +43,22 @@ class TorchRecompute(RecomputeBackend):
     ) -> Any:
         """Return `forward(inputs, *held)`, saving only `held` for the gradient."""
         return _Linear.apply(forward, transposed, inputs, *held)
+
+
+def _checkpointed(function: Function, *tensors: Any) -> Any:
+    # An early stop is an exception. Keras's filter of tracebacks would keep it, and all
+    # recomputed tensors, in a reference cycle until the next garbage collection.
+    with set_checkpoint_early_stop(False):
+        run = partial(_run_and_collect, function)
+        return checkpoint(run, *tensors, use_reentrant=False)
+
+
+def _run_and_collect(function: Function, *tensors: Any) -> Any:
+    outputs = function(*tensors)
+    # Keras 3.15 keeps the inputs of layers with several inputs in reference cycles.
+    # Not needed after https://github.com/keras-team/keras/pull/23111 (Keras 3.16).
+    gc.collect(1)
+    return outputs
 
 
 class _Linear(torch.autograd.Function):

@@ -29,7 +29,7 @@ from kerasmem.memory.estimate.request import Request, custom_step_errors, reques
 from kerasmem.memory.estimate.sharding import ONE_DEVICE
 from kerasmem.memory.estimate.traced.on_xla import estimate_in_process
 from kerasmem.memory.estimate.unbuilt import built_model
-from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.memory.estimate.variables import persistent_bytes
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from kerasmem.types import Dataset, Model, Optimizer
 from kerasmem.units import format_bytes, parse_bytes
@@ -238,7 +238,7 @@ def find_batch_size(  # noqa: PLR0913 - a public entry point
 def _search(
     request: Request, limit_bytes: int, sizes: Sequence[int], *, by_plans: bool
 ) -> BatchSizeSearch:
-    fixed_bytes = sum(part.nbytes for part in persistent_parts(request))
+    fixed_bytes = persistent_bytes(request)
     if limit_bytes <= fixed_bytes:
         raise ConfigError(
             "The limit is too small for the variables of the model. Expected: more "

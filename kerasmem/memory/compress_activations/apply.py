@@ -4,11 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Annotated, Any
 
-from kerasmem.backends import current
-from kerasmem.backends.recompute import ArgumentStore, Function
 from kerasmem.checks import PATTERNS, Checked, Whole
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
@@ -20,7 +17,7 @@ from kerasmem.graph.activation_policy import (
 )
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.layers import check_built, nodes_in_order, own_graph
-from kerasmem.graph.segments import recompute
+from kerasmem.graph.segments import recomputation, recompute
 from kerasmem.memory.compress_activations.plan import GraphPlan, plan
 from kerasmem.memory.compress_activations.store import PackedStore
 from kerasmem.types import Model, Operation
@@ -142,7 +139,7 @@ def compress_in_place(
         undo.callback(set_policy(model, _policy(plans, settings)))
         for graph in plans:
             segments = [
-                (step.segment, step.store and partial(_recomputed, model, step.store))
+                (step.segment, step.store and recomputation(model, step.store))
                 for step in graph.steps
             ]
             undo.callback(recompute(graph.model, segments))
@@ -202,10 +199,3 @@ def settings_of(model: Model) -> ActivationCompression:
             f"{model.name!r}."
         )
     return _settings_from(policy.settings)
-
-
-def _recomputed(model: Model, store: ArgumentStore, function: Function) -> Function:
-    # `jit_compile` is only known when the step is traced.
-    return current().recomputed(
-        function, store, compiled=model.compiled and bool(model.jit_compile)
-    )

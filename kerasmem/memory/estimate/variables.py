@@ -76,6 +76,11 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
     return [EstimatePart(c, path.rpartition("/")[0] or None, n) for c, path, n in rows]
 
 
+def persistent_bytes(request: Request) -> int:
+    """Return the exact bytes of all variables on one device."""
+    return sum(part.nbytes for part in persistent_parts(request))
+
+
 class Slot(NamedTuple):
     """A variable of an optimizer.
 

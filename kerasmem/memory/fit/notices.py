@@ -36,6 +36,13 @@ class Notices:
             "batch_size."
         )
 
+    def not_planned(self, error: Exception) -> None:
+        """Warn that activations are not planned because of an error."""
+        self._warn(
+            "No memory plan was found because of an error, so a large batch can only "
+            f"be split: {without_config(' '.join(str(error).split()))}"
+        )
+
     def foreseen(self, model: Model, size: int, parts: int) -> None:
         """Warn that a batch is split because of the estimate."""
         self._warn(

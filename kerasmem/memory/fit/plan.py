@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.backends import device_kind
 from kerasmem.backends.steps import Step, Steps
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.values import held_bytes, nbytes
@@ -17,7 +17,7 @@ from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.memory.estimate.variables import persistent_bytes
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.plan import MemoryPlan
@@ -110,8 +110,7 @@ class PlannedStep:
     def __init__(self, model: Model, training: Steps) -> None:
         self.function: Step | None = None
         self._model, self._training = model, training
-        self._undo: Callable[[], None] = lambda: None
-        self._is_applied = False
+        self._undo: Callable[[], None] | None = None
 
     def choose(
         self, batch_size: int, limit_bytes: int, input_shape: Any, *, splits: bool
@@ -126,36 +125,34 @@ class PlannedStep:
         model = self._model
         if has_own_step(model) or policy_of(model) is not None:
             return None, None
+        request = checked_request(
+            model, batch_size, device=device_kind(), input_shape=input_shape
+        )
+        stored_bytes, other_bytes = persistent_bytes(request), _other_bytes(model)
+        usable_bytes = round(USABLE * (limit_bytes - other_bytes - stored_bytes))
+        choices = CHOICES if splits else (RECOMPUTE, EIGHT_BITS)
         try:
-            request = checked_request(
-                model, batch_size, device=device_kind(), input_shape=input_shape
-            )
-            stored_bytes = sum(part.nbytes for part in persistent_parts(request))
-            other_bytes = _other_bytes(model)
-            usable_bytes = round(USABLE * (limit_bytes - other_bytes - stored_bytes))
-            choices = CHOICES if splits else (RECOMPUTE, EIGHT_BITS)
-            try:
-                plan = planned(request, stored_bytes + usable_bytes, choices)
-            except NoPlanError as error:
-                needed_bytes = round((error.lowest_bytes - stored_bytes) / USABLE)
-                return None, other_bytes + stored_bytes + needed_bytes
-            if plan.changes_activations:
-                self._undo, self._is_applied = plan.apply_in_place(model), True
-                return plan, None
-        except Exception:  # noqa: BLE001 - training works without a plan
+            plan = planned(request, stored_bytes + usable_bytes, choices)
+        except NoPlanError as error:
+            needed_bytes = round((error.lowest_bytes - stored_bytes) / USABLE)
+            return None, other_bytes + stored_bytes + needed_bytes
+        except ModelError:  # The calls cannot be recorded.
             return None, None
-        return None, None
+        if not plan.changes_activations:
+            return None, None
+        self._undo = plan.apply_in_place(model)
+        return plan, None
 
     def trace(self) -> None:
         """Build the step function again if a plan is applied."""
-        if self._is_applied:
+        if self._undo is not None:
             self.function = self._training.function_of(self._training.step)
 
     def undo(self) -> None:
         """Restore the calls of the model."""
-        self._undo()
-        self.function, self._is_applied = None, False
-        self._undo = lambda: None
+        if self._undo is not None:
+            self._undo()
+        self.function = self._undo = None
 
 
 def _estimate(

@@ -334,9 +334,13 @@ class SurvivingTraining(SurvivingStep):
         splits = context.splits and self._whole_for(state, batch, half) is None
         limit_bytes, replicas = context.limit_bytes or 0, len(steps.on_replicas(batch))
         with steps.values(state):
-            plan, self._lowest = self._by_plan.choose(
-                size * replicas, limit_bytes, self._input_shape, splits=splits
-            )
+            try:
+                plan, self._lowest = self._by_plan.choose(
+                    size * replicas, limit_bytes, self._input_shape, splits=splits
+                )
+            except Exception as error:  # noqa: BLE001 - training works without a plan
+                context.notices.not_planned(error)
+                return False
             if plan is None:
                 return False
             parts = plan.micro_batches

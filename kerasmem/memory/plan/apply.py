@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
-from kerasmem.backends import current
-from kerasmem.backends.recompute import Function
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
     RecomputedSegment,
@@ -14,7 +11,7 @@ from kerasmem.graph.activation_policy import (
     set_policy,
 )
 from kerasmem.graph.layers import own_graph
-from kerasmem.graph.segments import Segment, cut, recompute
+from kerasmem.graph.segments import Segment, cut, recomputation, recompute
 from kerasmem.memory.estimate.request import Input
 from kerasmem.memory.plan.parts import main_part, with_graph
 from kerasmem.memory.plan.steps import Path, Pieces
@@ -24,14 +21,13 @@ NAME = "rematerialize"
 
 
 def recompute_in_place(
-    model: Model, path: Path, pieces: Pieces, inputs: Sequence[Input]
+    model: Model, part: Any, path: Path, pieces: Pieces, inputs: Sequence[Input]
 ) -> Callable[[], None]:
     """Make `model` recompute pieces of its part at a path. Returns the undo.
 
     `inputs` are the inputs of a subclassed model.
     """
-    part = main_part(with_graph(model, inputs), path)
-    policy, run = policy_for(model, path, pieces, inputs), partial(_recomputed, model)
+    policy, run = policy_for(model, part, path, pieces, inputs), recomputation(model)
     with ExitStack() as undo:
         undo.callback(set_policy(model, policy))
         pairs = [(s, run if again else None) for s, again in _segments(part, pieces)]
@@ -40,14 +36,12 @@ def recompute_in_place(
 
 
 def policy_for(
-    model: Model, path: Path, pieces: Pieces, inputs: Sequence[Input] = ()
+    model: Model, part: Any, path: Path, pieces: Pieces, inputs: Sequence[Input]
 ) -> ActivationPolicy:
     """Return the policy of recomputed pieces without changing the model."""
     segments = tuple(
         RecomputedSegment(segment.nodes, Residuals.ALL)
-        for segment, again in _segments(
-            main_part(with_graph(model, inputs), path), pieces
-        )
+        for segment, again in _segments(part, pieces)
         if again
     )
     settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
@@ -72,11 +66,6 @@ def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
         Input(name, tuple(shape), dtype)
         for name, shape, dtype in settings.get("inputs", ())
     ]
-    ranges = tuple((start, end) for start, end in pieces)
-    recompute_in_place(model, tuple(settings["path"]), ranges, inputs)
-
-
-def _recomputed(model: Model, function: Function) -> Function:
-    # `jit_compile` is only known when the step is traced.
-    is_compiled = model.compiled and bool(model.jit_compile)
-    return current().recomputed(function, compiled=is_compiled)
+    path, ranges = tuple(settings["path"]), tuple((a, b) for a, b in pieces)
+    part = main_part(with_graph(model, inputs), path)
+    recompute_in_place(model, part, path, ranges, inputs)

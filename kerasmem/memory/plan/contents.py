@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kerasmem.graph.layers import own_graph
-from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.memory.estimate.variables import persistent_bytes
 from kerasmem.memory.plan.memory_plan import MemoryPlan
 from kerasmem.memory.plan.offers import HALF, MIXED, OPTIMIZERS, may_be_half
 from kerasmem.memory.plan.parts import main_part
@@ -97,10 +96,10 @@ def offers_for(search: Search, strategy: Strategy) -> Iterator[Remedy]:
                 name=name, how=how, saves_bytes=saves_bytes, peak_bytes=peak_bytes
             )
 
-    now = _state_bytes(request)
+    now = persistent_bytes(request)
     for name, (make, how) in OPTIMIZERS.items():
         yield from remedy(
-            name, how, now - _state_bytes(replace(request, optimizer=make()))
+            name, how, now - persistent_bytes(replace(request, optimizer=make()))
         )
     if may_be_half(request.model, request.device):
         step = search.step_of(strategy.micro_batches)
@@ -108,7 +107,3 @@ def offers_for(search: Search, strategy: Strategy) -> Iterator[Remedy]:
         lower = recorded(half, step.path, step.graph).simulate(strategy).peak_bytes
         full = step.simulate(strategy).peak_bytes
         yield from remedy(*MIXED, full - lower)
-
-
-def _state_bytes(request: Request) -> int:
-    return sum(part.nbytes for part in persistent_parts(request))

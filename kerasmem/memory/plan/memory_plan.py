@@ -51,20 +51,21 @@ class MemoryPlan(PlanRecord):
             return compress_in_place(model, ActivationCompression(None, (), 0))
         if not self.ranges:
             return lambda: None
-        self._check_calls(model)
-        return recompute_in_place(model, self.path, self.ranges, self.inputs)
+        part = self._part_of(model)
+        return recompute_in_place(model, part, self.path, self.ranges, self.inputs)
 
     def policy(self, model: Model) -> ActivationPolicy:
         """Return the policy of a planned model without changing the model."""
         if self.in_8_bits:
             return default_policy(model)
-        return policy_for(model, self.path, self.ranges, self.inputs)
+        part = self._part_of(model)
+        return policy_for(model, part, self.path, self.ranges, self.inputs)
 
-    def _check_calls(self, model: Model) -> None:
-        count = sum(len(piece.layers) for piece in self.pieces)
+    def _part_of(self, model: Model) -> Any:
+        count, part = sum(len(piece.layers) for piece in self.pieces), None
         try:
-            graph = graph_of(main_part(with_graph(model, self.inputs), self.path))
-            calls = len(nodes_in_order(graph))
+            part = main_part(with_graph(model, self.inputs), self.path)
+            calls = len(nodes_in_order(graph_of(part)))
         except (IndexError, AttributeError):  # There is no such nested model.
             calls = 0
         # Names of operations in a copy may differ.
@@ -74,6 +75,7 @@ class MemoryPlan(PlanRecord):
                 f"of layers, as {self.model_name!r}. Received: {model.name!r} with "
                 f"{calls} calls."
             )
+        return part
 
 
 _PLANS: WeakKeyDictionary[Any, MemoryPlan] = WeakKeyDictionary()

@@ -207,7 +207,7 @@ class Figures:
 
 
 class Search:
-    """Strategys of one training step and their figures.
+    """Strategies of one training step and their figures.
 
     Args:
         request: The step.

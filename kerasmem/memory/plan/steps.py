@@ -20,7 +20,7 @@ from kerasmem.memory.estimate.analytic.segments import (
     ReplayedSegment,
 )
 from kerasmem.memory.estimate.request import Request
-from kerasmem.memory.estimate.variables import persistent_parts
+from kerasmem.memory.estimate.variables import persistent_bytes
 from kerasmem.memory.program import (
     AllocationPlan,
     Op,
@@ -185,7 +185,7 @@ def recorded(
     if step is None:
         raise TypeError("The step of a model without a graph cannot be recorded.")
     if fixed_bytes is None:
-        fixed_bytes = sum(part.nbytes for part in persistent_parts(request))
+        fixed_bytes = persistent_bytes(request)
         fixed_bytes += 2 * how.held_scratch
     return RecordedStep(request, path, graph, step, fixed_bytes)
 

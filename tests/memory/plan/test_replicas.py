@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from kerasmem.processes import ON_THE_CPU, run_in_child
 from tests.memory.plan import models
@@ -29,15 +30,21 @@ def weights_on_two(_):
     return found | {"devices": len(keras.distribution.list_devices())}
 
 
-def test_on_two_devices_the_weights_are_those_of_the_plain_model(backend):
+@pytest.fixture
+def on_two(backend):
+    """Return a function that runs a function of this module on two devices."""
     if backend == "torch":
-        return  # Keras needs several processes there
-    found = run_in_child(
-        f"{__name__}:weights_on_two",
+        pytest.skip("Keras on torch needs several processes")
+    return lambda function: run_in_child(
+        f"{__name__}:{function.__name__}",
         {},
         backend=backend,
         environment={**ON_THE_CPU, **TWO_DEVICES},
     )
+
+
+def test_on_two_devices_the_weights_are_those_of_the_plain_model(on_two):
+    found = on_two(weights_on_two)
     assert found["devices"] == 2
     for plain, lean in zip(found["plain"], found["lean"], strict=True):
         np.testing.assert_allclose(lean, plain, rtol=1e-5, atol=1e-6)
@@ -76,15 +83,8 @@ def planned_on_two(_):
     return found
 
 
-def test_on_two_devices_a_planned_fit_is_that_of_the_plain_model(backend):
-    if backend == "torch":
-        return  # Keras needs several processes there
-    found = run_in_child(
-        f"{__name__}:planned_on_two",
-        {},
-        backend=backend,
-        environment={**ON_THE_CPU, **TWO_DEVICES},
-    )
+def test_on_two_devices_a_planned_fit_is_that_of_the_plain_model(on_two):
+    found = on_two(planned_on_two)
     assert any("by a memory plan" in text for text in found["told"]), found["told"]
     for plain, planned in zip(found["plain"], found["planned"], strict=True):
         np.testing.assert_allclose(planned, plain, rtol=1e-3, atol=1e-5)
