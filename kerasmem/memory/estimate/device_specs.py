@@ -4,13 +4,14 @@ XLA's memory plan depends on the compute capability, the number of cores and the
 of a thread block. Throughput of the units is omitted because it changed no plan.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kerasmem.checks import OneOf, invalid
 from kerasmem.errors import InputError
-from kerasmem.units import GIB, KIB, MIB
+from kerasmem.units import KIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,141 +72,12 @@ _AMPERE = 8
 _TURING = (7, 5)
 _MANY_THREADS = ((7, 0), (8, 0), (9, 0), (10, 0))
 _FEW_UNITS = ((7, 0), (7, 5), (8, 0))
-_GB = 10**9
 
-# Sources: openxla/xla, xla/backends/gpu/target_config/specs. From "l4" on: NVIDIA data
-# sheets, not compared with the openxla descriptions.
 CARDS: Mapping[str, Card] = {
-    "h200": Card(
-        title="NVIDIA H200 141GB HBM3e",
-        capability=(9, 0),
-        cores=132,
-        device_bytes=151397597184,
-        bandwidth=4800 * _GB,
-        cache_bytes=50 * MIB,
-        shared_bytes=228 * KIB,
-        clock_ghz=1.98,
-    ),
-    "h100": Card(
-        title="NVIDIA H100 80GB HBM3",
-        capability=(9, 0),
-        cores=132,
-        device_bytes=84942979072,
-        bandwidth=3352320000000,
-        cache_bytes=50 * MIB,
-        shared_bytes=228 * KIB,
-        clock_ghz=1.98,
-    ),
-    "h100-pcie": Card(
-        title="NVIDIA H100 PCIe",
-        capability=(9, 0),
-        cores=114,
-        device_bytes=84942979072,
-        bandwidth=2039040000000,
-        cache_bytes=50 * MIB,
-        shared_bytes=228 * KIB,
-        clock_ghz=1.755,
-    ),
-    "a100": Card(
-        title="NVIDIA A100-SXM4-40GB",
-        capability=(8, 0),
-        cores=108,
-        device_bytes=42331013120,
-        bandwidth=1555200000000,
-        cache_bytes=40 * MIB,
-        shared_bytes=164 * KIB,
-        clock_ghz=1.41,
-    ),
-    "a100-80gb": Card(
-        title="NVIDIA A100-SXM4-80GB",
-        capability=(8, 0),
-        cores=108,
-        device_bytes=85100068864,
-        bandwidth=2039040000000,
-        cache_bytes=40 * MIB,
-        shared_bytes=164 * KIB,
-        clock_ghz=1.41,
-    ),
-    "b200": Card(
-        title="NVIDIA B200",
-        capability=(10, 0),
-        cores=148,
-        device_bytes=191514411008,
-        bandwidth=7672320000000,
-        cache_bytes=132644864,
-        shared_bytes=228 * KIB,
-        clock_ghz=1.965,
-    ),
-    "a6000": Card(
-        title="NVIDIA RTX A6000",
-        capability=(8, 6),
-        cores=84,
-        device_bytes=51041271808,
-        bandwidth=768096000000,
-        cache_bytes=6 * MIB,
-        shared_bytes=100 * KIB,
-        clock_ghz=1.8,
-    ),
-    "v100": Card(
-        title="Tesla V100-SXM2-16GB",
-        capability=(7, 0),
-        cores=80,
-        device_bytes=16935682048,
-        bandwidth=898048000000,
-        cache_bytes=6 * MIB,
-        shared_bytes=96 * KIB,
-        clock_ghz=1.53,
-    ),
-    "l4": Card(
-        title="NVIDIA L4",
-        capability=(8, 9),
-        cores=58,
-        device_bytes=24 * GIB,
-        bandwidth=300 * _GB,
-        cache_bytes=48 * MIB,
-        shared_bytes=100 * KIB,
-        clock_ghz=2.04,
-    ),
-    "l40s": Card(
-        title="NVIDIA L40S",
-        capability=(8, 9),
-        cores=142,
-        device_bytes=48 * GIB,
-        bandwidth=864 * _GB,
-        cache_bytes=96 * MIB,
-        shared_bytes=100 * KIB,
-        clock_ghz=2.52,
-    ),
-    "rtx3090": Card(
-        title="NVIDIA GeForce RTX 3090",
-        capability=(8, 6),
-        cores=82,
-        device_bytes=24 * GIB,
-        bandwidth=936 * _GB,
-        cache_bytes=6 * MIB,
-        shared_bytes=100 * KIB,
-        clock_ghz=1.7,
-    ),
-    "rtx4090": Card(
-        title="NVIDIA GeForce RTX 4090",
-        capability=(8, 9),
-        cores=128,
-        device_bytes=24 * GIB,
-        bandwidth=1008 * _GB,
-        cache_bytes=72 * MIB,
-        shared_bytes=100 * KIB,
-        clock_ghz=2.52,
-    ),
-    "t4": Card(
-        title="Tesla T4",
-        capability=(7, 5),
-        cores=40,
-        device_bytes=16 * GIB,
-        bandwidth=320 * _GB,
-        cache_bytes=4 * MIB,
-        shared_bytes=64 * KIB,
-        clock_ghz=1.59,
-    ),
+    name: Card(**row | {"capability": tuple(row["capability"])})
+    for name, row in tomllib.loads(
+        Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8")
+    ).items()
 }
 """GPU specifications by the name used in `device=`."""
 

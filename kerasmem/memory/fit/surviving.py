@@ -266,7 +266,7 @@ class SurvivingTraining(SurvivingStep):
         self._training = training
         self._trained_by: Any = None
         self._input_shape: Any | None = None
-        self._by_plan = PlannedStep(model, training)
+        self._by_plan = PlannedStep(model, training, context.notices)
         self._lowest: int | None = None
 
     def begin_epoch(self, epoch: int) -> None:
@@ -334,13 +334,9 @@ class SurvivingTraining(SurvivingStep):
         splits = context.splits and self._whole_for(state, batch, half) is None
         limit_bytes, replicas = context.limit_bytes or 0, len(steps.on_replicas(batch))
         with steps.values(state):
-            try:
-                plan, self._lowest = self._by_plan.choose(
-                    size * replicas, limit_bytes, self._input_shape, splits=splits
-                )
-            except Exception as error:  # noqa: BLE001 - training works without a plan
-                context.notices.not_planned(error)
-                return False
+            plan, self._lowest = self._by_plan.choose(
+                size * replicas, limit_bytes, self._input_shape, splits=splits
+            )
             if plan is None:
                 return False
             parts = plan.micro_batches
