@@ -109,12 +109,12 @@ def recompute(
 def recomputation(model: Model, store: ArgumentStore | None = None) -> Recomputation:
     """Returns the recomputation of segments of a model. See `RecomputeBackend`."""
 
-    def recomputed(function: Function) -> Function:
+    def wrap(function: Function) -> Function:
         # `jit_compile` is only known when the step is traced.
-        compiled = model.compiled and bool(model.jit_compile)
-        return backends.current().recomputed(function, store, compiled=compiled)
+        is_compiled = model.compiled and bool(model.jit_compile)
+        return backends.current().recomputed(function, store, compiled=is_compiled)
 
-    return recomputed
+    return wrap
 
 
 def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
