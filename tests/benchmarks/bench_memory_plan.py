@@ -205,9 +205,15 @@ def profiled_peak(steps):
 
     from kerasmem.graph.values import held_bytes, nbytes
 
+    # Not in the events: variables, slots, sums and the gradients of the first step,
+    # and the batch, which torch takes from the dataset without a copy.
+    held = []
+
     def mark(batch, logs=None):
         if batch == 1:
             gc.collect()
+            gradients = sum(map(nbytes, steps.model.trainable_variables))
+            held.append(held_bytes(steps.model) + gradients)
             with record_function("later steps"):
                 pass
 
@@ -226,9 +232,8 @@ def profiled_peak(steps):
         if event["ts"] < begin:
             before = now
         peak = max(peak, now - before)
-    # Present before: variables, slots and the gradients of the first step.
-    gradients = sum(map(nbytes, steps.model.trainable_variables))
-    return held_bytes(steps.model) + gradients + peak
+    x, y = next(iter(steps.data.as_numpy_iterator()))
+    return held[0] + peak + sum(a.nbytes for a in keras.tree.flatten((x, y)))
 
 
 def peak_of(network, jit, plan=None):

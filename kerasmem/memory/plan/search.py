@@ -279,10 +279,11 @@ class Search:
         """Return the bytes in use outside of the step of one micro-batch.
 
         These are the waiting samples and the accumulated gradients. In the last part,
-        gradients exist twice: before and after the addition.
+        gradients exist twice, before and after the addition, except on torch.
         """
         parts, data = strategy.micro_batches, self._data_bytes
-        return 0 if parts == 1 else 2 * self._sums + data - data // parts
+        sums = self._sums if self.step.record.how.keeps_gradients else 2 * self._sums
+        return 0 if parts == 1 else sums + data - data // parts
 
     def fastest(self, limit_bytes: int) -> Strategy | None:
         """Return the fastest strategy within a limit, or None."""
