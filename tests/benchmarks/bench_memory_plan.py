@@ -204,16 +204,19 @@ def profiled_peak(steps):
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from kerasmem.graph.values import held_bytes, nbytes
+    from kerasmem.memory.plan import plan_of
 
     # Not in the events: variables, slots, sums and the gradients of the first step,
     # and the batch, which torch takes from the dataset without a copy.
-    held = []
+    x, y = next(iter(steps.data.as_numpy_iterator()))
+    held = held_bytes(steps.model) + sum(a.nbytes for a in keras.tree.flatten((x, y)))
+    plan = plan_of(steps.model)
+    copies = 2 if plan is not None and plan.micro_batches > 1 else 1
+    held += copies * sum(map(nbytes, steps.model.trainable_variables))
 
     def mark(batch, logs=None):
         if batch == 1:
             gc.collect()
-            gradients = sum(map(nbytes, steps.model.trainable_variables))
-            held.append(held_bytes(steps.model) + gradients)
             with record_function("later steps"):
                 pass
 
@@ -232,8 +235,7 @@ def profiled_peak(steps):
         if event["ts"] < begin:
             before = now
         peak = max(peak, now - before)
-    x, y = next(iter(steps.data.as_numpy_iterator()))
-    return held[0] + peak + sum(a.nbytes for a in keras.tree.flatten((x, y)))
+    return held + peak
 
 
 def peak_of(network, jit, plan=None):
