@@ -73,6 +73,7 @@ class Framework:
         keeps_scores: Whether the gradient of softmax reads the scores, not the result.
         keeps_floats: Whether dequantized kernels, including those for gradients, exist
             during the whole step.
+        argmax_copies: Scratch space of `keras.ops.argmax`, relative to its input.
         doubt: Downward and upward relative error of the bytes of a step.
     """
 
@@ -95,6 +96,7 @@ class Framework:
     sparse: bool = False
     keeps_scores: bool = False
     keeps_floats: bool = False
+    argmax_copies: float = 0.0
     doubt: tuple[float, float] = (0.15, 0.15)
 
 
@@ -217,7 +219,11 @@ _TORCH = Framework(
 )
 _FRAMEWORKS = {
     ("tensorflow", False): Framework(
-        ordered=as_ready, waste=_WHOLE_CHUNKS, sparse=True
+        ordered=as_ready,
+        waste=_WHOLE_CHUNKS,
+        sparse=True,
+        # Keras replaces negative zeros: sign bits, then the new values, and a mask.
+        argmax_copies=1.25,
     ),
     ("tensorflow", True): _COMPILED,
     ("jax", True): replace(_COMPILED, keeps_scores=True),

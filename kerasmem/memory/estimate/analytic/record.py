@@ -1,5 +1,6 @@
 """Records a step on a tape: input, forward pass, loss, backward pass and update."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from kerasmem.graph.calls import Call, Trace, trace, trace_call
 from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.kernels import class_of_call
 from kerasmem.graph.layer_table import class_name
-from kerasmem.graph.layers import own_graph
+from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers import HANDLERS, OF_CODES
@@ -37,7 +38,7 @@ from kerasmem.memory.estimate.analytic.updates import (
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import Precision, width
 from kerasmem.memory.program import AllocationPlan, Op, Program, ProgramTensor, peak_of
-from kerasmem.types import Layer, Optimizer, Tensor, Variable
+from kerasmem.types import Layer, Model, Tensor, Variable
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def record(request: Request, how: Framework) -> Record | None:
     outputs = forward.run(calls)
     results = [*forward.inputs]
     if request.training:
-        _train(tape, request.optimizer, outputs)
+        _train(tape, request, outputs)
         results += tape.gradients.values() if how.keeps_gradients else []
     else:
         results += outputs
@@ -121,8 +122,28 @@ def record(request: Request, how: Framework) -> Record | None:
     return Record(Program(tuple(tape.ops), tuple(results), unknown=unknown), calls, how)
 
 
-def _train(tape: Tape, optimizer: Optimizer, outputs: list[ProgramTensor]) -> None:
+_CLASS_METRIC = re.compile(
+    r"\b(acc|accuracy|(sparse_)?categorical_accuracy|(Sparse)?CategoricalAccuracy)\b"
+)
+"""Names of metrics that take the argmax of the outputs."""
+
+
+def _compares_classes(model: Model) -> bool:
+    """Return whether a compiled metric takes the argmax of the outputs."""
+    # The calls of a subclassed model are recorded in a model that is not compiled.
+    compiled = [x for x in sublayers(model) if getattr(x, "compiled", False)][:1]
+    config = compiled[0].get_compile_config() if compiled else None
+    names = [(config or {}).get(key) for key in ("metrics", "weighted_metrics")]
+    return bool(_CLASS_METRIC.search(str(names)))
+
+
+def _train(tape: Tape, request: Request, outputs: list[ProgramTensor]) -> None:
+    optimizer: Any = request.optimizer
     seeds = [(y, _loss(tape, y)) for y in outputs]
+    if tape.how.argmax_copies and _compares_classes(request.model):
+        for y in (y for y in outputs if y.shape[-1] > 1):
+            space = round(tape.how.argmax_copies * y.nbytes)
+            tape.op("argmax", (y,), tape.new(y.shape[:-1], FLOAT), workspace=space)
     updates = tape.how.updates
     if updates == "lists":
         tape.backward(seeds)
@@ -148,7 +169,9 @@ def _train(tape: Tape, optimizer: Optimizer, outputs: list[ProgramTensor]) -> No
 
 def _loss(tape: Tape, y: ProgramTensor) -> ProgramTensor:
     likely = tape.new(y.shape, max(FLOAT, y.width))
-    tape.op("loss", (y,), likely)
+    # TensorFlow writes the difference from the labels into the outputs.
+    over = (y,) if tape.how.kernels == "tensorflow" else ()
+    tape.op("loss", (y,), likely, over=over)
     tape.phase = "backward"
     dy = tape.new(y.shape, likely.width)
     tape.op("loss gradient", (likely,), dy, over=(likely,))

@@ -13,8 +13,8 @@ NOT_ALLOCATING = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp", "_Arg
 """Operation types whose outputs exist before the step or have no size."""
 
 SHARING = frozenset({
-    "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
-    "Snapshot", "Squeeze", "StopGradient",
+    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient",
+    "Reshape", "Snapshot", "Squeeze", "StopGradient",
 })  # fmt: skip
 """Operation types whose outputs share the memory of their inputs."""
 
@@ -32,6 +32,9 @@ _WRITES_OVER: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(_ONE_INPUT.split(), (0,)),
     **dict.fromkeys(_TWO_INPUTS.split(), (0, 1)),
     **dict.fromkeys(["Select", "SelectV2"], (1, 2)),
+    # The gradient reuses the logits.
+    "SoftmaxCrossEntropyWithLogits": (0,),
+    "SparseSoftmaxCrossEntropyWithLogits": (0,),
 }
 _FLOAT = 4
 CONVOLUTIONS = {

@@ -70,11 +70,12 @@ def activation(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
 
 
 def activation_or_softmax(t: Tape, s: Site, xs: list[ProgramTensor]) -> ProgramTensor:
-    """Activation and Softmax. With a mask, XLA stores the masked result, and scores."""
+    """Activation and Softmax. With a mask, the masked result is stored too."""
     name = activation_name(getattr(s.layer, "activation", s.layer))
-    if t.how.kernels != "xla" or "softmax" not in name:
+    if "softmax" not in name:
         return activation(t, s, xs)
-    y, masks = p.softmax(t, xs[0]), xs[1:]
+    y = p.softmax(t, xs[0]) if t.how.kernels == "xla" else activation(t, s, xs)
+    masks = xs[1:]
     return p.pointwise(t, "where", y, *masks, needs=[masks, None]) if masks else y
 
 
