@@ -75,10 +75,10 @@ def check_one_policy(model: Model, function: str) -> None:
     policy = policy_of(model)
     if policy is not None and policy.function != function:
         raise ModelError(
-            "A model can have only one activation policy. Expected: a model without "
-            f"an activation policy. Received: {model.name!r}, created by "
-            f"`{policy.function}`. Next: call `{function}` with the model passed to "
-            f"`{policy.function}`, or continue with its result."
+            "A model can have only one activation policy. Expected: a model that "
+            f"stores its activations unchanged. Received: {model.name!r}, changed by "
+            f"`{policy.function}` or by a memory plan. Next: call `{function}` with "
+            "the original model, or continue with this one."
         )
 
 

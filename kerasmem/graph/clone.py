@@ -49,6 +49,18 @@ _SETTINGS = (
 """Types of layer settings, besides functions, that can be custom classes."""
 
 
+@contextmanager
+def _default_policy(policy: Any) -> Iterator[None]:
+    """Create models with a dtype policy, which the config of a graph lacks."""
+    before = keras.config.dtype_policy()
+    if type(policy) is keras.dtype_policies.DTypePolicy:
+        keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 def clone(model: Model, *, shares: bool = False) -> Any:
     """Returns an independent, compiled copy of `model` with equal state.
 
@@ -66,6 +78,7 @@ def clone(model: Model, *, shares: bool = False) -> Any:
         keras.saving.custom_object_scope(objects),
         current().replicating(model),
         lambdas_allowed(),
+        _default_policy(model.dtype_policy),
     ):
         copy = made_of_config(model, layers, shares=shares)
         if copy is not None and model.compiled:
@@ -75,7 +88,8 @@ def clone(model: Model, *, shares: bool = False) -> Any:
             if not compile_with(copy, settings):
                 set_compiled_attributes(copy, compiled_attributes(model))
     if copy is None:
-        copy = reloaded(model)
+        with _default_policy(model.dtype_policy):
+            copy = reloaded(model)
         restore_lora(model, copy)
         set_alike(of_one_class(sublayers(copy), layers))
     if len(copy.weights) != len(model.weights):

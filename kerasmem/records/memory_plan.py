@@ -137,7 +137,7 @@ class PlanRecord(JsonRecord):
             )
             for piece in self.pieces
         ]
-        columns = ("layers", "number", "activations", "saved", "recomputed")
+        columns = ("layers", "calls", "activations", "saved", "recomputed")
         return Table(f"memory plan of {self.model_name}", columns, tuple(rows), 3)
 
     def sentences(self) -> list[str]:
@@ -155,7 +155,7 @@ class PlanRecord(JsonRecord):
             if option
         ]
         lines += [
-            f"Changes the training: {offer.name}, a peak of "
+            f"Not applied, because it changes the training: {offer.name}, a peak of "
             f"{format_bytes(offer.peak_bytes or 0)}. {offer.how}"
             for offer in self.offers
         ]

@@ -89,6 +89,29 @@ def test_arguments_that_keras_recorded_complete_a_config(kind):
     assert {*vars(layer)} == attributes
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        clone,
+        lambda model: km.rematerialize(model, segments=2),
+        lambda model: km.compress(model, km.Prune(0.5)).model,
+    ],
+    ids=["clone", "rematerialize", "prune"],
+)
+def test_a_copy_scales_the_loss_although_the_default_policy_changed(copied):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = chain((6,), L.Dense(8, activation="relu"), L.Dense(4), L.Dense(1))
+        model.compile("adam", "mse")
+    finally:
+        keras.config.set_dtype_policy(before)
+    copy = copied(model)
+    assert copy.dtype_policy.name == "mixed_float16"
+    assert isinstance(copy.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert keras.config.dtype_policy() is before
+
+
 def test_a_subclassed_model_without_kwargs_is_copied_and_quantized():
     model = subclassed()
     assert_copied(model)

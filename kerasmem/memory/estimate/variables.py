@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from kerasmem.backends import current
 from kerasmem.backends.patching import change_class
 from kerasmem.backends.variables import VariableShape
 from kerasmem.graph.saving import unbuilt_copy
@@ -20,7 +21,7 @@ from kerasmem.graph.values import other_optimizers
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.sharding import ONE_DEVICE, Sharding, shard_shape
 from kerasmem.records import EstimatePart
-from kerasmem.types import Layer, Optimizer, Variable
+from kerasmem.types import Layer, Model, Optimizer, Variable
 
 _BITS = re.compile(r"(?:bfloat|float|uint|int|complex)(\d+)")
 
@@ -79,6 +80,15 @@ def persistent_parts(request: Request) -> list[EstimatePart]:
 def persistent_bytes(request: Request) -> int:
     """Return the exact bytes of all variables on one device."""
     return sum(part.nbytes for part in persistent_parts(request))
+
+
+def accumulator_bytes(model: Model) -> int:
+    """Return the peak bytes of the gradients accumulated over micro-batches.
+
+    In a graph, they exist twice in the last part, before and after the addition.
+    """
+    copies = 1 if current().runs_eagerly else 2
+    return copies * sum(4 * math.prod(v.shape) for v in model.trainable_variables)
 
 
 class Slot(NamedTuple):

@@ -43,11 +43,15 @@ class Notices:
             f"be split: {without_config(' '.join(str(error).split()))}"
         )
 
-    def foreseen(self, model: Model, size: int, parts: int) -> None:
-        """Warn that a batch is split because of the estimate."""
+    def foreseen(
+        self, model: Model, size: int, parts: int, *, by_plan: bool = False
+    ) -> None:
+        """Warn that a batch is split because of the estimate or the model's plan."""
+        why = "is estimated not to fit into memory. It "
         self._warn(
-            f"A batch of {size} is estimated not to fit into memory. It is trained in "
-            f"{parts} micro-batches, with one update as before."
+            f"A batch of {size} {'' if by_plan else why}is trained in {parts} "
+            f"micro-batches{', as planned' if by_plan else ''}, with one update as "
+            "before."
         )
         self._warn_of_differences(model)
 

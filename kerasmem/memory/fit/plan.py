@@ -12,12 +12,12 @@ from kerasmem.backends.steps import Step, Steps
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_own_step
-from kerasmem.graph.values import held_bytes, nbytes
+from kerasmem.graph.values import held_bytes
 from kerasmem.memory.batch_size import find_batch_size
 from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.estimate.variables import persistent_bytes
+from kerasmem.memory.estimate.variables import accumulator_bytes, persistent_bytes
 from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
@@ -84,7 +84,7 @@ def micro_batches(
     room = Room(
         limit_bytes=limit_bytes,
         other_bytes=_other_bytes(model),
-        accumulator_bytes=sum(map(nbytes, model.trainable_variables)),
+        accumulator_bytes=accumulator_bytes(model),
     )
     fitting = fewest_micro_batches(estimate, room, batch_size)
     parts = None if fitting is None else fitting.micro_batches

@@ -297,7 +297,8 @@ class SurvivingTraining(SurvivingStep):
         context, own_plan = self._context, plan_of(self._model)
         if own_plan is not None and context.splits and own_plan.micro_batches > 1:
             parts = own_plan.micro_batches * len(self._steps.on_replicas(batch))
-            self._foresee(state, batch, -(-own_plan.batch_size // parts))
+            most = -(-own_plan.batch_size // parts)
+            self._foresee(state, batch, most, by_plan=True)
         must_fit = context.limit_is_given and not context.splits
         if context.limit_bytes is None or not (context.splits or must_fit):
             return
@@ -365,12 +366,12 @@ class SurvivingTraining(SurvivingStep):
             **example(self._model, batch, self._input_shape),
         )
 
-    def _foresee(self, state: Any, batch: Tensors, most: int) -> None:
+    def _foresee(self, state: Any, batch: Tensors, most: int, **why: bool) -> None:
         size, context = self._steps.size(batch), self._context
         remedy = self._whole_for(state, batch, most)
         if remedy is None:
             self._plan.foresee(most)
-            context.notices.foreseen(self._model, size, self._plan.parts(size))
+            context.notices.foreseen(self._model, size, self._plan.parts(size), **why)
         elif context.limit_is_given and context.coupling.coupled:
             raise context.coupling.refusal(remedy, size, context.limit_bytes or 0)
         else:

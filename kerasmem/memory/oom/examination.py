@@ -13,8 +13,9 @@ import keras
 from kerasmem.backends import device_kind
 from kerasmem.errors import KerasMemWarning
 from kerasmem.graph.activation_policy import ActivationPolicy, assumed_policy
-from kerasmem.graph.values import held_bytes, nbytes
+from kerasmem.graph.values import held_bytes
 from kerasmem.memory.estimate import estimate_memory
+from kerasmem.memory.estimate.variables import accumulator_bytes
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.oom.fitting import (
     Fitting,
@@ -133,11 +134,11 @@ class _Examination:
         limit = min((one for one in limits if one is not None), default=None)
         if self._cause.kind not in _OF_THE_DEVICE or limit is None:
             return None
-        gradient_bytes = sum(map(nbytes, self._model.trainable_variables))
+        accumulates = self._context.accumulates
         return Room(
             limit_bytes=limit,
             other_bytes=other_bytes,
-            accumulator_bytes=gradient_bytes if self._context.accumulates else 0,
+            accumulator_bytes=accumulator_bytes(self._model) if accumulates else 0,
         )
 
     def _fitting(self, room: Room | None) -> Fitting | None:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from kerasmem.errors import ModelError
 from kerasmem.graph.activation_policy import ActivationPolicy, check_one_policy
 from kerasmem.graph.clone import clone, same_draws
-from kerasmem.graph.layers import nodes_in_order
+from kerasmem.graph.layers import check_built, nodes_in_order
 from kerasmem.graph.segments import graph_of
 from kerasmem.memory.compress_activations.apply import (
     NAME as COMPRESSED,
@@ -39,6 +39,7 @@ class MemoryPlan(PlanRecord):
             ModelError: If the plan is of another model, or `model` already recomputes
                 or compresses activations in another way.
         """
+        check_built(model)
         check_one_policy(model, COMPRESSED if self.in_8_bits else RECOMPUTED_BY)
         copy = same_draws(clone(model), model)
         self.apply_in_place(copy)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kerasmem.backends import device_kind
-from kerasmem.checks import OneOf, Whole
+from kerasmem.checks import OneOf, Whole, invalid
 from kerasmem.errors import ConfigError, KerasMemWarning, ModelError
 from kerasmem.graph.activation_policy import assumed_policy, check_one_policy
 from kerasmem.graph.input_shapes import fixed_batch
@@ -99,11 +99,16 @@ def plan_memory(
         True
     """
     check_built(model)
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        valid = f"a list with any of {', '.join(map(repr, CHOICES))}"
+        raise invalid("plan_memory", "choices", choices, valid)
     choices = tuple(choices)
     for name in choices:
         OneOf(CHOICES).check("plan_memory", "choices", name)
     OneOf(_METHODS).check("plan_memory", "method", method)
     limit_bytes = parse_bytes(memory_limit, "plan_memory", "memory_limit")
+    Whole(1).check("plan_memory", "batch_size", batch_size)
+    _check_compiled(model)
     check_one_policy(model, "plan_memory")
     request = checked_request(
         model, batch_size, device=device_kind(), input_shape=input_shape
@@ -132,7 +137,7 @@ def planned(
         plain_bytes = search.plain.peak_bytes
         if method != "analytic":
             plain_bytes = _peak_by(method, search, Strategy())
-            search.factor = plain_bytes / search.plain.peak_bytes
+            search.correct(Strategy(), plain_bytes / search.plain.peak_bytes)
         fitting = _fitting(search, limit_bytes, method)
         if fitting is None and may_split and not search.splits:
             search.splits = True
@@ -140,6 +145,7 @@ def planned(
         if fitting is None:
             raise NoPlanError(
                 request.batch_size,
+                choices,
                 search.figures(search.lowest()).peak_bytes,
                 plain_bytes,
                 limit_bytes,
@@ -160,12 +166,23 @@ def planned(
 class NoPlanError(ConfigError):
     """No plan is within the limit. `lowest_bytes` is the lowest estimated peak."""
 
-    def __init__(self, batch_size: int, lowest: int, plain: int, limit: int) -> None:
+    def __init__(
+        self,
+        batch_size: int,
+        choices: Sequence[str],
+        lowest: int,
+        plain: int,
+        limit: int,
+    ) -> None:
+        other = " The `choices` of plan_memory permit other changes."
+        ways = f" with {' and '.join(choices)}" if choices else " without a choice"
         super().__init__(
-            f"No plan is within the limit at batch size {batch_size}. Expected: from "
+            f"No plan{ways} is within the limit at batch size {batch_size}. "
+            f"Expected: from "
             f"{format_bytes(lowest)}, the lowest estimated peak ({format_bytes(plain)} "
             f"without a plan). Received: memory_limit={format_bytes(limit)}. Next: "
             "pass a higher limit or a smaller batch_size."
+            f"{other if len(choices) < len(CHOICES) else ''}"
         )
         self.lowest_bytes = lowest
 
@@ -184,7 +201,7 @@ def _fitting(
         checked_bytes = _peak_by(method, search, strategy)
         if checked_bytes <= limit_bytes:
             return strategy, checked_bytes
-        search.factor *= max(checked_bytes / peak_bytes, 1.02)
+        search.correct(strategy, max(checked_bytes / peak_bytes, 1.02))
     return None
 
 
@@ -299,9 +316,14 @@ def _check(model: Model, memory_limit: Any, segments: Any, batch_size: Any) -> N
             f"Received: memory_limit={memory_limit!r} and "
             f"segments={segments!r}."
         )
-    if memory_limit is not None and not model.compiled:
+    if memory_limit is not None:
+        _check_compiled(model)
+
+
+def _check_compiled(model: Model) -> None:
+    if not model.compiled:
         raise ModelError(
             "A memory limit includes the optimizer's state. Expected: a "
             f"compiled model. Received: model={model.name!r}, not compiled. Next: "
-            "compile it, or pass segments=."
+            "compile it. rematerialize(model, segments=) needs no compiled model."
         )

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from kerasmem.checks import Whole, invalid
 from kerasmem.memory.estimate.request import Request
+from kerasmem.memory.estimate.variables import accumulator_bytes
 from kerasmem.memory.plan.parts import main_part, recorded_step
 from kerasmem.memory.plan.steps import (
     WORK_PER_BYTE,
@@ -218,7 +219,6 @@ class Search:
         step: The recorded step of a whole batch.
         splits: Whether to try micro-batches.
         plain: Figures of the step without a strategy.
-        factor: Correction of the peaks, from another estimate.
     """
 
     def __init__(self, request: Request, choices: Sequence[str]) -> None:
@@ -234,7 +234,7 @@ class Search:
             x.nbytes for x in self.step.record.step.results if x.kind == "input"
         )
         self._plain_work = 0.0
-        self.factor = 1.0
+        self._factors: dict[tuple[bool, bool], float] = {}
         self.plain = self.figures(Strategy())
 
     @cached_property
@@ -273,16 +273,24 @@ class Search:
             peak_bytes = simulation.peak_bytes + self.beside_parts(strategy)
             self._figures[strategy] = Figures(peak_bytes, extra)
         figures = self._figures[strategy]
-        return replace(figures, peak_bytes=round(self.factor * figures.peak_bytes))
+        peak_bytes = round(self._factor(strategy) * figures.peak_bytes)
+        return replace(figures, peak_bytes=peak_bytes)
+
+    def correct(self, strategy: Strategy, factor: float) -> None:
+        """Multiply the peaks of all similar strategies, after another estimate."""
+        self._factors[_kind(strategy)] = factor * self._factor(strategy)
+
+    def _factor(self, strategy: Strategy) -> float:
+        plain = self._factors.get(_kind(Strategy()), 1.0)
+        return self._factors.get(_kind(strategy), plain)
 
     def beside_parts(self, strategy: Strategy) -> int:
         """Return the bytes in use outside of the step of one micro-batch.
 
-        These are the waiting samples and the accumulated gradients. In the last part,
-        gradients exist twice, before and after the addition, except on torch.
+        These are the waiting samples and the accumulated gradients.
         """
         parts, data = strategy.micro_batches, self._data_bytes
-        sums = self._sums if self.step.record.how.keeps_gradients else 2 * self._sums
+        sums = accumulator_bytes(self.request.model)
         return 0 if parts == 1 else sums + data - data // parts
 
     def fastest(self, limit_bytes: int) -> Strategy | None:
@@ -304,7 +312,6 @@ class Search:
                     break
                 if least_bytes <= limit_bytes and fits(strategy):
                     best = min(best, strategy, key=self._cost)
-                    break
             others = filter(fits, self._packed(count))
             best = min([best, *others], key=self._cost)
         return best
@@ -354,8 +361,9 @@ class Search:
             if self._is_small or bounds.bytes < least_bytes:
                 least_bytes = bounds.bytes
                 extra = plain.extra_time + count * bounds.work / self._plain_work
-                least = self.factor * (step.fixed_bytes + bounds.bytes)
-                front.append((Strategy(pieces, micro_batches=count), least, extra))
+                strategy = Strategy(pieces, micro_batches=count)
+                least = self._factor(strategy) * (step.fixed_bytes + bounds.bytes)
+                front.append((strategy, least, extra))
         return front
 
     def _packed(self, count: int) -> list[Strategy]:
@@ -363,6 +371,10 @@ class Search:
         if EIGHT_BITS in self._choices and self.step_of(count).packed:
             return [Strategy(in_8_bits=True, micro_batches=count)]
         return []
+
+
+def _kind(strategy: Strategy) -> tuple[bool, bool]:
+    return bool(strategy.pieces), strategy.in_8_bits
 
 
 def requested(step: RecordedStep, segments: int | Sequence[str]) -> Strategy:

@@ -141,6 +141,8 @@ def test_a_limit_below_every_plan_names_the_lowest():
         km.plan_memory(model, BATCH, 1000)
     with pytest.raises(ConfigError, match=r"`choices` of plan_memory .*'8 bits'"):
         km.plan_memory(model, BATCH, "1GiB", choices=["8bits"])
+    with pytest.raises(ConfigError, match=r"must be a list .*choices='recompute'"):
+        km.plan_memory(model, BATCH, "1GiB", choices=RECOMPUTE)
 
 
 @pytest.mark.one_backend

@@ -199,8 +199,8 @@ def test_a_limit_below_every_plan_is_one_clear_error():
     model = compiled(models.mlp())
     with pytest.raises(
         ConfigError,
-        match=r"No plan is within the limit at batch size 32.*"
-        r"from [\d.]+ KiB, the lowest",
+        match=r"No plan with recompute is within the limit at batch size 32.*"
+        r"from [\d.]+ KiB, the lowest.*choices",
     ):
         rematerialize(model, memory_limit=1000)
 
@@ -312,7 +312,7 @@ def test_a_model_keeps_less_in_one_way_only():
     dense = [keras.layers.Dense(32, activation="relu") for _ in range(3)]
     model = keras.Sequential([keras.Input((32,)), *dense])
     lean, small = rematerialize(model, segments=2), compress_activations(model)
-    text = "created by `{}`. Next: call `{}` with the model passed"
+    text = "by `{}` or by a memory plan. Next: call `{}` with the original model"
     words = text.format("rematerialize", "compress_activations")
     with pytest.raises(ModelError, match=words):
         compress_activations(lean)

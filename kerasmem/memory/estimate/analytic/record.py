@@ -111,7 +111,8 @@ def record(request: Request, how: Framework) -> Record | None:
     results = [*forward.inputs]
     if request.training:
         _train(tape, request, outputs)
-        results += tape.gradients.values() if how.keeps_gradients else []
+        # Keras's torch trainer keeps the outputs for the metrics after the update.
+        results += [*tape.gradients.values(), *outputs] if how.keeps_gradients else []
     else:
         results += outputs
     if how.product_scratch and any(op.name == "matmul" for op in tape.ops):
@@ -131,8 +132,8 @@ _CLASS_METRIC = re.compile(
 def _compares_classes(model: Model) -> bool:
     """Return whether a compiled metric takes the argmax of the outputs."""
     # The calls of a subclassed model are recorded in a model that is not compiled.
-    compiled = [x for x in sublayers(model) if getattr(x, "compiled", False)][:1]
-    config = compiled[0].get_compile_config() if compiled else None
+    models = [x for x in sublayers(model) if getattr(x, "compiled", False)][:1]
+    config = models[0].get_compile_config() if models else None
     names = [(config or {}).get(key) for key in ("metrics", "weighted_metrics")]
     return bool(_CLASS_METRIC.search(str(names)))
 
@@ -170,11 +171,12 @@ def _train(tape: Tape, request: Request, outputs: list[ProgramTensor]) -> None:
 def _loss(tape: Tape, y: ProgramTensor) -> ProgramTensor:
     likely = tape.new(y.shape, max(FLOAT, y.width))
     # TensorFlow writes the difference from the labels into the outputs.
-    over = (y,) if tape.how.kernels == "tensorflow" else ()
-    tape.op("loss", (y,), likely, over=over)
+    tape.op("loss", (y,), likely, over=(y,))
     tape.phase = "backward"
     dy = tape.new(y.shape, likely.width)
-    tape.op("loss gradient", (likely,), dy, over=(likely,))
+    # Eager steps compute two gradients: of the likelihood, and of the softmax.
+    spare = 0 if tape.how.in_place else dy.nbytes
+    tape.op("loss gradient", (likely,), dy, over=(likely,), workspace=spare)
     dy = p.cast(tape, dy, y.width)
     tape.phase = "forward"
     return dy
