@@ -9,7 +9,6 @@ import torch
 from torch.utils.checkpoint import (
     checkpoint,
     get_device_states,
-    set_checkpoint_early_stop,
     set_device_states,
 )
 
@@ -48,9 +47,8 @@ class TorchRecompute(RecomputeBackend):
 def _checkpointed(function: Function, *tensors: Any) -> Any:
     # An early stop is an exception. Keras's filter of tracebacks would keep it, and all
     # recomputed tensors, in a reference cycle until the next garbage collection.
-    with set_checkpoint_early_stop(False):
-        run = partial(_run_and_collect, function)
-        return checkpoint(run, *tensors, use_reentrant=False)
+    run = partial(_run_and_collect, function)
+    return checkpoint(run, *tensors, use_reentrant=False, early_stop=False)
 
 
 def _run_and_collect(function: Function, *tensors: Any) -> Any:

@@ -25,6 +25,7 @@ from kerasmem.memory.plan.offers import (
 )
 from kerasmem.memory.plan.search import (
     CHOICES,
+    EIGHT_BITS,
     MICRO_BATCHES,
     RECOMPUTE,
     Search,
@@ -102,7 +103,7 @@ def plan_memory(
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         valid = f"a list with any of {', '.join(map(repr, CHOICES))}"
         raise invalid("plan_memory", "choices", choices, valid)
-    choices = tuple(choices)
+    choices = tuple(dict.fromkeys(choices))
     for name in choices:
         OneOf(CHOICES).check("plan_memory", "choices", name)
     OneOf(_METHODS).check("plan_memory", "method", method)
@@ -177,12 +178,12 @@ class NoPlanError(ConfigError):
         other = " The `choices` of plan_memory permit other changes."
         ways = f" with {' and '.join(choices)}" if choices else " without a choice"
         super().__init__(
-            f"No plan{ways} is within the limit at batch size {batch_size}. "
-            f"Expected: from "
-            f"{format_bytes(lowest)}, the lowest estimated peak ({format_bytes(plain)} "
-            f"without a plan). Received: memory_limit={format_bytes(limit)}. Next: "
+            f"No plan{ways} is within the limit at batch size {batch_size}. Expected: "
+            f"from {format_bytes(lowest)}, the lowest estimated peak "
+            f"({format_bytes(plain)} without a plan). Received: "
+            f"memory_limit={format_bytes(limit)}. Next: "
             "pass a higher limit or a smaller batch_size."
-            f"{other if len(choices) < len(CHOICES) else ''}"
+            f"{'' if {RECOMPUTE, EIGHT_BITS} <= {*choices} else other}"
         )
         self.lowest_bytes = lowest
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import statistics
+import warnings
 
 import keras
 import pytest
@@ -176,3 +177,24 @@ def test_a_metric_that_takes_the_argmax_needs_copies_of_the_outputs():
         for tried in (None, metric):
             near = pytest.approx(peaks[tried, "traced"], rel=0.1)
             assert peaks[tried, "analytic"] == near
+
+
+def test_the_search_for_such_metrics_calls_nothing_of_the_user():
+    class Loss(keras.losses.Loss):
+        def get_config(self):
+            raise NotImplementedError
+
+    model = words()
+    model.compile(
+        "adam",
+        Loss(),
+        metrics=[keras.metrics.BinaryAccuracy(name="accuracy")],
+        weighted_metrics=[lambda y, z: keras.ops.mean(y - z)],
+        jit_compile=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = km.estimate_memory(model, BATCH, device="cpu", method="analytic")
+    model.compile("adam", "mse", jit_compile=False)
+    plain = km.estimate_memory(model, BATCH, device="cpu", method="analytic")
+    assert found.peak_bytes == plain.peak_bytes

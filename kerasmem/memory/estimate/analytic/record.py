@@ -1,6 +1,5 @@
 """Records a step on a tape: input, forward pass, loss, backward pass and update."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,7 @@ from kerasmem.graph.calls import Call, Trace, trace, trace_call
 from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.kernels import class_of_call
 from kerasmem.graph.layer_table import class_name
-from kerasmem.graph.layers import own_graph, sublayers
+from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate.analytic import primitives as p
 from kerasmem.memory.estimate.analytic.framework import Framework
 from kerasmem.memory.estimate.analytic.layers import HANDLERS, OF_CODES
@@ -123,26 +122,36 @@ def record(request: Request, how: Framework) -> Record | None:
     return Record(Program(tuple(tape.ops), tuple(results), unknown=unknown), calls, how)
 
 
-_CLASS_METRIC = re.compile(
-    r"\b(acc|accuracy|(sparse_)?categorical_accuracy|(Sparse)?CategoricalAccuracy)\b"
-)
-"""Names of metrics that take the argmax of the outputs."""
+_CLASS_METRICS = {
+    "acc",
+    "accuracy",
+    "categorical_accuracy",
+    "sparse_categorical_accuracy",
+    "CategoricalAccuracy",
+    "SparseCategoricalAccuracy",
+}
+"""Metrics that take the argmax of the outputs: texts, functions and classes."""
 
 
 def _compares_classes(model: Model) -> bool:
     """Return whether a compiled metric takes the argmax of the outputs."""
-    # The calls of a subclassed model are recorded in a model that is not compiled.
-    models = [x for x in sublayers(model) if getattr(x, "compiled", False)][:1]
-    config = models[0].get_compile_config() if models else None
-    names = [(config or {}).get(key) for key in ("metrics", "weighted_metrics")]
-    return bool(_CLASS_METRIC.search(str(names)))
+    if not model.compiled:  # A model around a subclassed model, to record its calls.
+        model = model.layers[-1]
+    # Private: the public config is serialized, which fails for some functions.
+    config = getattr(getattr(model, "_compile_config", None), "config", None) or {}
+    metrics = [config.get(key) for key in ("metrics", "weighted_metrics")]
+    return any(
+        (x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__))
+        in _CLASS_METRICS
+        for x in keras.tree.flatten(metrics)
+    )
 
 
 def _train(tape: Tape, request: Request, outputs: list[ProgramTensor]) -> None:
     optimizer: Any = request.optimizer
     seeds = [(y, _loss(tape, y)) for y in outputs]
     if tape.how.argmax_copies and _compares_classes(request.model):
-        for y in (y for y in outputs if y.shape[-1] > 1):
+        for y in (y for y in outputs if y.shape and y.shape[-1] > 1):
             space = round(tape.how.argmax_copies * y.nbytes)
             tape.op("argmax", (y,), tape.new(y.shape[:-1], FLOAT), workspace=space)
     updates = tape.how.updates
@@ -170,7 +179,7 @@ def _train(tape: Tape, request: Request, outputs: list[ProgramTensor]) -> None:
 
 def _loss(tape: Tape, y: ProgramTensor) -> ProgramTensor:
     likely = tape.new(y.shape, max(FLOAT, y.width))
-    # TensorFlow writes the difference from the labels into the outputs.
+    # The gradient of TensorFlow's cross-entropy reuses the memory of the logits.
     tape.op("loss", (y,), likely, over=(y,))
     tape.phase = "backward"
     dy = tape.new(y.shape, likely.width)
