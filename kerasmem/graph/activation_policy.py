@@ -2,14 +2,14 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from kerasmem.errors import ModelError
+from kerasmem.graph.segments import Segment, recomputation, recompute
 from kerasmem.types import Model
 
 
@@ -22,11 +22,41 @@ class Residuals(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class RecomputedSegment:
-    """Calls that are recomputed together in the backward pass."""
+class SegmentPolicy:
+    """How a segment of a graph runs in training.
 
-    nodes: tuple[Any, ...]
-    residuals: Residuals
+    Args:
+        segment: The calls.
+        recomputed: Whether the calls run again in the backward pass.
+        store: How the inputs of a recomputed segment are stored. None if unchanged.
+    """
+
+    segment: Segment
+    recomputed: bool
+    store: Any | None = None
+
+    @property
+    def nodes(self) -> tuple[Any, ...]:
+        """The calls of the segment."""
+        return self.segment.nodes
+
+    @property
+    def residuals(self) -> Residuals:
+        """Saved inputs of a recomputed segment."""
+        return Residuals.ALL if self.store is None else self.store.residuals
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPolicy:
+    """The segments of a model or opened layer, which is not kept alive."""
+
+    owner: ref[Any]
+    segments: tuple[SegmentPolicy, ...]
+
+    @property
+    def model(self) -> Any:
+        """The model or opened layer."""
+        return self.owner()
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,22 +64,40 @@ class ActivationPolicy:
     """Activation policy of a model.
 
     `function` is the public name of the function that created the policy. `apply` is a
-    module-level function that applies the policy to an equal model in place.
+    module-level function that applies the policy to an equal model in place. `graphs`
+    contains the model and its nested models, as far as they change.
     """
 
     function: str
-    apply: Callable[[Any, Mapping[str, Any]], None]
+    apply: Callable[[Any, Mapping[str, Any]], object]
     settings: Mapping[str, Any]
-    segments: tuple[RecomputedSegment, ...]
+    graphs: tuple[GraphPolicy, ...]
+
+    @property
+    def segments(self) -> tuple[SegmentPolicy, ...]:
+        """All recomputed segments."""
+        each = (one for graph in self.graphs for one in graph.segments)
+        return tuple(one for one in each if one.recomputed)
 
 
 _POLICIES: WeakKeyDictionary[Any, ActivationPolicy] = WeakKeyDictionary()
 
 
-def set_policy(model: Model, policy: ActivationPolicy) -> Callable[[], object]:
-    """Records the activation policy of `model`. Returns the undo."""
-    _POLICIES[model] = policy
-    return partial(_POLICIES.pop, model)
+def train_by(model: Model, policy: ActivationPolicy) -> Callable[[], None]:
+    """Makes a model train by a policy. Returns the undo."""
+    with ExitStack() as undo:
+        _POLICIES[model] = policy
+        undo.callback(_POLICIES.pop, model, None)
+        for graph in policy.graphs:
+            pairs = [
+                (one.segment, recomputation(model, one.store))
+                if one.recomputed
+                else (one.segment, None)
+                for one in graph.segments
+            ]
+            if any(one.recomputed for one in graph.segments):
+                undo.callback(recompute(graph.model, pairs))
+        return undo.pop_all().close
 
 
 def policy_of(model: Model) -> ActivationPolicy | None:
@@ -59,12 +107,12 @@ def policy_of(model: Model) -> ActivationPolicy | None:
 
 @contextmanager
 def assumed_policy(model: Model, policy: ActivationPolicy) -> Iterator[None]:
-    """Sets the policy of a model without a policy in the scope, for an estimate."""
-    undo = set_policy(model, policy)
+    """Records a policy of a model in the scope."""
+    _POLICIES[model] = policy
     try:
         yield
     finally:
-        undo()
+        _POLICIES.pop(model, None)
 
 
 def check_one_policy(model: Model, function: str) -> None:

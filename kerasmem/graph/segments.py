@@ -135,15 +135,24 @@ def _replace_graph(run: Run, graph: Any, call: LayerCall) -> LayerCall | None:
 
 
 def _replace_layer(run: Run, known: Opened, call: LayerCall) -> LayerCall | None:
-    # Private: a `call` without the argument `training` has no other access to it.
-    if not getattr(call.layer._get_call_context(), "training", None):
+    # Private: a `call` without the argument `training` has no other access to it. Keras
+    # does not pass it to a model with such a `call`, in training or in inference.
+    training = getattr(call.layer._get_call_context(), "training", None)
+    is_untold = training is None and not call.layer._call_has_training_arg
+    if not (training or is_untold):
         return None
     inputs = known.inputs(call.layer, call.args, call.kwargs)
     pairs = zip(inputs, known.graph.inputs, strict=True)
     if any(x is None or tuple(x.shape[1:]) != y.shape[1:] for x, y in pairs):
         return None  # The graph has the lengths of the planned batch.
-    call.outputs = run(inputs, _in_training)
+    if any(isinstance(x, keras.KerasTensor) for x in inputs):
+        return None
+    call.outputs = run(inputs, _in_training if training else _as_told)
     return call
+
+
+def _as_told(operation: Operation) -> Callable[..., Any]:
+    return operation
 
 
 def _in_training(operation: Operation) -> Callable[..., Any]:

@@ -79,6 +79,8 @@ class PlanRecord(JsonRecord):
         offers: Settings that change the training and need less memory with this plan.
         path: Indices of the calls that lead to the nested model.
         ranges: First and last index plus one of each recomputed range of calls.
+        ranges_in_8_bits: The same for activations stored in 8 bits. A recomputed range
+            in such a range has its inputs in 8 bits.
         inputs: Inputs of a subclassed model.
     """
 
@@ -94,6 +96,7 @@ class PlanRecord(JsonRecord):
     offers: tuple[Remedy, ...] = ()
     path: tuple[int, ...] = ()
     ranges: tuple[tuple[int, int], ...] = ()
+    ranges_in_8_bits: tuple[tuple[int, int], ...] = ()
     inputs: tuple[Input, ...] = ()
 
     @property
@@ -109,7 +112,7 @@ class PlanRecord(JsonRecord):
     @property
     def in_8_bits(self) -> bool:
         """Whether activations are stored in 8 bits."""
-        return any(piece.way == EIGHT_BITS for piece in self.pieces)
+        return bool(self.ranges_in_8_bits)
 
     @property
     def how(self) -> str:
@@ -117,12 +120,14 @@ class PlanRecord(JsonRecord):
         words: list[str] = []
         if self.micro_batches > 1:
             words.append(f"{self.micro_batches} micro-batches")
+        calls = sum(len(piece.layers) for piece in self.pieces)
         if self.ranges:
-            calls = sum(len(piece.layers) for piece in self.pieces)
             count = sum(len(piece.layers) for piece in self.pieces if piece.recomputed)
             words.append(f"{count} of {calls} layers recomputed")
         if self.in_8_bits:
-            words.append("activations in 8 bits")
+            count = sum(end - start for start, end in self.ranges_in_8_bits)
+            which = "" if count == calls else f" of {count} of {calls} layers"
+            words.append(f"activations{which} in 8 bits")
         return ", ".join(words) or "unchanged"
 
     def table(self) -> Table:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -10,15 +9,12 @@ from kerasmem.checks import PATTERNS, Checked, Whole
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
-    RecomputedSegment,
     check_one_policy,
-    policy_of,
-    set_policy,
+    train_by,
 )
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.layers import check_built, nodes_in_order, own_graph
-from kerasmem.graph.segments import recomputation, recompute
-from kerasmem.memory.compress_activations.plan import GraphPlan, plan
+from kerasmem.memory.compress_activations.plan import Selection, policies
 from kerasmem.memory.compress_activations.store import PackedStore
 from kerasmem.types import Model, Operation
 
@@ -134,68 +130,23 @@ def compress_in_place(
     Raises:
         ModelError: If no activation becomes smaller.
     """
-    plans = _plans(model, settings)
-    with ExitStack() as undo:
-        undo.callback(set_policy(model, _policy(plans, settings)))
-        for graph in plans:
-            segments = [
-                (step.segment, step.store and recomputation(model, step.store))
-                for step in graph.steps
-            ]
-            undo.callback(recompute(graph.model, segments))
-        return undo.pop_all().close
-
-
-def default_policy(model: Model) -> ActivationPolicy:
-    """Return the policy of `compress_activations(model)` without changing the model."""
-    settings = ActivationCompression(None, (), 0)
-    return _policy(_plans(model, settings), settings)
-
-
-def _plans(model: Model, settings: ActivationCompression) -> list[GraphPlan]:
-    plans = plan(model, settings.chosen, settings.seed)
-    stores = [step.store for graph in plans for step in graph.steps]
-    if not any(isinstance(store, PackedStore) and store.packed for store in stores):
+    graphs = policies(model, Selection(settings.chosen), settings.seed)
+    policy = ActivationPolicy(NAME, apply_again, asdict(settings), graphs)
+    if not packs_any(policy):
         raise ModelError(
             f"No activation of the model {model.name!r} can be stored in fewer bytes. "
             "Expected: outputs of layers with 32 or more floats of at most 32 bits per "
             "sample. Next: check `include` and `exclude`, or train the original model."
         )
-    return plans
+    return train_by(model, policy)
 
 
-def _policy(
-    plans: Sequence[GraphPlan], settings: ActivationCompression
-) -> ActivationPolicy:
-    segments = tuple(
-        RecomputedSegment(step.segment.nodes, step.store.residuals)
-        for graph in plans
-        for step in graph.steps
-        if step.store is not None
-    )
-    return ActivationPolicy(NAME, apply_again, asdict(settings), segments)
+def packs_any(policy: ActivationPolicy) -> bool:
+    """Return whether a policy stores an activation in 8 bits."""
+    stores = (segment.store for segment in policy.segments)
+    return any(isinstance(store, PackedStore) and store.packed for store in stores)
 
 
 def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
     """Apply the settings to a model that was created again."""
-    compress_in_place(model, _settings_from(settings))
-
-
-def _settings_from(plain: Mapping[str, Any]) -> ActivationCompression:
-    return ActivationCompression(plain["include"], plain["exclude"], plain["seed"])
-
-
-def settings_of(model: Model) -> ActivationCompression:
-    """Return the settings of a compressed model.
-
-    Raises:
-        ModelError: If the model is not from `compress_activations`.
-    """
-    policy = policy_of(model)
-    if policy is None or policy.function != NAME:
-        raise ModelError(
-            "The report needs a model with compressed activations. "
-            "Expected: a model from `compress_activations`. Received: "
-            f"{model.name!r}."
-        )
-    return _settings_from(policy.settings)
+    compress_in_place(model, ActivationCompression(**settings))

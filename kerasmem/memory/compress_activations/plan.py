@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+from weakref import ref
 
 import keras
 
+from kerasmem.graph.activation_policy import GraphPolicy, SegmentPolicy
 from kerasmem.graph.layer_table import entry_of
-from kerasmem.graph.layers import node_of, nodes_in_order, own_graph
-from kerasmem.graph.segments import Segment, segments_of
+from kerasmem.graph.layers import nodes_in_order, own_graph
+from kerasmem.graph.segments import Segment, graph_of, segments_of
 from kerasmem.memory.compress_activations.store import (
     FEWEST,
     EmptyStore,
@@ -65,14 +67,50 @@ def role_of(operation: Operation) -> Role:
     return Role[entry.residuals.upper()]
 
 
-Chosen = Callable[[Any], bool]
-"""Function that returns whether an operation may be changed."""
+Ranges = tuple[tuple[int, int], ...]
+"""Ascending ranges of calls of a graph, each with its first call and its end."""
+
+
+def _within(number: int, ranges: Ranges) -> tuple[int, int] | None:
+    return next((r for r in ranges if r[0] <= number < r[1]), None)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Calls whose activations are changed in training.
+
+    Args:
+        by_name: Whether an operation outside of `parts` is stored in 8 bits.
+        parts: The model, and the nested models or opened layers down to the one that
+            `pieces` and `in_8_bits` refer to. Empty to select by name only.
+        pieces: Ranges of calls to recompute. Each range is one segment.
+        in_8_bits: Ranges of calls to store in 8 bits.
+    """
+
+    by_name: Callable[[Operation], bool]
+    parts: Sequence[Any] = ()
+    pieces: Ranges = ()
+    in_8_bits: Ranges = ()
+
+    def pieces_of(self, model: Model) -> Ranges:
+        """Return the ranges of calls of a model to recompute."""
+        return self.pieces if self._is_part(model) else ()
+
+    def packs(self, model: Model, number: int, operation: Operation) -> bool:
+        """Return whether a call of a model is stored in 8 bits."""
+        if self._is_part(model):
+            return _within(number, self.in_8_bits) is not None
+        return self.by_name(operation)
+
+    def _is_part(self, model: Model) -> bool:
+        return bool(self.parts) and model is self.parts[-1]
 
 
 class Way(Enum):
     """How a segment runs in training."""
 
     PACKED = "inputs are stored in 8 bits, the rest is recomputed"
+    RECOMPUTED = "a piece that is recomputed as a whole"
     EMPTY = "nothing is stored, because the gradient needs no values"
     PLAIN = "unchanged"
 
@@ -87,18 +125,35 @@ class _Group:
 
 
 def choose(
-    nodes: Sequence[Any], outputs: Sequence[Any], chosen: Chosen
+    nodes: Sequence[Any],
+    outputs: Sequence[Any],
+    packs: Sequence[bool],
+    pieces: Ranges = (),
 ) -> list[tuple[Segment, Way]]:
-    """Return the segments of a graph in execution order."""
+    """Return the segments of a graph in execution order.
+
+    Args:
+        nodes: Calls of the graph.
+        outputs: Outputs of the graph.
+        packs: For each call, whether its activations may be stored in 8 bits.
+        pieces: Ranges of calls to recompute.
+    """
     groups: list[_Group] = []
     maker: dict[int, _Group] = {}
-    for node, role in zip(nodes, roles_of(nodes), strict=True):
+    for number, (node, role) in enumerate(zip(nodes, roles_of(nodes), strict=True)):
+        piece = _within(number, pieces)
         # All inputs of the call exist only in the last group that computes one of them,
         # and in later groups.
         makers = [maker[id(x)] for x in node.input_tensors if id(x) in maker]
         last = max(makers, key=lambda group: group.number, default=None)
-        way = _way(node, role, last) if chosen(node.operation) else Way.PLAIN
-        if last is None or not _joins(node, role, way, last):
+        way = _way(node, role, last) if packs[number] else Way.PLAIN
+        if piece is not None:
+            way, last = Way.RECOMPUTED, groups[-1] if number > piece[0] else None
+        elif way is Way.PLAIN:
+            last = groups[-1] if groups and groups[-1].way is way else None
+        elif last is not None and not _joins(node, role, way, last):
+            last = None
+        if last is None:
             last = _Group(len(groups), way)
             groups.append(last)
         last.nodes.append(node)
@@ -134,56 +189,53 @@ def _after_kernel(node: Node, group: _Group) -> bool:
 _PACKABLE = ("float16", "bfloat16", "float32")
 
 
-@dataclass(frozen=True, eq=False)
-class StoredSegment:
-    """A segment and the store of its inputs in training.
-
-    `store` is None for an unchanged segment.
-    """
-
-    segment: Segment
-    store: PackedStore | EmptyStore | None
-
-
-@dataclass(frozen=True, eq=False)
-class GraphPlan:
-    """Segments of one model with a graph."""
-
-    model: Any
-    steps: tuple[StoredSegment, ...]
-
-
-def plan(model: Model, chosen: Chosen, seed: int) -> list[GraphPlan]:
-    """Return the plans of a model and its nested models."""
-    plans: dict[int, GraphPlan] = {}
+def policies(model: Model, selection: Selection, seed: int) -> tuple[GraphPolicy, ...]:
+    """Return how a model and its nested models run in training."""
+    graphs: dict[int, GraphPolicy] = {}
 
     def add(model: Model, data: set[int]) -> None:
-        graph = own_graph(model)
-        cuts = choose(nodes_in_order(graph), graph.outputs, chosen)
-        steps = tuple(_step(segment, way, seed, data) for segment, way in cuts)
-        plans[id(model)] = GraphPlan(model, steps)
-        for node in (node for step in steps for node in step.segment.nodes):
-            inner = own_graph(node.operation) if chosen(node.operation) else None
-            if inner is not None and id(node.operation) not in plans:
-                pairs = zip(inner.inputs, node.input_tensors, strict=True)
-                add(node.operation, {id(x) for x, outer in pairs if id(outer) in data})
+        graph, pieces = graph_of(model), selection.pieces_of(model)
+        nodes = nodes_in_order(graph)
+        packs = {
+            id(node): selection.packs(model, number, node.operation)
+            for number, node in enumerate(nodes)
+        }
+        cuts = choose(nodes, graph.outputs, [*packs.values()], pieces)
+        segments = tuple(
+            _policy(segment, way, data, seed if packs[id(segment.nodes[0])] else None)
+            for segment, way in cuts
+        )
+        graphs[id(model)] = GraphPolicy(ref(model), segments)
+        again = {id(n.operation) for s in segments if s.recomputed for n in s.nodes}
+        for node in nodes:
+            inner = node.operation
+            is_packed = packs[id(node)] and id(inner) not in again
+            is_open = is_packed and own_graph(inner) is not None
+            if (is_open or inner in selection.parts) and id(inner) not in graphs:
+                pairs = zip(graph_of(inner).inputs, node.input_tensors, strict=False)
+                add(inner, {id(x) for x, outer in pairs if id(outer) in data})
 
-    add(model, {id(x) for x in own_graph(model).inputs})
-    return list(plans.values())
+    add(model, {id(x) for x in graph_of(model).inputs})
+    return tuple(graphs.values())
 
 
-def _step(segment: Segment, way: Way, seed: int, data: set[int]) -> StoredSegment:
+def _policy(
+    segment: Segment, way: Way, data: set[int], seed: int | None
+) -> SegmentPolicy:
+    """Return the policy of a segment. With a seed, its inputs are in 8 bits."""
     # An optional input without a value has no argument number in a step.
-    if way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs):
-        return StoredSegment(segment, None)
+    is_unchanged = way is Way.PLAIN or any(_is_optional(x) for x in segment.inputs)
+    if seed is None or is_unchanged:
+        return SegmentPolicy(segment, recomputed=way is Way.RECOMPUTED)
     numbered_inputs = list(enumerate(segment.inputs))
     if way is Way.EMPTY:
         floats = frozenset(n for n, x in numbered_inputs if "float" in x.dtype)
-        return StoredSegment(segment, EmptyStore(floats))
+        return SegmentPolicy(segment, recomputed=True, store=EmptyStore(floats))
     packed_numbers = frozenset(
         n for n, x in numbered_inputs if id(x) not in data and _is_packable(x)
     )
-    return StoredSegment(segment, PackedStore(packed_numbers, seed))
+    store = PackedStore(packed_numbers, seed)
+    return SegmentPolicy(segment, recomputed=True, store=store)
 
 
 def _is_packable(x: Tensor) -> bool:
@@ -192,5 +244,6 @@ def _is_packable(x: Tensor) -> bool:
 
 
 def _is_optional(x: Tensor) -> bool:
-    maker = node_of(x).operation
+    # Private: the calls inside of an opened layer are not recorded at its layers.
+    maker = x._keras_history.operation
     return isinstance(maker, keras.layers.InputLayer) and maker.optional

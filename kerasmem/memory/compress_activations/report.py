@@ -8,12 +8,18 @@ import keras
 import numpy as np
 
 from kerasmem.backends.seeding import seeded
-from kerasmem.errors import ConfigError
+from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.activation_policy import (
+    ActivationPolicy,
+    GraphPolicy,
+    SegmentPolicy,
+    policy_of,
+)
 from kerasmem.graph.clone import clone, compile_settings, same_draws
 from kerasmem.graph.layers import own_graph
+from kerasmem.graph.segments import graph_of
 from kerasmem.graph.values import nbytes, to_numpy
-from kerasmem.memory.compress_activations.apply import compress_in_place, settings_of
-from kerasmem.memory.compress_activations.plan import GraphPlan, StoredSegment, plan
+from kerasmem.memory.compress_activations.apply import NAME
 from kerasmem.memory.compress_activations.store import EmptyStore, packed_bytes
 from kerasmem.records.plain import AnyNumber, JsonRecord
 from kerasmem.types import Dataset, Model, Node, Tensor
@@ -104,7 +110,7 @@ _PACKED, _AS_IT_IS, _NOT_STORED = FATES
 
 
 def layer_bytes(
-    model: Model, plans: Sequence[GraphPlan], x: Tensor
+    model: Model, policy: ActivationPolicy, x: Tensor
 ) -> tuple[LayerBytes, ...]:
     """Return a record of each output in execution order."""
     symbols = own_graph(model).inputs
@@ -114,7 +120,7 @@ def layer_bytes(
         _Value("", keras.KerasTensor(array.shape, symbol.dtype))
         for array, symbol in zip(arrays, symbols, strict=True)
     ]
-    count = _ByteCount({id(plan.model): plan for plan in plans})
+    count = _ByteCount({id(graph.model): graph for graph in policy.graphs})
     for value in count.run(model, data):
         value.whole = True
     return tuple(value.record() for value in count.outputs)
@@ -129,7 +135,7 @@ class _Value:
     packed: int = 0
     whole: bool = False
 
-    def store(self, number: int, step: StoredSegment) -> None:
+    def store(self, number: int, step: SegmentPolicy) -> None:
         if step.store is None:
             self.whole = True
         elif isinstance(step.store, EmptyStore):
@@ -148,19 +154,19 @@ class _Value:
 
 @dataclass
 class _ByteCount:
-    plans: dict[int, GraphPlan]
+    graphs: dict[int, GraphPolicy]
     outputs: list[_Value] = field(default_factory=list[_Value])
 
     def run(self, model: Model, inputs: Sequence[_Value]) -> list[_Value]:
-        graph = own_graph(model)
+        graph = graph_of(model)
         values = dict(zip(map(id, graph.inputs), inputs, strict=True))
-        for step in self.plans[id(model)].steps:
+        for step in self.graphs[id(model)].segments:
             # The steps of a nested model count its storage.
-            if any(id(node.operation) not in self.plans for node in step.segment.nodes):
+            if any(id(node.operation) not in self.graphs for node in step.nodes):
                 for number, symbol in enumerate(step.segment.inputs):
                     values[id(symbol)].store(number, step)
-            for node in step.segment.nodes:
-                outputs = self._call(node, values, whole=step.store is None)
+            for node in step.nodes:
+                outputs = self._call(node, values, whole=not step.recomputed)
                 values.update(zip(map(id, node.outputs), outputs, strict=True))
         return [values[id(y)] for y in graph.outputs]
 
@@ -168,7 +174,7 @@ class _ByteCount:
         self, node: Node, known: dict[int, _Value], *, whole: bool
     ) -> list[_Value]:
         operation = node.operation
-        if id(operation) in self.plans:
+        if id(operation) in self.graphs:
             return self.run(operation, [known[id(x)] for x in node.input_tensors])
         specs = {key: value.spec for key, value in known.items()}
         args, kwargs = node.arguments.fill_in(specs)
@@ -244,9 +250,15 @@ def activation_report(model: Model, data: Dataset) -> ActivationReport:
         ModelError: If the model is not from `compress_activations`.
         ConfigError: If `y` is passed but the model is not compiled.
     """
-    settings = settings_of(model)
+    policy = policy_of(model)
+    if policy is None or policy.function != NAME:
+        raise ModelError(
+            "The report needs a model with compressed activations. "
+            "Expected: a model from `compress_activations`. Received: "
+            f"{model.name!r}."
+        )
     batch = data if isinstance(data, tuple) else (data,)
-    layers = layer_bytes(model, plan(model, settings.chosen, settings.seed), batch[0])
+    layers = layer_bytes(model, policy, batch[0])
     if len(batch) == 1:
         return ActivationReport(layers)
     if not model.compiled:
@@ -255,10 +267,10 @@ def activation_report(model: Model, data: Dataset) -> ActivationReport:
             f"`y`. Received: {model.name!r}, not compiled. Next: model.compile(...)."
         )
     plain, lean_copy = (same_draws(clone(model), model) for _ in range(2))
-    compress_in_place(lean_copy, settings)
+    policy.apply(lean_copy, policy.settings)
     gradients_by_copy = []
     for copy in (plain, lean_copy):
         # Dropout of Keras on torch uses torch's own random generator.
-        with seeded(settings.seed):
+        with seeded(policy.settings.get("seed", 0)):
             gradients_by_copy.append(gradients(copy, batch))
     return ActivationReport(layers, *changes(*gradients_by_copy))

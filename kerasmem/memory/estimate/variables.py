@@ -82,13 +82,18 @@ def persistent_bytes(request: Request) -> int:
     return sum(part.nbytes for part in persistent_parts(request))
 
 
+def gradient_bytes(model: Model) -> int:
+    """Return the bytes of the gradients in float32."""
+    return sum(4 * math.prod(v.shape) for v in model.trainable_variables)
+
+
 def accumulator_bytes(model: Model) -> int:
     """Return the peak bytes of the gradients accumulated over micro-batches.
 
     In a graph, they exist twice in the last part, before and after the addition.
     """
     copies = 1 if current().runs_eagerly else 2
-    return copies * sum(4 * math.prod(v.shape) for v in model.trainable_variables)
+    return copies * gradient_bytes(model)
 
 
 class Slot(NamedTuple):

@@ -1,71 +1,54 @@
-"""Recomputation in a model: changes its calls in training, in place."""
+"""Activations by a memory plan: changes the calls of a model in training, in place."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from kerasmem.graph.activation_policy import (
-    ActivationPolicy,
-    RecomputedSegment,
-    Residuals,
-    set_policy,
-)
-from kerasmem.graph.layers import own_graph
-from kerasmem.graph.segments import Segment, cut, recomputation, recompute
+from kerasmem.graph.activation_policy import ActivationPolicy, train_by
+from kerasmem.memory.compress_activations.apply import NAME as COMPRESSED
+from kerasmem.memory.compress_activations.plan import Ranges, Selection, policies
 from kerasmem.memory.estimate.request import Input
-from kerasmem.memory.plan.parts import main_part, with_graph
-from kerasmem.memory.plan.steps import Path, Pieces
+from kerasmem.memory.plan.parts import Path, parts_at, with_graph
 from kerasmem.types import Model
 
 NAME = "rematerialize"
+_SEED = 0
 
 
-def recompute_in_place(
-    model: Model, part: Any, path: Path, pieces: Pieces, inputs: Sequence[Input]
-) -> Callable[[], None]:
-    """Make `model` recompute pieces of its part at a path. Returns the undo.
+@dataclass(frozen=True)
+class PlannedActivations:
+    """Planned changes of the activations in a part of a model.
 
-    `inputs` are the inputs of a subclassed model.
+    Args:
+        path: Indices of the calls that lead to the part.
+        pieces: Ranges of calls to recompute.
+        in_8_bits: Ranges of calls to store in 8 bits. If there are any, the calls
+            outside of the part are stored in 8 bits, too.
+        inputs: Inputs of a subclassed model.
     """
-    policy, run = policy_for(model, part, path, pieces, inputs), recomputation(model)
-    with ExitStack() as undo:
-        undo.callback(set_policy(model, policy))
-        pairs = [(s, run if again else None) for s, again in _segments(part, pieces)]
-        undo.callback(recompute(part, pairs))
-        return undo.pop_all().close
 
+    path: Path = ()
+    pieces: Ranges = ()
+    in_8_bits: Ranges = ()
+    inputs: tuple[Input, ...] = ()
 
-def policy_for(
-    model: Model, part: Any, path: Path, pieces: Pieces, inputs: Sequence[Input]
-) -> ActivationPolicy:
-    """Return the policy of recomputed pieces without changing the model."""
-    segments = tuple(
-        RecomputedSegment(segment.nodes, Residuals.ALL)
-        for segment, again in _segments(part, pieces)
-        if again
-    )
-    settings = {"path": list(path), "pieces": [list(piece) for piece in pieces]}
-    if own_graph(model) is None:
-        settings["inputs"] = [[x.name, list(x.shape), x.dtype] for x in inputs]
-    return ActivationPolicy(NAME, apply_again, settings, segments)
+    def policy(self, model: Model, parts: Sequence[Any] | None = None) -> Any:
+        """Return the policy of a model without changing the model.
 
-
-def _segments(part: Any, pieces: Pieces) -> Iterator[tuple[Segment, bool]]:
-    starts = sorted({place for piece in pieces for place in piece} - {0})
-    again = {start for start, _ in pieces}
-    at = 0
-    for segment in cut(part, starts):
-        yield segment, at in again
-        at += len(segment.nodes)
+        `parts` are the `parts_at` the path, if known.
+        """
+        parts = parts or parts_at(with_graph(model, self.inputs), self.path)
+        by_name = bool(self.in_8_bits)
+        selection = Selection(lambda _: by_name, parts, self.pieces, self.in_8_bits)
+        graphs = policies(parts[0], selection, _SEED)
+        if parts[0] is not model:  # It only calls the model, which would stay alive.
+            graphs = graphs[1:]
+        name = COMPRESSED if self.in_8_bits else NAME
+        return ActivationPolicy(name, apply_again, asdict(self), graphs)
 
 
 def apply_again(model: Model, settings: Mapping[str, Any]) -> None:
     """Apply the settings to a model that was created again."""
-    pieces: Sequence[Sequence[int]] = settings["pieces"]
-    inputs = [
-        Input(name, tuple(shape), dtype)
-        for name, shape, dtype in settings.get("inputs", ())
-    ]
-    path, ranges = tuple(settings["path"]), tuple((a, b) for a, b in pieces)
-    part = main_part(with_graph(model, inputs), path)
-    recompute_in_place(model, part, path, ranges, inputs)
+    inputs = tuple(Input(**each) for each in settings["inputs"])
+    changes = PlannedActivations(**{**settings, "inputs": inputs})
+    train_by(model, changes.policy(model))

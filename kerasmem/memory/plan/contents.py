@@ -1,7 +1,6 @@
 """The contents of a memory plan: pieces, other options and offers."""
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ from kerasmem.graph.layers import own_graph
 from kerasmem.memory.estimate.variables import persistent_bytes
 from kerasmem.memory.plan.memory_plan import MemoryPlan
 from kerasmem.memory.plan.offers import HALF, MIXED, OPTIMIZERS, may_be_half
-from kerasmem.memory.plan.parts import main_part
 from kerasmem.memory.plan.search import Search
 from kerasmem.memory.plan.steps import RecordedStep, Strategy, recorded
 from kerasmem.records import Remedy
@@ -30,7 +28,7 @@ def plan_for(search: Search, strategy: Strategy) -> MemoryPlan:
     step, figures = search.step_of(strategy.micro_batches), search.figures(strategy)
     own = search.request
     return MemoryPlan(
-        model_name=main_part(step.request.model, step.path).name,
+        model_name=step.part.name,
         batch_size=own.batch_size,
         micro_batches=strategy.micro_batches,
         pieces=tuple(_pieces(step, strategy)),
@@ -39,43 +37,34 @@ def plan_for(search: Search, strategy: Strategy) -> MemoryPlan:
         extra_time=figures.extra_time,
         path=step.path,
         ranges=strategy.pieces,
+        ranges_in_8_bits=strategy.in_8_bits,
         inputs=() if own_graph(own.model) else own.inputs,
     )
 
 
 def _pieces(step: RecordedStep, strategy: Strategy) -> Iterator[Piece]:
-    if strategy.in_8_bits:
-        yield from _packed_pieces(step, strategy)
-        return
-    at = 0
-    for start, end in (*strategy.pieces, (len(step.calls),) * 2):
-        if at < start:
-            kept_bytes = sum(call.kept_bytes for call in step.calls[at:start])
-            yield Piece(tuple(step.names[at:start]), KEPT, kept_bytes)
-        if start < end:
-            calls = step.calls[start:end]
-            inside = sum(call.kept_bytes for call in calls)
-            kept_bytes = sum(
-                call.output_bytes for call in calls if call.last_use >= end
-            )
-            yield Piece(tuple(step.names[start:end]), RECOMPUTED, kept_bytes, inside)
-        at = end
-
-
-def _packed_pieces(step: RecordedStep, strategy: Strategy) -> Iterator[Piece]:
-    calls, ops = step.record.trace.calls, step.program(strategy).ops
+    ops = step.program(strategy).ops
     read = {x.root for op in ops if op.phase == "backward" for x in op.reads}
-    saved_bytes: Counter[int | None] = Counter()
-    for op in ops:
-        if op.phase == "forward":
-            saved_bytes[op.call] += sum(y.nbytes for y in op.writes if y.root in read)
-    segment_of = {call: segment for segment in step.packed for call in segment.calls}
-    own = [n for n, call in enumerate(calls) if call.inputs or call.variables]
-    for segment, numbers in itertools.groupby(own, segment_of.get):
+    saved_bytes = [
+        sum(y.nbytes for op in own for y in op.writes if y.root in read)
+        for own in step.by_call(ops, "forward")
+    ]
+    ways: list[tuple[str, int]] = [(KEPT, 0)] * len(step.calls)
+    for way, ranges in (
+        (EIGHT_BITS, strategy.in_8_bits),
+        (RECOMPUTED, strategy.pieces),
+    ):
+        for start, end in ranges:
+            ways[start:end] = [(way, start)] * (end - start)
+    for (way, _), numbers in itertools.groupby(range(len(ways)), ways.__getitem__):
         group = list(numbers)
-        names = tuple(calls[number].operation.name for number in group)
-        way = KEPT if segment is None else EIGHT_BITS
-        yield Piece(names, way, sum(saved_bytes[number] for number in group))
+        inside = sum(step.calls[n].kept_bytes for n in group)
+        yield Piece(
+            tuple(step.names[n] for n in group),
+            way,
+            sum(saved_bytes[n] for n in group),
+            inside if way == RECOMPUTED else 0,
+        )
 
 
 def option_for(search: Search, strategy: Strategy) -> PlanOption:
@@ -84,14 +73,13 @@ def option_for(search: Search, strategy: Strategy) -> PlanOption:
     return PlanOption(plan.how, plan.peak_bytes, plan.extra_time)
 
 
-def offers_for(search: Search, strategy: Strategy) -> Iterator[Remedy]:
-    """Yield settings that change the training and need less memory."""
-    request, figures = search.request, search.figures(strategy)
-    least = _LEAST_OFFER * figures.peak_bytes
+def offers_for(search: Search, strategy: Strategy, plan_bytes: int) -> Iterator[Remedy]:
+    """Yield settings that change the training and need less than the plan's peak."""
+    request, least = search.request, _LEAST_OFFER * plan_bytes
 
     def remedy(name: str, how: str, saves_bytes: int) -> Iterator[Remedy]:
         if saves_bytes > least:
-            peak_bytes = figures.peak_bytes - saves_bytes
+            peak_bytes = plan_bytes - saves_bytes
             yield Remedy(
                 name=name, how=how, saves_bytes=saves_bytes, peak_bytes=peak_bytes
             )

@@ -6,21 +6,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.activation_policy import ActivationPolicy, check_one_policy
+from kerasmem.graph.activation_policy import (
+    ActivationPolicy,
+    check_one_policy,
+    train_by,
+)
 from kerasmem.graph.clone import clone, same_draws
 from kerasmem.graph.layers import check_built, nodes_in_order
 from kerasmem.graph.segments import graph_of
-from kerasmem.memory.compress_activations.apply import (
-    NAME as COMPRESSED,
-)
-from kerasmem.memory.compress_activations.apply import (
-    ActivationCompression,
-    compress_in_place,
-    default_policy,
-)
-from kerasmem.memory.plan.apply import NAME as RECOMPUTED_BY
-from kerasmem.memory.plan.apply import policy_for, recompute_in_place
-from kerasmem.memory.plan.parts import main_part, with_graph
+from kerasmem.memory.compress_activations.apply import NAME as COMPRESSED
+from kerasmem.memory.plan.apply import NAME, PlannedActivations
+from kerasmem.memory.plan.parts import parts_at, with_graph
 from kerasmem.records.memory_plan import PlanRecord
 from kerasmem.types import Model
 
@@ -40,7 +36,7 @@ class MemoryPlan(PlanRecord):
                 or compresses activations in another way.
         """
         check_built(model)
-        check_one_policy(model, COMPRESSED if self.in_8_bits else RECOMPUTED_BY)
+        check_one_policy(model, COMPRESSED if self.in_8_bits else NAME)
         copy = same_draws(clone(model), model)
         self.apply_in_place(copy)
         _PLANS[copy] = self
@@ -48,25 +44,23 @@ class MemoryPlan(PlanRecord):
 
     def apply_in_place(self, model: Model) -> Callable[[], None]:
         """Make `model` train by this plan. Returns the undo."""
-        if self.in_8_bits:
-            return compress_in_place(model, ActivationCompression(None, (), 0))
-        if not self.ranges:
+        if not self.changes_activations:
             return lambda: None
-        part = self._part_of(model)
-        return recompute_in_place(model, part, self.path, self.ranges, self.inputs)
+        return train_by(model, self.policy(model))
 
     def policy(self, model: Model) -> ActivationPolicy:
         """Return the policy of a planned model without changing the model."""
-        if self.in_8_bits:
-            return default_policy(model)
-        part = self._part_of(model)
-        return policy_for(model, part, self.path, self.ranges, self.inputs)
+        parts = self._parts_of(model)
+        changes = PlannedActivations(
+            self.path, self.ranges, self.ranges_in_8_bits, self.inputs
+        )
+        return changes.policy(model, parts)
 
-    def _part_of(self, model: Model) -> Any:
-        count, part = sum(len(piece.layers) for piece in self.pieces), None
+    def _parts_of(self, model: Model) -> list[Any]:
+        count, parts = sum(len(piece.layers) for piece in self.pieces), []
         try:
-            part = main_part(with_graph(model, self.inputs), self.path)
-            calls = len(nodes_in_order(graph_of(part)))
+            parts = parts_at(with_graph(model, self.inputs), self.path)
+            calls = len(nodes_in_order(graph_of(parts[-1])))
         except (IndexError, AttributeError):  # There is no such nested model.
             calls = 0
         # Names of operations in a copy may differ.
@@ -76,7 +70,7 @@ class MemoryPlan(PlanRecord):
                 f"of layers, as {self.model_name!r}. Received: {model.name!r} with "
                 f"{calls} calls."
             )
-        return part
+        return parts
 
 
 _PLANS: WeakKeyDictionary[Any, MemoryPlan] = WeakKeyDictionary()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -18,19 +17,22 @@ from kerasmem.graph.layers import (
 )
 from kerasmem.graph.segments import graph_of
 from kerasmem.memory.estimate.inputs import like_inputs
-from kerasmem.memory.estimate.request import Input, Request
-from kerasmem.memory.plan.steps import Path, RecordedStep, recorded
-from kerasmem.types import Model, Node
+from kerasmem.memory.estimate.request import Input
+from kerasmem.types import Model
+
+Path = tuple[int, ...]
+"""Indices of the calls that lead to a nested model or layer, outermost first."""
 
 
-def main_part(model: Model, path: Sequence[int]) -> Any:
-    """Return the nested model or opened layer at a path."""
+def parts_at(model: Model, path: Sequence[int]) -> list[Any]:
+    """Return the model and the nested models and opened layers along a path."""
+    parts = [model]
     for number in path:
-        node = nodes_in_order(graph_of(model))[number]
-        model = node.operation
-        if own_graph(model) is None:
+        node = nodes_in_order(graph_of(parts[-1]))[number]
+        if own_graph(node.operation) is None:
             open_for_good(node)
-    return model
+        parts.append(node.operation)
+    return parts
 
 
 def with_graph(model: Model, inputs: Sequence[Input]) -> Any:
@@ -63,46 +65,3 @@ def with_graph(model: Model, inputs: Sequence[Input]) -> Any:
         f"keras.ops. Received: model={model.name!r}, of class {type(model).__name__}. "
         f"Next: {next_step}."
     )
-
-
-def recorded_step(request: Request) -> RecordedStep:
-    """Record a step of the request's model, with the main part as the part to cut.
-
-    Raises:
-        ModelError: If the model has no graph.
-    """
-    model = with_graph(request.model, request.inputs)
-    request = replace(request, model=model)
-    path: Path = ()
-    while True:
-        graph = graph_of(main_part(request.model, path))
-        step = recorded(request, path, graph)
-        inner = _main_call(step)
-        if inner is None:
-            return step
-        path = (*path, inner)
-
-
-def _main_call(step: RecordedStep) -> int | None:
-    """Return the call that saves more than all others together, if it can be cut.
-
-    The call is a nested model or a layer of layers, such as an encoder with all blocks.
-    """
-    total = sum(call.kept_bytes for call in step.calls)
-    operations = [node.operation for node in step.nodes]
-    pairs = zip(step.nodes, step.calls, strict=True)
-    for number, (node, call) in enumerate(pairs):
-        once = operations.count(node.operation) == 1
-        if once and 2 * call.kept_bytes > total and _can_be_cut(node):
-            return number
-    return None
-
-
-def _can_be_cut(node: Node) -> bool:
-    layer = node.operation
-    if has_graph(layer):
-        return True
-    if not isinstance(layer, keras.layers.Layer) or not sublayers(layer)[1:]:
-        return False
-    graph = None if type(layer).__module__.startswith("keras.") else open_for_good(node)
-    return graph is not None and len(nodes_in_order(graph)) > 1

@@ -71,7 +71,7 @@ def plan_memory(
 
     Args:
         model: Compiled model. A subclassed model may use only layers and `keras.ops`
-            in its `call`, and its plans have no 8-bit activations.
+            in its `call`.
         batch_size: Int >= 1. Samples per update.
         memory_limit: Int or string. Maximum estimated peak of a step, in bytes or as a
             size such as `"8GiB"`.
@@ -135,23 +135,14 @@ def planned(
         search = Search(request, choices)
         may_split = search.splits
         search.splits = may_split and not has_batch_statistics(request.model)
-        plain_bytes = search.plain.peak_bytes
-        if method != "analytic":
-            plain_bytes = _peak_by(method, search, Strategy())
-            search.correct(Strategy(), plain_bytes / search.plain.peak_bytes)
-        fitting = _fitting(search, limit_bytes, method)
-        if fitting is None and may_split and not search.splits:
+        plain_bytes = _peak_by(method, search, Strategy())
+        search.correct(Strategy(), plain_bytes / search.plain.peak_bytes)
+        strategy, peak_bytes = _fitting(search, limit_bytes, method)
+        if peak_bytes > limit_bytes and may_split and not search.splits:
             search.splits = True
-            fitting = _fitting(search, limit_bytes, method)
-        if fitting is None:
-            raise NoPlanError(
-                request.batch_size,
-                choices,
-                search.figures(search.lowest()).peak_bytes,
-                plain_bytes,
-                limit_bytes,
-            )
-        strategy, peak_bytes = fitting
+            strategy, peak_bytes = _fitting(search, limit_bytes, method)
+        if peak_bytes > limit_bytes:
+            raise _refusal(search, limit_bytes, peak_bytes, plain_bytes)
         faster = search.faster(strategy)
         smaller = search.fastest(int(_SMALLER * peak_bytes))
         return replace(
@@ -160,54 +151,57 @@ def planned(
             plain_peak_bytes=plain_bytes,
             faster=faster and option_for(search, faster),
             smaller=smaller and option_for(search, smaller),
-            offers=tuple(offers_for(search, strategy)),
+            offers=tuple(offers_for(search, strategy, peak_bytes)),
         )
 
 
 class NoPlanError(ConfigError):
     """No plan is within the limit. `lowest_bytes` is the lowest estimated peak."""
 
-    def __init__(
-        self,
-        batch_size: int,
-        choices: Sequence[str],
-        lowest: int,
-        plain: int,
-        limit: int,
-    ) -> None:
-        other = " The `choices` of plan_memory permit other changes."
-        ways = f" with {' and '.join(choices)}" if choices else " without a choice"
-        super().__init__(
-            f"No plan{ways} is within the limit at batch size {batch_size}. Expected: "
-            f"from {format_bytes(lowest)}, the lowest estimated peak "
-            f"({format_bytes(plain)} without a plan). Received: "
-            f"memory_limit={format_bytes(limit)}. Next: "
-            "pass a higher limit or a smaller batch_size."
-            f"{'' if {RECOMPUTE, EIGHT_BITS} <= {*choices} else other}"
-        )
-        self.lowest_bytes = lowest
+    def __init__(self, message: str, lowest_bytes: int) -> None:
+        super().__init__(message)
+        self.lowest_bytes = lowest_bytes
 
 
-def _fitting(
-    search: Search, limit_bytes: int, method: str
-) -> tuple[Strategy, int] | None:
-    """Return the fastest strategy that fits by a method, and its peak, or None."""
+def _refusal(
+    search: Search, limit_bytes: int, lowest_bytes: int, plain_bytes: int
+) -> NoPlanError:
+    choices = search.choices
+    ways = f" with {' and '.join(choices)}" if choices else " without a choice"
+    other = " The `choices` of plan_memory permit other changes."
+    return NoPlanError(
+        f"No plan{ways} is within the limit at batch size {search.request.batch_size}. "
+        f"Expected: from {format_bytes(lowest_bytes)}, the lowest estimated peak "
+        f"({format_bytes(plain_bytes)} without a plan). Received: "
+        f"memory_limit={format_bytes(limit_bytes)}. Next: "
+        "pass a higher limit or a smaller batch_size."
+        f"{'' if {RECOMPUTE, EIGHT_BITS} <= {*choices} else other}",
+        lowest_bytes,
+    )
+
+
+def _fitting(search: Search, limit_bytes: int, method: str) -> tuple[Strategy, int]:
+    """Return the fastest strategy that fits by a method, and its peak.
+
+    If none is found, this is the strategy with the lowest peak.
+    """
     for _ in range(_CHECKS):
         strategy = search.fastest(limit_bytes)
         if strategy is None:
-            return None
-        peak_bytes = search.figures(strategy).peak_bytes
-        if method == "analytic":
+            break
+        estimated_bytes = search.figures(strategy).peak_bytes
+        peak_bytes = _peak_by(method, search, strategy)
+        if peak_bytes <= limit_bytes:
             return strategy, peak_bytes
-        checked_bytes = _peak_by(method, search, strategy)
-        if checked_bytes <= limit_bytes:
-            return strategy, checked_bytes
-        search.correct(strategy, max(checked_bytes / peak_bytes, 1.02))
-    return None
+        search.correct(strategy, max(peak_bytes / estimated_bytes, 1.02))
+    lowest = search.lowest()
+    return lowest, _peak_by(method, search, lowest)
 
 
 def _peak_by(method: str, search: Search, strategy: Strategy) -> int:
     """Return the peak of a changed step by a method of `estimate_memory`."""
+    if method == "analytic":
+        return search.figures(strategy).peak_bytes
     plan, own = plan_for(search, strategy), search.request
     step = own.with_batch_size(-(-own.batch_size // strategy.micro_batches))
     how = nullcontext()

@@ -2,25 +2,25 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import keras
 
-from kerasmem.errors import ModelError
-from kerasmem.graph.activation_policy import Residuals
-from kerasmem.graph.layers import last_uses, nodes_in_order
-from kerasmem.memory.compress_activations.apply import default_policy
+from kerasmem.graph.activation_policy import ActivationPolicy
+from kerasmem.graph.inside import open_for_good
+from kerasmem.graph.layers import has_graph, last_uses, nodes_in_order, sublayers
+from kerasmem.graph.segments import graph_of
+from kerasmem.memory.compress_activations.apply import packs_any
+from kerasmem.memory.compress_activations.plan import Ranges
 from kerasmem.memory.estimate.analytic.framework import framework
 from kerasmem.memory.estimate.analytic.record import Record, record
-from kerasmem.memory.estimate.analytic.segments import (
-    BARRIER,
-    PACKING,
-    ReplayedSegment,
-)
+from kerasmem.memory.estimate.analytic.segments import BARRIER, PACKING
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import persistent_bytes
+from kerasmem.memory.plan.apply import PlannedActivations
+from kerasmem.memory.plan.parts import Path, parts_at, with_graph
 from kerasmem.memory.program import (
     AllocationPlan,
     Op,
@@ -43,25 +43,19 @@ _WORK_PER_STEP = {"cpu": 3e8, "gpu": 3e10}
 _CONVOLUTIONS = {"convolution", "convolution gradient", "kernel gradient"}
 
 
-Path = tuple[int, ...]
-"""Indices of the calls that lead to a nested model or layer, outermost first."""
-
-Pieces = tuple[tuple[int, int], ...]
-"""Ascending ranges of calls. Each range is recomputed as one segment."""
-
-
 @dataclass(frozen=True)
 class Strategy:
     """Strategy of the activations and the batch of a step.
 
     Args:
-        pieces: Ranges of calls to recompute.
-        in_8_bits: Whether all activations are stored in 8 bits. Excludes `pieces`.
+        pieces: Ranges of calls to recompute. Each range is one segment.
+        in_8_bits: Ranges of calls with saved activations in 8 bits. A piece in such a
+            range has its inputs in 8 bits.
         micro_batches: Number of micro-batches per update.
     """
 
-    pieces: Pieces = ()
-    in_8_bits: bool = False
+    pieces: Ranges = ()
+    in_8_bits: Ranges = ()
     micro_batches: int = 1
 
 
@@ -114,13 +108,28 @@ class RecordedStep:
         return _costs(self)
 
     @cached_property
-    def packed(self) -> Sequence[ReplayedSegment]:
-        """Segments with activations in 8 bits. Empty if none becomes smaller."""
-        try:
-            policy = default_policy(self.request.model)
-        except ModelError:
-            return ()
-        return self.record.segments_of(policy.segments)
+    def all_calls(self) -> Ranges:
+        """The range of all calls of the part."""
+        return ((0, len(self.nodes)),)
+
+    @cached_property
+    def becomes_smaller(self) -> bool:
+        """Whether an activation becomes smaller in 8 bits."""
+        return packs_any(self.policy(Strategy(in_8_bits=self.all_calls)))
+
+    @cached_property
+    def _parts(self) -> list[Any]:
+        return parts_at(self.request.model, self.path)
+
+    @property
+    def part(self) -> Any:
+        """The part to be cut."""
+        return self._parts[-1]
+
+    def policy(self, strategy: Strategy) -> ActivationPolicy:
+        """Return the activation policy of a strategy."""
+        changes = PlannedActivations(self.path, strategy.pieces, strategy.in_8_bits)
+        return changes.policy(self._parts[0], self._parts)
 
     @cached_property
     def _numbers(self) -> Sequence[int | None]:
@@ -130,10 +139,10 @@ class RecordedStep:
             for call in self.record.trace.calls
         ]
 
-    def by_call(self, phase: str) -> list[list[Op]]:
+    def by_call(self, ops: Sequence[Op], phase: str) -> list[list[Op]]:
         """Return the operations of a phase for each call of the part."""
         ops_by_call: list[list[Op]] = [[] for _ in self.nodes]
-        for op in self.ops:
+        for op in ops:
             number = None if op.call is None else self._numbers[op.call]
             if number is not None and op.phase == phase:
                 ops_by_call[number].append(op)
@@ -158,19 +167,8 @@ class RecordedStep:
 
     def program(self, strategy: Strategy) -> Program:
         """Return a later step in execution order."""
-        segments = self.packed if strategy.in_8_bits else self._replayed(strategy)
+        segments = self.record.segments_of(self.policy(strategy).segments)
         return self.record.steps(segments)[1]
-
-    def _replayed(self, strategy: Strategy) -> list[ReplayedSegment]:
-        calls = [
-            frozenset(
-                call
-                for call, number in enumerate(self._numbers)
-                if number is not None and start <= number < end
-            )
-            for start, end in strategy.pieces
-        ]
-        return [ReplayedSegment(numbers, Residuals.ALL) for numbers in calls]
 
 
 def recorded(
@@ -188,6 +186,49 @@ def recorded(
         fixed_bytes = persistent_bytes(request)
         fixed_bytes += 2 * how.held_scratch
     return RecordedStep(request, path, graph, step, fixed_bytes)
+
+
+def recorded_step(request: Request) -> RecordedStep:
+    """Record a step of the request's model, with the main part as the part to cut.
+
+    Raises:
+        ModelError: If the model has no graph.
+    """
+    model = with_graph(request.model, request.inputs)
+    request = replace(request, model=model)
+    path: Path = ()
+    while True:
+        graph = graph_of(parts_at(model, path)[-1])
+        step = recorded(request, path, graph)
+        inner = _main_call(step)
+        if inner is None:
+            return step
+        path = (*path, inner)
+
+
+def _main_call(step: RecordedStep) -> int | None:
+    """Return the call that saves more than all others together, if it can be cut.
+
+    The call is a nested model or a layer of layers, such as an encoder with all blocks.
+    """
+    total = sum(call.kept_bytes for call in step.calls)
+    operations = [node.operation for node in step.nodes]
+    pairs = zip(step.nodes, step.calls, strict=True)
+    for number, (node, call) in enumerate(pairs):
+        once = operations.count(node.operation) == 1
+        if once and 2 * call.kept_bytes > total and _can_be_cut(node):
+            return number
+    return None
+
+
+def _can_be_cut(node: Node) -> bool:
+    layer = node.operation
+    if has_graph(layer):
+        return True
+    if not isinstance(layer, keras.layers.Layer) or not sublayers(layer)[1:]:
+        return False
+    graph = None if type(layer).__module__.startswith("keras.") else open_for_good(node)
+    return graph is not None and len(nodes_in_order(graph)) > 1
 
 
 def _is_fixed(node: Node) -> bool:
@@ -271,7 +312,7 @@ def _costs(step: RecordedStep) -> list[CallCosts]:
         max([number, *(last.get(id(y), number) for y in node.outputs)])
         for number, node in enumerate(nodes)
     ]
-    forward, backward = step.by_call("forward"), step.by_call("backward")
+    forward, backward = (step.by_call(step.ops, p) for p in ("forward", "backward"))
     read_later = {x.root for op in step.ops if op.phase == "backward" for x in op.reads}
     costs = []
     for number in range(len(nodes)):

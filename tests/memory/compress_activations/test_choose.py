@@ -11,10 +11,12 @@ pytestmark = pytest.mark.one_backend
 L = keras.layers
 
 
-def cuts(model, chosen=lambda operation: True):
+def cuts(model, chosen=lambda operation: True, pieces=()):
     """Return the segments as names of operations, with how each is run."""
     graph = own_graph(model)
-    found = choose(nodes_in_order(graph), graph.outputs, chosen)
+    nodes = nodes_in_order(graph)
+    packs = [chosen(node.operation) for node in nodes]
+    found = choose(nodes, graph.outputs, packs, pieces)
     return [
         (way.name, " ".join(node.operation.name for node in segment.nodes))
         for segment, way in found
@@ -78,6 +80,20 @@ def test_what_is_not_chosen_and_nested_models_are_run_as_ever():
     ]
 
 
+def test_a_piece_is_one_segment_and_what_follows_it_is_cut_as_before():
+    x = inputs = keras.Input((8,))
+    for name in "abcd":
+        x = L.ReLU(name=f"{name}_relu")(L.Dense(8, name=name)(x))
+    model = keras.Model(inputs, L.Add(name="sum")([x, inputs]))
+    assert cuts(model, lambda operation: "c" not in operation.name, ((1, 4),)) == [
+        ("PACKED", "a"),
+        ("RECOMPUTED", "a_relu b b_relu"),
+        ("PLAIN", "c c_relu"),
+        ("PACKED", "d"),
+        ("PACKED", "d_relu sum"),
+    ]
+
+
 def test_every_segment_follows_those_that_its_inputs_come_from():
     model = keras.applications.MobileNetV2(
         input_shape=(32, 32, 3), weights=None, alpha=0.35
@@ -85,7 +101,7 @@ def test_every_segment_follows_those_that_its_inputs_come_from():
     graph = own_graph(model)
     known = {id(x) for x in graph.inputs}
     nodes = nodes_in_order(graph)
-    found = choose(nodes, graph.outputs, lambda operation: True)
+    found = choose(nodes, graph.outputs, [True] * len(nodes))
     for segment, _ in found:
         assert {id(x) for x in segment.inputs} <= known
         known |= {id(y) for y in segment.outputs}

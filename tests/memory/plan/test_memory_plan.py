@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import keras
@@ -17,15 +18,10 @@ from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone
 from kerasmem.memory.compress_activations import activation_report
 from kerasmem.memory.estimate.estimate import checked_request
-from kerasmem.memory.plan import MemoryPlan, plan_of
+from kerasmem.memory.plan import MemoryPlan, plan_of, planner
 from kerasmem.memory.plan.contents import plan_for
-from kerasmem.memory.plan.search import (
-    CHOICES,
-    EIGHT_BITS,
-    RECOMPUTE,
-    Search,
-    candidates,
-)
+from kerasmem.memory.plan.pieces import candidates
+from kerasmem.memory.plan.search import CHOICES, EIGHT_BITS, RECOMPUTE, Search
 from kerasmem.memory.plan.steps import Strategy
 from kerasmem.report.run import run_page_html
 from tests.memory.plan import models
@@ -188,13 +184,82 @@ def test_a_plan_of_another_model_is_refused():
 def test_eight_bits_are_the_bytes_of_the_report():
     model = deep(width=64)
     search = Search(checked_request(model, 64, device="cpu"), [EIGHT_BITS])
-    plan = plan_for(search, Strategy(in_8_bits=True))
+    plan = plan_for(search, Strategy(in_8_bits=search.step.all_calls))
     compressed = MemoryPlan.from_json(plan.to_json()).apply(model)
     assert policy_of(compressed).function == "compress_activations"
     stored = activation_report(compressed, data(64, 64)[0]).stored_bytes
     kept = sum(piece.kept_bytes for piece in plan.pieces if piece.way == EIGHT_BITS)
     # The report also counts the output of the model.
     assert kept == stored - 64 * 2 * 4
+
+
+def nested():
+    inner = deep(5, width=64)
+    return keras.Sequential([keras.Input((64,)), inner, layers.Dense(2)])
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.blocks = [layers.Dense(64, activation="tanh") for _ in range(6)]
+
+    def call(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x[:, :2]
+
+
+@pytest.mark.parametrize("make", [partial(deep, width=64), nested, Own])
+@pytest.mark.parametrize(
+    ("pieces", "in_8_bits"),
+    [
+        (((0, 3),), ((3, 5),)),
+        (((0, 2), (2, 4)), ((0, 5),)),
+        ((), ((1, 4),)),
+    ],
+)
+def test_pieces_and_8_bits_go_together(make, pieces, in_8_bits):
+    model, (x, y) = make(), data(64, 64)
+    model(x)
+    model.compile("sgd", "mse", jit_compile=keras.backend.backend() == "jax")
+    search = Search(checked_request(model, 64, device="cpu"), CHOICES)
+    plan = plan_for(search, Strategy(pieces, in_8_bits))
+    lean = MemoryPlan.from_json(plan.to_json()).apply(model)
+    if make is not Own:
+        real = km.estimate_memory(lean, 64, method="analytic", device="cpu").peak_bytes
+        assert real == pytest.approx(plan.peak_bytes, abs=64)
+    settings = {"batch_size": 64, "epochs": 3, "shuffle": False, "verbose": 0}
+    found, expected = (one.fit(x, y, **settings).history for one in (lean, model))
+    assert found["loss"][0] == pytest.approx(expected["loss"][0], rel=1e-5)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=0.02)
+    assert found["loss"][-1] != expected["loss"][-1]  # of rounded activations
+
+
+@pytest.mark.one_backend
+def test_no_more_activations_than_needed_are_in_8_bits():
+    model = deep(16, width=64)
+    search = Search(checked_request(model, BATCH, device="cpu"), [EIGHT_BITS])
+    limit = search.plain.peak_bytes - 6 * BATCH * 64 * 4
+    ((start, end),) = search.fastest(limit).in_8_bits
+    assert start == 0 < end < 16
+    for fewer in range(1, end - 2):  # in steps of an eighth of the activations
+        less = Strategy(in_8_bits=((0, fewer),))
+        assert search.figures(less).peak_bytes > limit
+
+
+@pytest.mark.one_backend
+def test_a_refusal_gives_a_lowest_peak_that_was_checked(monkeypatch):
+    def checked(method, search, strategy):
+        return (1 + 2 * bool(strategy.pieces)) * search.step.simulate(
+            strategy
+        ).peak_bytes
+
+    monkeypatch.setattr(planner, "_peak_by", checked)
+    request = checked_request(deep(16), BATCH, device="cpu")
+    limit = round(0.7 * Search(request, []).plain.peak_bytes)
+    with pytest.raises(planner.NoPlanError) as caught:
+        planner.planned(request, limit, [RECOMPUTE], "traced")
+    assert caught.value.lowest_bytes > limit
 
 
 @pytest.mark.one_backend

@@ -8,7 +8,7 @@ import keras
 
 from kerasmem.errors import KerasMemError, ModelError
 from kerasmem.files.load import first_reason
-from kerasmem.graph.activation_policy import RecomputedSegment
+from kerasmem.graph.activation_policy import SegmentPolicy
 from kerasmem.graph.calls import Call, Trace, trace, trace_call
 from kerasmem.graph.computed import ComputedVariable
 from kerasmem.graph.kernels import class_of_call
@@ -68,10 +68,10 @@ class Record:
         at = next(i for i, op in enumerate(ops) if op.phase == "backward")
         return first, replace(first, ops=(hold, *ops[:at], drop, *ops[at:]))
 
-    def segments_of(self, pieces: Sequence[RecomputedSegment]) -> list[ReplayedSegment]:
+    def segments_of(self, pieces: Sequence[SegmentPolicy]) -> list[ReplayedSegment]:
         """Return the recomputed segments, one entry per forward pass."""
         piece_of = {id(node): piece for piece in pieces for node in piece.nodes}
-        calls: dict[tuple[RecomputedSegment, tuple[int, ...]], set[int]] = {}
+        calls: dict[tuple[SegmentPolicy, tuple[int, ...]], set[int]] = {}
         for number, call in enumerate(self.trace.calls):
             path = tuple(map(id, call.nodes))
             for depth, node in enumerate(path):
