@@ -74,24 +74,23 @@ def clone(model: Model, *, shares: bool = False) -> Any:
     check_built(model)
     layers = sublayers(model)
     objects = live_objects(model, layers)
-    with (
-        keras.saving.custom_object_scope(objects),
-        current().replicating(model),
-        lambdas_allowed(),
-        _default_policy(model.dtype_policy),
-    ):
-        copy = made_of_config(model, layers, shares=shares)
-        if copy is not None and model.compiled:
-            unbuilt_copy(model.optimizer)  # raises a clear error if not copyable
-            lambdas = lambdas_in(model._compile_config.config)
-            settings = settings_of(model.get_compile_config(), objects, lambdas)
-            if not compile_with(copy, settings):
-                set_compiled_attributes(copy, compiled_attributes(model))
-    if copy is None:
-        with _default_policy(model.dtype_policy):
+    with _default_policy(model.dtype_policy):
+        with (
+            keras.saving.custom_object_scope(objects),
+            current().replicating(model),
+            lambdas_allowed(),
+        ):
+            copy = made_of_config(model, layers, shares=shares)
+            if copy is not None and model.compiled:
+                unbuilt_copy(model.optimizer)  # raises a clear error if not copyable
+                lambdas = lambdas_in(model._compile_config.config)
+                settings = settings_of(model.get_compile_config(), objects, lambdas)
+                if not compile_with(copy, settings):
+                    set_compiled_attributes(copy, compiled_attributes(model))
+        if copy is None:
             copy = reloaded(model)
-        restore_lora(model, copy)
-        set_alike(of_one_class(sublayers(copy), layers))
+            restore_lora(model, copy)
+            set_alike(of_one_class(sublayers(copy), layers))
     if len(copy.weights) != len(model.weights):
         raise ModelError(
             f"A copy of the model {model.name!r} has {len(copy.weights)} weights "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from functools import cache, partial
+from inspect import Parameter, signature
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from kerasmem.checks import InstanceOf, Real, Whole, rule_of, rules_of
@@ -122,9 +123,13 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
     try:
         return cls(**{name: readers[name](value) for name, value in values.items()})
     except (KeyError, TypeError) as error:
+        parameters = signature(cls).parameters.items()
+        required = [n for n, one in parameters if one.default is Parameter.empty]
+        missing = [name for name in required if name not in values]
         raise InputError(
             f"Invalid fields of {cls.__name__}. Expected: {', '.join(readers)}; those "
-            f"with a default may be missing. Received: {', '.join(values)}."
+            f"with a default may be missing. Missing: {', '.join(missing) or 'none'}. "
+            f"Received: {', '.join(values) or 'none'}."
         ) from error
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from kerasmem.checks import PATTERNS, Checked, Whole
+from kerasmem.checks import PATTERNS, Checked, Whole, invalid
 from kerasmem.errors import ConfigError, ModelError
 from kerasmem.graph.activation_policy import (
     ActivationPolicy,
@@ -105,7 +105,8 @@ def compress_activations(
         >>> compressed.count_params() == model.count_params()
         True
     """
-    Whole(8, 8).check("compress_activations", "bits", bits)
+    if bits != 8:
+        raise invalid(NAME, "bits", bits, "8, the only supported number of bits")
     check_built(model)
     if own_graph(model) is None:
         raise ModelError(

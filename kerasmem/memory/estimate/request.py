@@ -45,6 +45,7 @@ class Request:
         sharding: Distribution over devices. The estimate is for one device.
         labels: Labels and sample weights of the example data as nests of `Input`, each
             `None` if missing. `None` without example data.
+        compiled: The model with the metrics, if `model` only calls it, or `None`.
     """
 
     model: Any
@@ -60,6 +61,7 @@ class Request:
     generate: int | None = None
     sharding: Sharding = ONE_DEVICE
     labels: tuple[Any, Any] | None = None
+    compiled: Any | None = None
 
     @property
     def step(self) -> Step:

@@ -195,7 +195,7 @@ def recorded_step(request: Request) -> RecordedStep:
         ModelError: If the model has no graph.
     """
     model = with_graph(request.model, request.inputs)
-    request = replace(request, model=model)
+    request = replace(request, model=model, compiled=request.model)
     path: Path = ()
     while True:
         graph = graph_of(parts_at(model, path)[-1])

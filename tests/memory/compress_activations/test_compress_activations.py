@@ -237,7 +237,7 @@ def test_a_model_with_nothing_to_gain_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"bits": 4}, "must be a whole number from 8 to 8. Received: bits=4"),
+        ({"bits": 4}, "must be 8, the only supported number of bits. Received: bits=4"),
         ({"seed": -1}, "whole number from 0. Received: seed=-1"),
         ({"include": "nosuch"}, "'nosuch', which matches none of"),
         ({"exclude": ["("]}, r"regular expressions .* Received: exclude='\('"),

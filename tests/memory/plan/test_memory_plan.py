@@ -352,6 +352,20 @@ def test_a_fit_within_a_limit_recomputes_and_leaves_nothing(
     model.fit(x, y, **settings)  # by stock Keras, as before
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize("metrics", [None, ["categorical_accuracy"]])
+def test_metrics_are_those_of_the_planned_model(metrics):
+    """They are not those of a nested model, and a subclassed model has its own."""
+    inputs, sgd = keras.Input((6,)), keras.optimizers.SGD()
+    for model in (subclassed(), models.mlp()):
+        model.compile("sgd", "mse", metrics=metrics, jit_compile=False)
+        around = keras.Model(inputs, model(inputs))
+        for each, counted in ((model, metrics), (around, None)):
+            request = checked_request(each, BATCH, optimizer=sgd, device="cpu")
+            names = {op.name for op in Search(request, ()).step.ops}
+            assert ("argmax" in names) == bool(counted)
+
+
 def test_a_subclassed_model_is_fitted_by_a_plan(alone):
     model = subclassed()
     jit = keras.backend.backend() == "jax"

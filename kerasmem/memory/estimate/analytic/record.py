@@ -133,10 +133,9 @@ _CLASS_METRICS = {
 """Metrics that take the argmax of the outputs: texts, functions and classes."""
 
 
-def _compares_classes(model: Model) -> bool:
+def _compares_classes(request: Request) -> bool:
     """Return whether a compiled metric takes the argmax of the outputs."""
-    if not model.compiled:  # A model around a subclassed model, to record its calls.
-        model = model.layers[-1]
+    model = request.model if request.compiled is None else request.compiled
     # Private: the public config is serialized, which fails for some functions.
     config = getattr(getattr(model, "_compile_config", None), "config", None) or {}
     metrics = [config.get(key) for key in ("metrics", "weighted_metrics")]
@@ -150,7 +149,7 @@ def _compares_classes(model: Model) -> bool:
 def _train(tape: Tape, request: Request, outputs: list[ProgramTensor]) -> None:
     optimizer: Any = request.optimizer
     seeds = [(y, _loss(tape, y)) for y in outputs]
-    if tape.how.argmax_copies and _compares_classes(request.model):
+    if tape.how.argmax_copies and _compares_classes(request):
         for y in (y for y in outputs if y.shape and y.shape[-1] > 1):
             space = round(tape.how.argmax_copies * y.nbytes)
             tape.op("argmax", (y,), tape.new(y.shape[:-1], FLOAT), workspace=space)
