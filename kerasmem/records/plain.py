@@ -124,8 +124,8 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
         return cls(**{name: readers[name](value) for name, value in values.items()})
     except (KeyError, TypeError) as error:
         parameters = signature(cls).parameters.items()
-        required = [n for n, one in parameters if one.default is Parameter.empty]
-        missing = [name for name in required if name not in values]
+        no_default = {n for n, one in parameters if one.default is Parameter.empty}
+        missing = sorted(no_default - {*values})
         raise InputError(
             f"Invalid fields of {cls.__name__}. Expected: {', '.join(readers)}; those "
             f"with a default may be missing. Missing: {', '.join(missing) or 'none'}. "

@@ -353,7 +353,7 @@ def planned_by_xla(name, shares):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS)[:7])
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
     parser.add_argument("--jit", action="store_true")
     parser.add_argument("--xla", action="store_true")

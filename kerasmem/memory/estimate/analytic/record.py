@@ -37,7 +37,7 @@ from kerasmem.memory.estimate.analytic.updates import (
 from kerasmem.memory.estimate.request import Request
 from kerasmem.memory.estimate.variables import Precision, width
 from kerasmem.memory.program import AllocationPlan, Op, Program, ProgramTensor, peak_of
-from kerasmem.types import Layer, Model, Tensor, Variable
+from kerasmem.types import Layer, Tensor, Variable
 
 
 @dataclass(frozen=True)
