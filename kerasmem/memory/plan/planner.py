@@ -185,17 +185,19 @@ def _fitting(search: Search, limit_bytes: int, method: str) -> tuple[Strategy, i
 
     If none is found, this is the strategy with the lowest peak.
     """
+    peaks: dict[Strategy, int] = {}
     for _ in range(_CHECKS):
-        strategy = search.fastest(limit_bytes)
-        if strategy is None:
+        strategy = search.fastest(limit_bytes) or search.lowest()
+        if strategy in peaks:
             break
         estimated_bytes = search.figures(strategy).peak_bytes
-        peak_bytes = _peak_by(method, search, strategy)
-        if peak_bytes <= limit_bytes:
-            return strategy, peak_bytes
-        search.correct(strategy, max(peak_bytes / estimated_bytes, 1.02))
-    lowest = search.lowest()
-    return lowest, _peak_by(method, search, lowest)
+        peaks[strategy] = _peak_by(method, search, strategy)
+        if peaks[strategy] <= limit_bytes:
+            return strategy, peaks[strategy]
+        least = 1.02 if estimated_bytes <= limit_bytes else 0.0
+        search.correct(strategy, max(peaks[strategy] / estimated_bytes, least))
+    lowest = min(peaks, key=lambda one: peaks[one])
+    return lowest, peaks[lowest]
 
 
 def _peak_by(method: str, search: Search, strategy: Strategy) -> int:
