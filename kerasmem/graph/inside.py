@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -300,3 +300,42 @@ def _symbolic(
         return keras.Function([*inputs, *weights.values()], outputs)
     except Exception:  # noqa: BLE001 - a user's `call` may raise anything on symbols
         return None
+
+
+def runs_twice(node: Node) -> bool:
+    """Returns whether a call may run again in the backward pass.
+
+    This is not the case if it assigns a trained weight or a variable of another object.
+    """
+    layer = node.operation
+    is_layer = isinstance(layer, keras.layers.Layer)
+    if not is_layer or all(_is_known(type(one)) for one in sublayers(layer)):
+        return True
+    arguments, trial = node.arguments, _Trial(layer)
+    training = {"training": True} if layer._call_has_training_arg else {}
+    with suppress(Exception):  # The user's code. An error is raised in the first step.
+        trial.compute_output_spec(*arguments.args, **{**arguments.kwargs, **training})
+    own = {id(v) for v in [*layer.variables, *layer.metrics_variables]}
+    return trial.assigned <= own - {id(v) for v in layer.trainable_variables}
+
+
+class _Trial(keras.Operation):
+    """Calls a layer and records the ids of the variables that it assigns."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self._layer = layer
+        self.assigned: set[int] = set()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the outputs of the layer."""
+        scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
+        with scope:
+            outputs = self._layer(*args, **kwargs)
+        self.assigned.update(scope.state_mapping)
+        return outputs
+
+
+def _is_known(cls: type) -> bool:
+    others = (keras.layers.Lambda, keras.layers.SpectralNormalization)
+    return cls.__module__.startswith("keras.src.") and not issubclass(cls, others)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kerasmem.graph.activation_policy import ActivationPolicy
-from kerasmem.graph.inside import open_for_good
+from kerasmem.graph.inside import open_for_good, runs_twice
 from kerasmem.graph.layers import has_graph, last_uses, nodes_in_order, sublayers
 from kerasmem.graph.segments import graph_of
 from kerasmem.memory.compress_activations.apply import packs_any
@@ -232,13 +232,14 @@ def _can_be_cut(node: Node) -> bool:
 
 
 def _is_fixed(node: Node) -> bool:
-    """Return whether a call saves almost nothing or takes sparse tensors.
+    """Return whether a call saves almost nothing, or cannot run again.
 
     The gradient of an embedding reads only indices and returns sparse rows. As a
     function of tensors, it would be as large as the table.
     """
     table = isinstance(node.operation, keras.layers.Embedding)
-    return table or any(x.sparse for x in node.input_tensors)
+    is_sparse = any(x.sparse for x in node.input_tensors)
+    return table or is_sparse or not runs_twice(node)
 
 
 def _work(op: Op, per_op: float = 0.0) -> float:

@@ -12,7 +12,7 @@ from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
 from kerasmem.memory.compress_activations import compress_activations
 from kerasmem.memory.estimate import estimate_memory
-from kerasmem.memory.plan import plan_of, rematerialize
+from kerasmem.memory.plan import plan_memory, plan_of, rematerialize
 from tests.memory.plan import models
 
 STEPS = 3
@@ -340,3 +340,30 @@ def test_a_plan_that_hardly_lowers_the_peak_is_told():
         found = plan_of(rematerialize(deep, batch_size=512))
         assert found.saved_bytes > 0.05 * found.plain_peak_bytes
         rematerialize(model, batch_size=512, segments=2)  # as was asked for
+
+
+class FromGlobalState(layers.Layer):
+    """Draws from the random generator of Keras."""
+
+    def call(self, x):
+        return x + 0.0 * keras.random.normal((1,))
+
+
+def test_layers_that_cannot_run_twice_are_not_recomputed():
+    x = inputs = keras.Input((32,))
+    for place in range(9):
+        x = layers.Dense(32, activation="tanh")(x)
+        if place == 3:
+            x = layers.SpectralNormalization(layers.Dense(32), name="once")(x)
+        if place == 6 and keras.backend.backend() != "jax":  # which forbids it
+            x = FromGlobalState(name="drawn")(x)
+    model = compiled(keras.Model(inputs, x))
+    x, y = np.ones((2048, 32), "float32"), np.ones((2048, 32), "float32")
+    for lean in (
+        rematerialize(model, segments=3),
+        plan_memory(model, 2048, "2MiB", choices=["recompute"]).apply(model),
+    ):
+        pieces = [piece for piece in plan_of(lean).pieces if piece.recomputed]
+        assert pieces
+        assert not {"once", "drawn"} & {n for piece in pieces for n in piece.layers}
+        lean.train_on_batch(x, y)
