@@ -302,6 +302,9 @@ def _symbolic(
         return None
 
 
+_RUNS_TWICE: WeakKeyDictionary[Layer, bool] = WeakKeyDictionary()
+
+
 def runs_twice(node: Node) -> bool:
     """Returns whether a call may run again in the backward pass.
 
@@ -311,6 +314,13 @@ def runs_twice(node: Node) -> bool:
     is_layer = isinstance(layer, keras.layers.Layer)
     if not is_layer or all(_is_known(type(one)) for one in sublayers(layer)):
         return True
+    if layer not in _RUNS_TWICE:
+        _RUNS_TWICE[layer] = _assigns_only_its_state(node)
+    return _RUNS_TWICE[layer]
+
+
+def _assigns_only_its_state(node: Node) -> bool:
+    layer = node.operation
     arguments, trial = node.arguments, _Trial(layer)
     training = {"training": True} if layer._call_has_training_arg else {}
     with suppress(Exception):  # The user's code. An error is raised in the first step.

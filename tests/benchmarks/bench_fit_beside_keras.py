@@ -16,7 +16,7 @@ import numpy as np
 from keras import layers
 
 import kerasmem as km
-from kerasmem.memory.fit import surviving
+from kerasmem.memory.fit import training
 
 SAMPLES, BATCH, WIDTH = 100, 32, 4
 LIMIT = 1e-6
@@ -165,7 +165,7 @@ def differences(form, parts, jit=False):
     whole |= {"validation_data": (x, y), "x": x, "y": y}
     expected = network(names, pack, **options).fit(**whole, **arguments).history
     with (
-        mock.patch.object(surviving, "micro_batches", return_value=parts),
+        mock.patch.object(training, "micro_batches", return_value=parts),
         warnings.catch_warnings(),
     ):
         if parts > 1:

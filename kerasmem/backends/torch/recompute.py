@@ -33,22 +33,18 @@ class TorchRecompute(RecomputeBackend):
         compiled: bool = False,
     ) -> Function:
         """Return `function` with a backward pass that saves only the arguments."""
+        run = partial(_run_and_collect, function)
         if store is None:
-            return partial(_checkpointed, function)
-        return lambda *tensors: _Recomputed.apply(function, store, *tensors)
+            # An early stop is an exception. Keras's filter of tracebacks would keep it,
+            # and all recomputed tensors, in a reference cycle.
+            return partial(checkpoint, run, use_reentrant=False, early_stop=False)
+        return lambda *tensors: _Recomputed.apply(run, store, *tensors)
 
     def linear(
         self, forward: Linear, transposed: Linear, inputs: Tensors, held: Sequence[Any]
     ) -> Any:
         """Return `forward(inputs, *held)`, saving only `held` for the gradient."""
         return _Linear.apply(forward, transposed, inputs, *held)
-
-
-def _checkpointed(function: Function, *tensors: Any) -> Any:
-    # An early stop is an exception. Keras's filter of tracebacks would keep it, and all
-    # recomputed tensors, in a reference cycle until the next garbage collection.
-    run = partial(_run_and_collect, function)
-    return checkpoint(run, *tensors, use_reentrant=False, early_stop=False)
 
 
 def _run_and_collect(function: Function, *tensors: Any) -> Any:

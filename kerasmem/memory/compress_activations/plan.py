@@ -9,6 +9,7 @@ from weakref import ref
 import keras
 
 from kerasmem.graph.activation_policy import GraphPolicy, SegmentPolicy
+from kerasmem.graph.inside import runs_twice
 from kerasmem.graph.layer_table import entry_of
 from kerasmem.graph.layers import nodes_in_order, own_graph
 from kerasmem.graph.segments import Segment, graph_of, segments_of
@@ -198,6 +199,7 @@ def policies(model: Model, selection: Selection, seed: int) -> tuple[GraphPolicy
         nodes = nodes_in_order(graph)
         packs = {
             id(node): selection.packs(model, number, node.operation)
+            and runs_twice(node)
             for number, node in enumerate(nodes)
         }
         cuts = choose(nodes, graph.outputs, [*packs.values()], pieces)

@@ -15,7 +15,8 @@ from kerasmem.memory.fit.coupling import CouplingCheck
 from kerasmem.memory.fit.evaluation import SurvivingEvaluation
 from kerasmem.memory.fit.losses import LossFactors
 from kerasmem.memory.fit.notices import Notices
-from kerasmem.memory.fit.surviving import FitContext, SurvivingTraining
+from kerasmem.memory.fit.surviving import FitContext
+from kerasmem.memory.fit.training import SurvivingTraining
 from kerasmem.memory.oom import noting_refusals
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.types import Dataset, Model

@@ -58,6 +58,9 @@ class Notices:
     def planned(self, model: Model, plan: PlanRecord, process: int) -> None:
         """Warn that a batch is trained by a memory plan, and write the plan."""
         self._write(lambda: add_plan(self._log_dir, plan, process))
+        if not plan.changes_activations:
+            self.foreseen(model, plan.batch_size, plan.micro_batches)
+            return
         self._warn(
             f"A batch of {plan.batch_size} is estimated not to fit into memory. It is "
             f"trained by a memory plan: {plan.sentences()[0]}"

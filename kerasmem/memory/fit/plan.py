@@ -9,7 +9,7 @@ from typing import Any
 
 from kerasmem.backends import device_kind
 from kerasmem.backends.steps import Step, Steps
-from kerasmem.errors import ConfigError, ModelError
+from kerasmem.errors import ConfigError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_own_step
 from kerasmem.graph.values import held_bytes
@@ -18,7 +18,6 @@ from kerasmem.memory.batch_size.trial import USABLE
 from kerasmem.memory.estimate import estimate_memory
 from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.variables import accumulator_bytes, persistent_bytes
-from kerasmem.memory.fit.notices import Notices
 from kerasmem.memory.oom import Room, fewest_micro_batches
 from kerasmem.memory.oom.cause import figures_of
 from kerasmem.memory.plan import MemoryPlan
@@ -108,44 +107,42 @@ class PlannedStep:
         function: The step function of the planned model, `None` without a plan.
     """
 
-    def __init__(self, model: Model, training: Steps, notices: Notices) -> None:
+    def __init__(self, model: Model, training: Steps) -> None:
         self.function: Step | None = None
-        self._model, self._training, self._notices = model, training, notices
+        self._model, self._training = model, training
         self._undo: Callable[[], None] | None = None
 
     def choose(
         self, batch_size: int, limit_bytes: int, input_shape: Any, *, splits: bool
     ) -> tuple[MemoryPlan | None, int | None]:
-        """Apply the fastest plan within a limit if it changes activations.
+        """Apply the fastest plan within a limit.
 
         `splits` is `True` if the plan may use micro-batches.
 
         Returns:
-            The applied plan or `None`, and the lowest limit if no plan fits.
+            The plan or `None`, and the lowest limit if no plan fits.
+
+        Raises:
+            ModelError: If the calls of the model cannot be recorded.
         """
         model = self._model
         if has_own_step(model) or policy_of(model) is not None:
             return None, None
+        request = checked_request(
+            model, batch_size, device=device_kind(), input_shape=input_shape
+        )
+        stored_bytes, other_bytes = persistent_bytes(request), _other_bytes(model)
+        usable_bytes = round(USABLE * (limit_bytes - other_bytes - stored_bytes))
+        choices = CHOICES if splits else (RECOMPUTE, EIGHT_BITS)
         try:
-            request = checked_request(
-                model, batch_size, device=device_kind(), input_shape=input_shape
-            )
-            stored_bytes, other_bytes = persistent_bytes(request), _other_bytes(model)
-            usable_bytes = round(USABLE * (limit_bytes - other_bytes - stored_bytes))
-            choices = CHOICES if splits else (RECOMPUTE, EIGHT_BITS)
-            try:
-                plan = planned(request, stored_bytes + usable_bytes, choices)
-            except NoPlanError as error:
-                needed_bytes = round((error.lowest_bytes - stored_bytes) / USABLE)
-                return None, other_bytes + stored_bytes + needed_bytes
-            if plan.changes_activations:
-                self._undo = plan.apply_in_place(model)
-                return plan, None
-        except ModelError:  # The calls cannot be recorded.
-            return None, None
-        except Exception as error:  # noqa: BLE001 - training works without a plan
-            self._notices.not_planned(error)
-        return None, None
+            plan = planned(request, stored_bytes + usable_bytes, choices)
+        except NoPlanError as error:
+            needed_bytes = round((error.lowest_bytes - stored_bytes) / USABLE)
+            return None, other_bytes + stored_bytes + needed_bytes
+        if plan.changes_activations:
+            self._undo = plan.apply_in_place(model)
+        is_changed = plan.changes_activations or plan.micro_batches > 1
+        return plan if is_changed else None, None
 
     def trace(self) -> None:
         """Build the step function again if a plan is applied."""

@@ -261,8 +261,8 @@ def requested(step: RecordedStep, segments: int | Sequence[str]) -> Strategy:
         Whole(2, len(step.calls)).check("rematerialize", "segments", segments)
         return Strategy(even(step.calls, step.fixed, segments))
     names = list(step.names)
-    unknown = [name for name in segments if name not in names]
-    if isinstance(segments, str) or unknown or not segments:
+    is_list = isinstance(segments, Sequence) and not isinstance(segments, str)
+    if not is_list or not segments or not {*segments} <= {*names}:
         valid = f"names of layers of {step.part.name!r}: {', '.join(names)}"
         raise invalid("rematerialize", "segments", segments, valid)
     starts = sorted({names.index(name) for name in segments} | {0})

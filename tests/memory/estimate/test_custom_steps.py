@@ -11,7 +11,7 @@ from kerasmem.memory.estimate.estimate import checked_request
 from kerasmem.memory.estimate.inputs import run_once, symbolic_batch, zeros
 from kerasmem.memory.estimate.request import request_of
 from kerasmem.memory.estimate.variables import persistent_parts
-from kerasmem.memory.fit import surviving
+from kerasmem.memory.fit import training
 from tests.train_steps import BACKEND, OwnLoss, ThreeParts, TwoParts, functional, gan
 
 random = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def weights_of(fit, **options):
 
 
 def test_micro_batches_of_an_own_loss_train_as_the_whole_batch(monkeypatch):
-    monkeypatch.setattr(surviving, "micro_batches", lambda *_, **__: 2)
+    monkeypatch.setattr(training, "micro_batches", lambda *_, **__: 2)
     with (
         pytest.warns(KerasMemWarning, match="trained in 2 micro-batches"),
         pytest.warns(KerasMemWarning, match="assumed to be a mean over the samples"),
@@ -85,7 +85,7 @@ def test_micro_batches_of_an_own_loss_train_as_the_whole_batch(monkeypatch):
 def test_a_step_with_several_optimizers_is_not_split(monkeypatch):
     if BACKEND == "jax":
         return
-    monkeypatch.setattr(surviving, "micro_batches", lambda *_, **__: 2)
+    monkeypatch.setattr(training, "micro_batches", lambda *_, **__: 2)
     with pytest.warns(KerasMemWarning, match="d_optimizer, g_optimizer.*smaller batch"):
         history = km.fit(gan(), X, batch_size=24, memory_limit="1GiB", verbose=0)
     assert np.isfinite(history.history["d_loss"]).all()
@@ -118,6 +118,6 @@ def test_a_limit_that_cannot_be_applied_is_reported_before_training(monkeypatch)
     def fail(*_, **__):
         raise ModelError("no estimate.")
 
-    monkeypatch.setattr(surviving, "micro_batches", fail)
+    monkeypatch.setattr(training, "micro_batches", fail)
     with pytest.warns(KerasMemWarning, match="without the limit: no estimate. Rec"):
         km.fit(functional(OwnLoss), X, CLASSES, memory_limit="1GiB", verbose=0)

@@ -10,7 +10,7 @@ from keras import layers
 from kerasmem import backends
 from kerasmem.errors import KerasMemWarning, ModelError
 from kerasmem.graph.values import to_numpy
-from kerasmem.memory.fit import fit, surviving
+from kerasmem.memory.fit import fit, training
 
 SAMPLES, BATCH = 96, 32
 PARTS = (1, 2, 4, 7)
@@ -101,7 +101,7 @@ def weights(model):
 
 def in_parts(patch, parts):
     """Have every batch go in so many parts."""
-    patch.setattr(surviving, "micro_batches", lambda *_, **__: parts)
+    patch.setattr(training, "micro_batches", lambda *_, **__: parts)
     return {"memory_limit": "1TiB"}
 
 

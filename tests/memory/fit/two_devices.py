@@ -10,7 +10,7 @@ import warnings
 import keras
 import numpy as np
 
-from kerasmem.memory.fit import fit, surviving
+from kerasmem.memory.fit import fit, training
 from kerasmem.memory.fit.parts import MicroBatches
 from tests.memory.fit.test_micro_batches import data, dense, masked, tokens, weights
 from tests.two_devices import two_devices
@@ -50,7 +50,7 @@ def model_parallel():
 
 
 def main():
-    surviving.micro_batches = lambda *_, **__: 4
+    training.micro_batches = lambda *_, **__: 4
     warnings.simplefilter("ignore")
     with two_devices()():
         answer = {"data": differences(masked, tokens())}

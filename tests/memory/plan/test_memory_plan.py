@@ -1,6 +1,7 @@
 """A plan within a limit: its search, its figures, and trainings by it."""
 
 import itertools
+import sys
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -364,6 +365,35 @@ def test_metrics_are_those_of_the_planned_model(metrics):
             request = checked_request(each, BATCH, optimizer=sgd, device="cpu")
             names = {op.name for op in Search(request, ()).step.ops}
             assert ("argmax" in names) == bool(counted)
+
+
+@pytest.mark.one_backend
+def test_a_plan_of_micro_batches_only_is_written(alone, tmp_path):
+    model = deep()
+    whole = km.plan_memory(model, 4096, "1TiB").plain_peak_bytes
+    limit = {"memory_limit": round(0.7 * whole), "batch_size": 4096, "verbose": 0}
+    with pytest.warns(KerasMemWarning, match="trained in 2 micro-batches"):
+        km.fit(model, *data(4096), **limit, log_dir=tmp_path)
+    (record,) = read_run(tmp_path).plans
+    assert (record.micro_batches, record.changes_activations) == (2, False)
+    assert "2 micro-batches" in run_page_html(read_run(tmp_path))
+    limit["memory_limit"] = round(0.1 * whole)
+    words = r"on_oom='raise' does not.* from [\d.]+ MiB"
+    with pytest.raises(ConfigError, match=words):
+        km.fit(model, *data(4096), **limit, on_oom="raise")
+
+
+@pytest.mark.one_backend
+def test_a_planned_copy_follows_only_its_plan(alone, monkeypatch):
+    device = SimpleNamespace(limit_bytes=2**20, current_bytes=None)
+    module = sys.modules["kerasmem.memory.fit.fit"]  # hidden by the function
+    monkeypatch.setattr(module, "figures_of", lambda: device)
+    model = deep()
+    lean = replace(km.plan_memory(model, BATCH, "1TiB"), micro_batches=4).apply(model)
+    for on_oom in ("split", "raise"):
+        with pytest.warns(KerasMemWarning, match="4 micro-batches, as pl") as caught:
+            km.fit(lean, *data(), batch_size=BATCH, on_oom=on_oom, verbose=0)
+        assert len(caught) == 1
 
 
 def test_a_subclassed_model_is_fitted_by_a_plan(alone):

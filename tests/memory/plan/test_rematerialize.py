@@ -276,7 +276,13 @@ def test_a_limit_needs_an_optimizer():
         rematerialize(models.mlp(), memory_limit="1GiB")
 
 
-def test_random_numbers_of_nobody_cannot_be_drawn_again(backend):
+@pytest.fixture
+def not_found(monkeypatch):
+    """The search takes every call for one that can run twice."""
+    monkeypatch.setattr("kerasmem.memory.plan.steps.runs_twice", lambda node: True)
+
+
+def test_random_numbers_of_nobody_cannot_be_drawn_again(backend, not_found):
     class Global(keras.layers.Layer):
         def call(self, x):
             return x + keras.random.normal(keras.ops.shape(x))
@@ -291,7 +297,9 @@ def test_random_numbers_of_nobody_cannot_be_drawn_again(backend):
         lean(np.zeros((1, 4), "float32"), training=True)
 
 
-def test_a_weight_that_its_own_layer_assigns_is_not_read_a_second_time(backend):
+def test_a_weight_that_its_own_layer_assigns_is_not_read_a_second_time(
+    backend, not_found
+):
     inputs = keras.Input((4,))
     x = keras.layers.SpectralNormalization(keras.layers.Dense(6))(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(6)(x)))
@@ -355,15 +363,17 @@ def test_layers_that_cannot_run_twice_are_not_recomputed():
         x = layers.Dense(32, activation="tanh")(x)
         if place == 3:
             x = layers.SpectralNormalization(layers.Dense(32), name="once")(x)
-        if place == 6 and keras.backend.backend() != "jax":  # which forbids it
+        # JAX forbids such layers, and torch draws nothing for symbolic tensors.
+        if place == 6 and keras.backend.backend() == "tensorflow":
             x = FromGlobalState(name="drawn")(x)
     model = compiled(keras.Model(inputs, x))
     x, y = np.ones((2048, 32), "float32"), np.ones((2048, 32), "float32")
     for lean in (
         rematerialize(model, segments=3),
-        plan_memory(model, 2048, "2MiB", choices=["recompute"]).apply(model),
+        plan_memory(model, 2048, "2.8MiB", choices=["recompute"]).apply(model),
     ):
         pieces = [piece for piece in plan_of(lean).pieces if piece.recomputed]
         assert pieces
         assert not {"once", "drawn"} & {n for piece in pieces for n in piece.layers}
         lean.train_on_batch(x, y)
+    compress_activations(model).train_on_batch(x, y)
