@@ -302,7 +302,8 @@ def _symbolic(
         return None
 
 
-_RUNS_TWICE: WeakKeyDictionary[Layer, bool] = WeakKeyDictionary()
+_ASSIGNED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+"""Ids of the variables that a call assigns. Plans try many sets of calls."""
 
 
 def runs_twice(node: Node) -> bool:
@@ -314,19 +315,15 @@ def runs_twice(node: Node) -> bool:
     is_layer = isinstance(layer, keras.layers.Layer)
     if not is_layer or all(_is_known(type(one)) for one in sublayers(layer)):
         return True
-    if layer not in _RUNS_TWICE:
-        _RUNS_TWICE[layer] = _assigns_only_its_state(node)
-    return _RUNS_TWICE[layer]
-
-
-def _assigns_only_its_state(node: Node) -> bool:
-    layer = node.operation
-    arguments, trial = node.arguments, _Trial(layer)
-    training = {"training": True} if layer._call_has_training_arg else {}
-    with suppress(Exception):  # The user's code. An error is raised in the first step.
-        trial.compute_output_spec(*arguments.args, **{**arguments.kwargs, **training})
+    if node not in _ASSIGNED:
+        arguments, trial = node.arguments, _Trial(layer)
+        training = {"training": True} if layer._call_has_training_arg else {}
+        kwargs = {**arguments.kwargs, **training}
+        with suppress(Exception):  # The user's code. The first step raises the error.
+            trial.compute_output_spec(*arguments.args, **kwargs)
+        _ASSIGNED[node] = trial.assigned
     own = {id(v) for v in [*layer.variables, *layer.metrics_variables]}
-    return trial.assigned <= own - {id(v) for v in layer.trainable_variables}
+    return _ASSIGNED[node] <= own - {id(v) for v in layer.trainable_variables}
 
 
 class _Trial(keras.Operation):

@@ -1,5 +1,8 @@
 """A function that keeps only its arguments has the same values and gradients."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -105,6 +108,32 @@ def test_what_is_between_is_not_kept(backend):
     lean = saved_bytes(backends.current().recomputed, backend)
     assert kept >= 10 * 4096 * 4
     assert lean <= 2 * 4096 * 4
+
+
+@pytest.mark.parametrize("store", [None, Halves()])
+def test_tensors_in_reference_cycles_are_freed_after_each_run(store, backend):
+    if backend != "torch":
+        return  # a graph or a compiled step has no such tensors
+    import torch
+
+    alive = []
+
+    def function(x):
+        hidden = keras.ops.tanh(x)
+        cycle = [hidden]
+        cycle.append(cycle)
+        alive.append(weakref.ref(hidden))
+        return (keras.ops.sum(hidden * hidden, keepdims=True),)
+
+    x = torch.tensor(X, requires_grad=True)
+    gc.disable()
+    try:
+        (y,) = backends.current().recomputed(function, store)(x)
+        assert [one() for one in alive] == [None]
+        y.sum().backward()
+        assert [one() for one in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 def saved_bytes(treatment, backend):

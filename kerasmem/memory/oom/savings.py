@@ -7,6 +7,7 @@ from typing import Any
 
 from kerasmem import backends
 from kerasmem.backends import device_kind
+from kerasmem.errors import ModelError
 from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.layers import has_graph
 from kerasmem.memory.estimate.estimate import checked_request
@@ -142,12 +143,15 @@ def _mixed_precision(step: FailedStep) -> Saving | None:
 
 def _activations(step: FailedStep, *, way: str, name: str, how: str) -> Saving | None:
     is_free = step.estimate.training and policy_of(step.model) is None
-    if not is_free or not has_graph(step.model):
+    if not is_free or not (way == RECOMPUTE or has_graph(step.model)):
         return None
     request = checked_request(
         step.model, step.size, device=device_kind(), input_shape=step.input_shape
     )
-    plan = lowest_plan(request, way)
+    try:
+        plan = lowest_plan(request, way)
+    except ModelError:  # The calls of a subclassed model cannot be recorded.
+        return None
     if not plan.changes_activations:
         return None
     return Saving(

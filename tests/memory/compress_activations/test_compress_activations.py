@@ -8,6 +8,7 @@ import pytest
 
 from kerasmem.backends.seeding import seeded
 from kerasmem.errors import ConfigError, ModelError
+from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone
 from kerasmem.graph.values import to_numpy
 from kerasmem.memory.compress_activations import (
@@ -226,6 +227,21 @@ def test_a_model_without_a_graph_is_refused():
     model(np.zeros((1, 5), "int32"))
     with pytest.raises(ModelError, match=r"graph.*Subclassed.*keras\.Input"):
         compress_activations(model)
+
+
+def test_a_layer_that_assigns_its_weight_stays_unchanged():
+    spectral = L.SpectralNormalization(L.Dense(64))
+    model = keras.Sequential([keras.Input((64,)), L.Dense(64, "relu"), spectral])
+    model.add(L.Dense(64, "relu"))
+    model.compile("sgd", "mse", jit_compile=keras.backend.backend() == "jax")
+    x = np.ones((4, 64), "float32")
+    lean = compress_activations(model)
+    assert spectral.name not in {n.operation.name for n in recomputed(lean)}
+    lean.train_on_batch(x, x)
+
+
+def recomputed(model):
+    return [node for segment in policy_of(model).segments for node in segment.nodes]
 
 
 def test_a_model_with_nothing_to_gain_is_refused():

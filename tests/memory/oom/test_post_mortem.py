@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import keras
+import numpy as np
 import pytest
 
 from kerasmem.errors import OutOfMemoryError
@@ -20,6 +21,7 @@ from kerasmem.optimizers import Adam8bit
 from kerasmem.records import TORN, Cause, EstimatePart, PostMortem, Remedy
 from kerasmem.records.post_mortem import CAUSES
 from kerasmem.units import MIB
+from tests.memory.plan.test_rematerialize import Subclassed
 from tests.report.runs import countable_timeline
 
 CAUSE = Cause(
@@ -118,6 +120,26 @@ def test_remedies_come_with_the_peak_of_a_step_that_has_them(model):
         assert one.saves_bytes == expected.peak_bytes - one.peak_bytes
         assert one.fits is None  # nobody told the limit
     assert "less (estimated)." in found.text()
+
+
+class Averaged(Subclassed):
+    """Computes with the batch size, which symbolic calls do not have."""
+
+    def call(self, x):
+        return super().call(x) / int(x.shape[0])
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("kind", [Subclassed, Averaged])
+def test_a_subclassed_model_is_told_to_rematerialize_if_its_calls_are_known(kind):
+    model = kind()
+    model(np.zeros((1, 6), "float32"))
+    model.compile("sgd", "mse")
+    context = StepContext(batch_size=4096, input_shape=(6,))
+    found = post_mortem(model, CAUSE, context)
+    assert found.left_out == ()
+    names = ["rematerialization"] if kind is Subclassed else []
+    assert [one.name for one in found.remedies] == names
 
 
 def test_what_failed_corrects_what_remedies_are_estimated_at(found, model):

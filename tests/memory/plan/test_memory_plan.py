@@ -353,6 +353,24 @@ def test_a_fit_within_a_limit_recomputes_and_leaves_nothing(
     model.fit(x, y, **settings)  # by stock Keras, as before
 
 
+def test_a_fit_recomputes_around_a_layer_that_assigns_its_weight(alone):
+    model = keras.Sequential([keras.Input((WIDTH,))])
+    for number, layer in enumerate(deep().layers):
+        if number in (2, 4, 6):
+            model.add(layers.SpectralNormalization(layers.Dense(WIDTH)))
+        model.add(layer)
+    model.compile("sgd", "mse", jit_compile=keras.backend.backend() == "jax")
+    plain, (x, y) = clone(model), data(4096)
+    settings = {"batch_size": 4096, "epochs": 2, "shuffle": False, "verbose": 0}
+    limit = round(0.85 * km.plan_memory(model, 4096, "1TiB").plain_peak_bytes)
+    with pytest.warns(KerasMemWarning, match="by a memory plan"):
+        found = km.fit(model, x, y, **settings, memory_limit=limit, on_oom="raise")
+    expected = plain.fit(x, y, **settings)
+    np.testing.assert_allclose(
+        found.history["loss"], expected.history["loss"], rtol=1e-4
+    )
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize("metrics", [None, ["categorical_accuracy"]])
 def test_metrics_are_those_of_the_planned_model(metrics):

@@ -209,6 +209,7 @@ def test_a_limit_below_every_plan_is_one_clear_error():
     ("arguments", "text"),
     [
         ({"segments": 1}, "number from 2 to 7. Received: segments=1"),
+        ({"segments": 2.5}, "names of layers of 'sequential'.*segments=2.5"),
         (
             {"segments": ["nothing"]},
             "names of layers of 'sequential': dense, .*segments=.'nothing'.",
