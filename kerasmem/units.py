@@ -5,10 +5,8 @@ Binary prefixes are used throughout: 1 KiB = 1024 bytes.
 
 import re
 from decimal import Decimal
-from typing import Any
 
 from kerasmem.checks import Whole, invalid
-from kerasmem.errors import ConfigError
 
 KIB = 1024
 MIB = 1024**2
@@ -17,10 +15,6 @@ GIB = 1024**3
 _FACTORS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024**4}
 _MOST_BYTES = 1 << 63
 _BYTES = Whole(0, _MOST_BYTES - 1)
-_VALID = (
-    "a whole number of bytes in [0, 2^63), or a text with one of the units B, KiB, "
-    "MiB, GiB, TiB, such as '8GiB'"
-)
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -80,15 +74,18 @@ def parse_bytes(size: int | str, owner: str = "parse_bytes", name: str = "size")
         >>> parse_bytes("1.5 KiB")
         1536
     """
-    number: Any = size
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size)
-        factor = _FACTORS.get(match[2].lower()) if match else None
-        number = match and factor and round(min(float(match[1]), _MOST_BYTES) * factor)
-    try:
-        return _BYTES.check(owner, name, number)
-    except ConfigError:
-        raise invalid(owner, name, size, _VALID) from None
+    if not isinstance(size, str):
+        return _BYTES.check(owner, name, size)
+    match = _SIZE.fullmatch(size)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        valid = (
+            "a number of bytes, or a text with one of the units B, KiB, MiB, GiB, TiB, "
+            "such as '8GiB'"
+        )
+        raise invalid(owner, name, size, valid)
+    size = round(min(float(match[1]), _MOST_BYTES) * factor)
+    return _BYTES.check(owner, name, size)
 
 
 def to_mib(size: int) -> float:

@@ -67,12 +67,10 @@ def test_a_size_is_a_number_of_bytes_or_a_text_with_a_unit(text, size):
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["8G", "8GB", "-1GiB", "", "abc", None, 1.5, True, -1, 1 << 63, "9" * 400 + "B"],
+    "bad", ["8G", "8GB", "-1GiB", "", None, 1.5, True, -1, 1 << 63, "9" * 400 + "B"]
 )
 def test_anything_else_is_an_error(bad):
-    text = r"must be a whole number of bytes .*, or a text .* '8GiB'. Received: size="
-    with pytest.raises(ConfigError, match=text):
+    with pytest.raises(ConfigError, match=r"Received: size="):
         parse_bytes(bad)
 
 

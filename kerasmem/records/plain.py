@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from functools import cache, partial
-from inspect import Parameter, signature
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from kerasmem.checks import InstanceOf, Real, Whole, rule_of, rules_of
@@ -123,13 +122,9 @@ def record_from(cls: type[_Record], content: Any) -> _Record:
     try:
         return cls(**{name: readers[name](value) for name, value in values.items()})
     except (KeyError, TypeError) as error:
-        parameters = signature(cls).parameters.items()
-        no_default = {n for n, one in parameters if one.default is Parameter.empty}
-        missing = sorted(no_default - {*values})
         raise InputError(
             f"Invalid fields of {cls.__name__}. Expected: {', '.join(readers)}; those "
-            f"with a default may be missing. Missing: {', '.join(missing) or 'none'}. "
-            f"Received: {', '.join(values) or 'none'}."
+            f"with a default may be missing. Received: {', '.join(values)}."
         ) from error
 
 
