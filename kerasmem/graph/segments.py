@@ -6,7 +6,6 @@ and new values of variables, so a framework can recompute the segment. The model
 is not changed, except for its call in training.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from kerasmem.backends.patching import LayerCall, observe_calls
 from kerasmem.backends.recompute import ArgumentStore, Function
 from kerasmem.errors import ModelError
 from kerasmem.graph.inside import Opened, opened
-from kerasmem.graph.layers import nodes_in_order, own_graph, sublayers
+from kerasmem.graph.layers import own_graph, sublayers
 from kerasmem.graph.masks import mask_of, with_mask
 from kerasmem.types import Model, Node, Operation, Tensors
 
@@ -47,17 +46,6 @@ class Segment:
     nodes: tuple[Any, ...]
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
-
-
-def cut(model: Model, starts: Sequence[int]) -> list[Segment]:
-    """Cuts a model with a graph, or a layer after `open_for_good`, into segments.
-
-    `starts` contains the ascending indices, from 1, of calls that start a segment.
-    """
-    graph = graph_of(model)
-    nodes = nodes_in_order(graph)
-    edges = itertools.pairwise([0, *starts, len(nodes)])
-    return segments_of([nodes[start:end] for start, end in edges], graph.outputs)
 
 
 def segments_of(

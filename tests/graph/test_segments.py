@@ -1,13 +1,24 @@
 """A graph cut into pure functions."""
 
+from itertools import pairwise
+
 import keras
 import numpy as np
 import pytest
 
 from kerasmem.errors import ModelError
-from kerasmem.graph.segments import cut, recompute
+from kerasmem.graph.layers import nodes_in_order, own_graph
+from kerasmem.graph.segments import recompute, segments_of
 
 L = keras.layers
+
+
+def cut(model, starts):
+    """Return the segments of a model that start at these calls."""
+    graph = own_graph(model)
+    nodes = nodes_in_order(graph)
+    edges = pairwise([0, *starts, len(nodes)])
+    return segments_of([nodes[start:end] for start, end in edges], graph.outputs)
 
 
 def skipping():

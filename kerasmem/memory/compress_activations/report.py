@@ -271,6 +271,6 @@ def activation_report(model: Model, data: Dataset) -> ActivationReport:
     gradients_by_copy = []
     for copy in (plain, lean_copy):
         # Dropout of Keras on torch uses torch's own random generator.
-        with seeded(policy.settings.get("seed", 0)):
+        with seeded(policy.settings["seed"]):
             gradients_by_copy.append(gradients(copy, batch))
     return ActivationReport(layers, *changes(*gradients_by_copy))

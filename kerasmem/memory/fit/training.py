@@ -114,11 +114,11 @@ class SurvivingTraining(SurvivingStep):
                 if plan and not steps.survives_failure:
                     estimate = self._estimated_parts(batch, size, limit_bytes)
                     parts = max(parts, estimate or size)
-        except ModelError:  # The calls cannot be recorded.
-            return False
         except Exception as error:  # noqa: BLE001 - training works without a plan
             self._by_plan.undo()
-            context.notices.not_planned(error)
+            # A `ModelError` means that the calls cannot be recorded.
+            if not isinstance(error, ModelError):
+                context.notices.not_planned(error)
             return False
         if plan is None or (parts > 1 and not splits):
             self._by_plan.undo()

@@ -12,7 +12,6 @@ from kerasmem.memory.plan.parts import Path, parts_at, with_graph
 from kerasmem.types import Model
 
 NAME = "rematerialize"
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,16 @@ class PlannedActivations:
         in_8_bits: Ranges of calls to store in 8 bits. If there are any, the calls
             outside of the part are stored in 8 bits, too.
         inputs: Inputs of a subclassed model.
+        seed: Seed of the stochastic rounding.
     """
 
     path: Path = ()
     pieces: Ranges = ()
     in_8_bits: Ranges = ()
     inputs: tuple[Input, ...] = ()
+    seed: int = 0
 
-    def policy(self, model: Model, parts: Sequence[Any] | None = None) -> Any:
+    def policy(self, model: Model, parts: Sequence[Any] = ()) -> ActivationPolicy:
         """Return the policy of a model without changing the model.
 
         `parts` are the `parts_at` the path, if known.
@@ -40,7 +41,7 @@ class PlannedActivations:
         parts = parts or parts_at(with_graph(model, self.inputs), self.path)
         by_name = bool(self.in_8_bits)
         selection = Selection(lambda _: by_name, parts, self.pieces, self.in_8_bits)
-        graphs = policies(parts[0], selection, _SEED)
+        graphs = policies(parts[0], selection, self.seed)
         if parts[0] is not model:  # It only calls the model, which would stay alive.
             graphs = graphs[1:]
         name = COMPRESSED if self.in_8_bits else NAME

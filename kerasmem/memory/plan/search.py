@@ -48,6 +48,10 @@ class Figures:
     extra_time: float
 
 
+Front = list[tuple[Strategy, float, float]]
+"""Strategies, each with lower bounds of its peak in bytes and of its extra time."""
+
+
 class Search:
     """Strategies of one training step and their figures.
 
@@ -153,12 +157,13 @@ class Search:
 
     def _improved(self, best: Strategy, count: int, limit_bytes: int) -> Strategy:
         """Return a faster strategy with a number of micro-batches, or `best`."""
-        for strategy, least_bytes, least_time in self._front(count):
+        front = self._front(count)
+        for strategy, least_bytes, least_time in front:
             if least_time >= self.figures(best).extra_time:
                 break
             if least_bytes <= limit_bytes and self._fits(strategy, limit_bytes):
                 best = min(best, strategy, key=self._cost)
-        for strategy, _, least_time in self._mixed(count):
+        for strategy, _, least_time in self._mixed(front):
             if least_time >= self.figures(best).extra_time:
                 break
             with_codes = self._in_8_bits(strategy, limit_bytes) or best
@@ -173,11 +178,11 @@ class Search:
         counts = list(self._counts())
         strategies = [Strategy()]
         for count in {1, counts[-1]}:
-            front = [strategy for strategy, _, _ in self._front(count)]
+            front = self._front(count)
             most = len(front) if self._is_small else _LOWEST
-            others = [strategy for strategy, _, _ in self._mixed(count)]
             everything = self.step.all_calls
-            strategies += front[-most:]
+            strategies += [strategy for strategy, _, _ in front[-most:]]
+            others = (strategy for strategy, _, _ in self._mixed(front))
             strategies += [replace(one, in_8_bits=everything) for one in others]
         return min(strategies, key=self._size)
 
@@ -202,7 +207,7 @@ class Search:
             parts = (-(-size // -(-size // count)) for count in _COUNTS if count < size)
             yield from dict.fromkeys([*parts, size][size == 1 :])
 
-    def _front(self, count: int) -> list[tuple[Strategy, float, float]]:
+    def _front(self, count: int) -> Front:
         """Return strategies with lower bounds of peak and time, fastest first.
 
         In large models, strategies that are slower than another one and seem to save
@@ -211,7 +216,7 @@ class Search:
         step, plain = self.step_of(count), self.figures(Strategy(micro_batches=count))
         passes = self.request.batch_size / step.request.batch_size
         outlines = {pieces: outline(step.calls, pieces) for pieces in self._pieces}
-        front: list[tuple[Strategy, float, float]] = []
+        front: Front = []
         least_bytes = math.inf
         for pieces, bounds in sorted(outlines.items(), key=lambda each: each[1].work):
             if self._is_small or bounds.bytes < least_bytes:
@@ -222,11 +227,10 @@ class Search:
                 front.append((strategy, least, extra))
         return front
 
-    def _mixed(self, count: int) -> list[tuple[Strategy, float, float]]:
+    def _mixed(self, front: Front) -> Front:
         """Return strategies of the front to combine with 8 bits, if permitted."""
         if EIGHT_BITS not in self.choices or not self.step.becomes_smaller:
             return []
-        front = self._front(count)
         places = spread(range(1, len(front)), _MIXED)
         return [front[place] for place in (0, *places)]
 

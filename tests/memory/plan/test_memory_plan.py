@@ -19,6 +19,7 @@ from kerasmem.graph.activation_policy import policy_of
 from kerasmem.graph.clone import clone
 from kerasmem.memory.compress_activations import activation_report
 from kerasmem.memory.estimate.estimate import checked_request
+from kerasmem.memory.fit import training
 from kerasmem.memory.plan import MemoryPlan, plan_of, planner
 from kerasmem.memory.plan.contents import plan_for
 from kerasmem.memory.plan.pieces import candidates
@@ -399,6 +400,35 @@ def test_a_plan_of_micro_batches_only_is_written(alone, tmp_path):
     words = r"on_oom='raise' does not.* from [\d.]+ MiB"
     with pytest.raises(ConfigError, match=words):
         km.fit(model, *data(4096), **limit, on_oom="raise")
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("error", [ModelError, RuntimeError])
+def test_a_plan_without_an_estimate_is_undone(alone, monkeypatch, error):
+    estimates = iter([2])
+
+    def estimated(*_, **__):
+        parts = next(estimates, None)
+        if parts is None:
+            raise error("no estimate of the planned step")
+        return parts
+
+    monkeypatch.setattr(training, "micro_batches", estimated)
+    monkeypatch.setattr("kerasmem.memory.fit.plan.CHOICES", (RECOMPUTE, EIGHT_BITS))
+    model, policies = deep(16), []
+    model.compile("adam", "mse", jit_compile=True)  # A failed step is not survived.
+    whole = km.plan_memory(model, 4096, "1TiB").plain_peak_bytes
+    seen = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: policies.append(policy_of(model))
+    )
+    limit = {"memory_limit": round(0.8 * whole), "batch_size": 4096, "verbose": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        km.fit(model, *data(4096), **limit, callbacks=[seen])
+    assert policies == [None]
+    text = " ".join(str(one.message) for one in caught)
+    assert "trained in 2 micro-batches" in text
+    assert ("No memory plan was found" in text) == (error is RuntimeError)
 
 
 @pytest.mark.one_backend
